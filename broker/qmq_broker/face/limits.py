@@ -25,6 +25,8 @@ class FaceLimits:
     head_bytes: int = 16 * 1024
     #: Headers of one request; ordinary clients send about ten.
     headers: int = 100
+    #: Requests of one connection that wait for the answer to one before them; a read has a thousand.
+    pipelined: int = 100
     #: From the first byte (or the connection) to the end of the headers.
     head_ms: int = 5_000
     #: From the first byte to the end of the body: 8 MiB at 280 kB/s.

@@ -121,6 +121,24 @@ async def all_answered(protocol: BoundedProtocol) -> None:
         await asyncio.gather(*protocol.tasks, asyncio.sleep(0))
 
 
+def test_B10_few_requests_wait_for_the_one_before_them_and_those_are_answered(
+    client: Client,
+) -> None:
+    ahead = FaceLimits().pipelined
+    get = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+
+    async def ask() -> bytes:
+        protocol, wire = connect(client)
+        protocol.data_received(get * (10 * ahead))
+        assert len(protocol.pipeline) == ahead
+        while not wire.is_closed:
+            await asyncio.sleep(0)
+        return wire.written
+
+    answers = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * (1 + ahead)
+
+
 def test_a_pull_that_waits_is_answered_by_a_message_or_when_its_time_is_up(client: Client) -> None:
     def waiting(wait_ms: int) -> bytes:
         body = PULL.replace(b"}", b',"wait_ms":%d}' % wait_ms)

@@ -207,9 +207,9 @@ def test_many_heads_that_ask_for_another_protocol_are_read_one_by_one(
 ) -> None:
     ask = b"GET /healthz HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
     with broker.connection() as connection:
-        connection.sendall(ask * 1_000 + LAST)
+        connection.sendall(ask * 90 + LAST)
         answer = read_all(connection)
-    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 1_000 + [b"404"]
+    assert re.findall(rb"HTTP/1.1 (\d{3})", answer) == [b"200"] * 90 + [b"404"]
 
 
 @pytest.mark.parametrize(

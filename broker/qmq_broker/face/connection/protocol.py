@@ -251,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _refuse_connection(self, why: str) -> None:
-        self._refuse_raw(refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0))
+        self._refuse_raw(_busy(why))
 
     def _is_usual(self) -> bool:
         """Whether the request has the form that clients of ours give it, and none is before it."""
@@ -311,6 +311,8 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         elif what:
             self._refusal = refuse(400, "ambiguous_request", what, remedy="Say it once.")
+        elif len(self.pipeline) >= self.limits.pipelined:
+            self._refusal = _busy(f"{len(self.pipeline)} requests are before this one")
         elif self.parser.get_method() == b"CONNECT":
             self._refusal = refuse(
                 400, "bad_request", "this is no proxy", remedy="Send requests to the broker itself."
@@ -350,6 +352,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if not is_answered:
             self.transport.write(raw_answer(refusal))
         self.transport.close()
+
+
+def _busy(why: str) -> RequestRefusedError:
+    return refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0)
 
 
 def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
