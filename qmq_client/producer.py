@@ -93,14 +93,18 @@ class Producer:
         self._clock = clock or SYSTEM_CLOCK
         self._dialect = dialect_of(self.engine)
         self._store = OutboxStore(self.engine, self._tables)
+        try:
+            self._prepare()
+        except BaseException:
+            self._store.close()  # it has connected by then
+            raise
+        _producers.add(self)
+
+    def _prepare(self) -> None:
         needed = [self._tables.outbox]
         if self.options.order_by_key:
             needed.append(self._tables.order_lock)
-        try:
-            self._store.check_schema(needed)
-        except BaseException:
-            self._store.close()
-            raise
+        self._store.check_schema(needed)
         if self.options.order_by_key:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":
@@ -112,7 +116,6 @@ class Producer:
         takeover_ms = self.options.takeover_ms
         self._texts = InsertTexts(self.engine, outbox, now_ms=now_ms, takeover_ms=takeover_ms)
         self._open()
-        _producers.add(self)
 
     def send(self, message: Message, *, session: AnySession | None = None) -> str:
         """Send when the transaction commits; returns the message's id, 32 hex digits.

@@ -134,6 +134,18 @@ def test_a_timeout_that_cannot_work_is_refused(seconds: float) -> None:
         HttpTransport(connect_timeout_s=seconds)
 
 
+def test_a_producer_that_is_refused_for_its_broker_leaves_no_connection(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    engine = create_engine(f"sqlite:///{path}")
+    create_tables(engine)
+    engine.dispose()
+    given: Any = 9470
+    with pytest.raises(ConfigurationError) as refused:  # the error holds the frames of the refusal
+        Producer(engine, given)
+    opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert [found for found in opened if found.name.startswith(path.name)] == [], refused
+
+
 @pytest.mark.parametrize("given", [None, 9470, b"http://127.0.0.1:9470"])
 def test_what_is_no_broker_is_refused_where_it_is_given(given: Any, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
