@@ -67,6 +67,7 @@ def test_a_single_pass_goes_on_at_the_rate_of_a_database_until_nothing_is_due(
     assert (counts.sent, counts.is_cut_short, counts.parked_total) == (600, False, 0)
     assert are_all_ended
     assert left(database) == set()
+    database.close()
 
 
 def test_a_single_pass_whose_time_is_over_leaves_the_rest_and_says_so(

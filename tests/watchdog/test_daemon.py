@@ -50,6 +50,8 @@ def test_every_database_is_swept_at_the_start(tmp_path: Path, broker: MemoryBrok
     with running(Daemon(sweeps, NEVER)):
         assert all(transport.accepted.wait(DEADLINE_S) for transport in transports)
     assert [left(database) for database in databases] == [set()] * 3
+    for database in databases:
+        database.close()
 
 
 def test_rows_that_fall_due_later_are_found_by_the_next_poll(
