@@ -101,19 +101,17 @@ class Producer:
         _producers.add(self)
 
     def _prepare(self) -> None:
-        needed = [self._tables.outbox]
-        if self.options.order_by_key:
-            needed.append(self._tables.order_lock)
+        outbox, is_ordered = self._tables.outbox, self.options.order_by_key
+        needed = [outbox, self._tables.order_lock] if is_ordered else [outbox]
         self._store.check_schema(needed)
-        if self.options.order_by_key:
+        if is_ordered:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":
             self.engine.update_execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
         root = root_engine(self.engine)
         self._dialect.prepare_application(root)
         watch(root)
-        outbox, now_ms = self._tables.outbox, self._dialect.now_ms
-        takeover_ms = self.options.takeover_ms
+        now_ms, takeover_ms = self._dialect.now_ms, self.options.takeover_ms
         self._texts = InsertTexts(self.engine, outbox, now_ms=now_ms, takeover_ms=takeover_ms)
         self._open()
 
