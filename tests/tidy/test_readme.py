@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -53,6 +54,18 @@ README = runnable((ROOT / "README.md").read_text(encoding="utf-8"))
 def test_a_block_of_the_readme_runs(block: Block, tmp_path: Path) -> None:
     assert block.language == "python" or command_lines(block), "no line starts with '$ '"
     assert run_block(block, tmp_path) == []
+
+
+def test_the_readme_names_the_pythons_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    prefix = "Programming Language :: Python :: 3."
+    minors = [
+        int(one.removeprefix(prefix)) for one in project["classifiers"] if one.startswith(prefix)
+    ]
+    assert project["requires-python"] == f">=3.{minors[0]}"
+    *earlier, last = (f"3.{minor}" for minor in minors)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"You need Python {', '.join(earlier)} or {last} " in text
 
 
 def test_the_readme_shows_something_to_run() -> None:
