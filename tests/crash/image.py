@@ -84,7 +84,7 @@ class Image:
         self._listings.clear()
 
     def rename(self, old: str, new: str) -> None:
-        """Let a file change its name; on the disk the old one may stay, which harms nobody."""
+        """Let a file change its name; on the disk the old one may stay beside the new one."""
         number = self.names[old]
         _set_name(self.names, old, -1)
         self.name(new, number)

@@ -24,6 +24,7 @@ from qmq_broker.face.callers.tokens import (
 )
 from qmq_broker.face.logs import log_event
 from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.small_file import replace_whole
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def change_tokens(path: str, change: Callable[[TokenList], TokenList]) -> TokenL
         with _alone(disk, name, path):
             listed = read_tokens(path) if name in disk.names("") else TokenList()
             changed = change(listed)
-            _replace(disk, name, encode_tokens(changed))
+            replace_whole(disk, name, [encode_tokens(changed)], draft=name + _DRAFT_SUFFIX)
             return changed
     finally:
         disk.close()
@@ -120,16 +121,3 @@ def _alone(disk: OsDisk, name: str, path: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _replace(disk: OsDisk, name: str, content: bytes) -> None:
-    draft = name + _DRAFT_SUFFIX
-    file = disk.open(draft, is_new=True)
-    try:
-        file.truncate(0)
-        file.write(0, [content])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(draft, name)
-    disk.sync_directory("")

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import draft_path
 from qmq_client.wire.checksum import crc32c
 
@@ -27,16 +27,34 @@ _SEAL_BYTES: Final = 17
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:
     """Replace the content of `path`; durable on return."""
-    draft = draft_path(path)
-    file = disk.open(draft, is_new=True)
+    seal = b"\ncrc32c %08x\n" % crc32c(content)
+    replace_whole(disk, path, [content, seal], draft=draft_path(path))
+
+
+def replace_whole(disk: Disk, path: str, parts: list[bytes], *, draft: str) -> None:
+    """The same for a file without a checksum line; `draft` is a path beside it. Durable on return."""
+    file = _open_draft(disk, draft)
     try:
         file.truncate(0)
-        file.write(0, [content, b"\ncrc32c %08x\n" % crc32c(content)])
+        file.write(0, parts)
         file.sync()
     finally:
         file.close()
     disk.rename(draft, path)
     disk.sync_directory(path.rpartition("/")[0])
+
+
+def _open_draft(disk: Disk, draft: str) -> DiskFile:
+    """The draft, or a new one in its place where its name leads to the file that counts.
+
+    Of a rename a power cut may leave both names, where the file system keeps no journal of them.
+    """
+    file = disk.open(draft, is_new=True)
+    if file.links() == 1:
+        return file
+    file.close()
+    disk.unlink(draft)
+    return disk.open(draft, is_new=True)
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
