@@ -24,6 +24,7 @@ from tests.crash.scenarios import (
     checkpoints_and_flushes,
     first_start,
     keepers,
+    keepers_by_force,
     kills,
     kills_among_recycled_segments,
     retention,
@@ -84,6 +85,7 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (kills, 11),
     (retention, 41),
     (keepers, 53),
+    (keepers_by_force, 97),
     (kills_among_recycled_segments, 67),
 )
 
@@ -98,10 +100,18 @@ def test_B3_a_power_cut_during_recovery_is_a_power_cut_like_any_other(
     assert states >= STATES_OF_RECOVERIES
 
 
+#: In those behind keepers each tells again, and retention goes as far as all have come.
+SECOND_LIVES: tuple[tuple[Scenario, int], ...] = (
+    (appends_before_a_sync, 13),
+    (rolls, 13),
+    (kills, 23),
+    (keepers, 71),
+)
+
+
 def test_B3_what_was_cut_never_comes_back_in_a_second_life(count_states: CountStates) -> None:
     states = sum(
-        crash_again(scenario, RecordingDisk(), every=every)
-        for scenario, every in ((appends_before_a_sync, 13), (rolls, 13), (kills, 23))
+        crash_again(scenario, RecordingDisk(), every=every) for scenario, every in SECOND_LIVES
     )
     count_states(states)
     assert states >= STATES_OF_SECOND_LIVES
