@@ -81,12 +81,15 @@ class SharedConnection:
 
 
 _gates: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
+#: Two producers that start at once must find one gate, not one each.
+_making_gate = threading.Lock()
 
 
 def shared_connection(pool: sa.Pool) -> SharedConnection:
-    """The gate of this pool; made and put in place at the first call."""
-    gate = _gates.get(pool)
-    if gate is None:
-        gate = _gates[pool] = SharedConnection()
-        event.listen(pool, "checkout", gate.on_checkout)
-    return gate
+    """The gate of this pool; made and put in place at the first call, from whatever thread."""
+    with _making_gate:
+        gate = _gates.get(pool)
+        if gate is None:
+            gate = _gates[pool] = SharedConnection()
+            event.listen(pool, "checkout", gate.on_checkout)
+        return gate
