@@ -206,10 +206,11 @@ def test_B10_the_memory_of_a_body_that_is_lost_in_its_middle_is_let_go_with_its_
         (memory,) = [one for one in held if isinstance(one, BytesIO)]
         connection = line.connection
         line.landing.connection_lost(None)
+        memory.close()  # refused as long as anybody has a view of it
         await asyncio.wait_for(all_answered(connection), 30)
         return memory
 
-    asyncio.run(look()).close()  # refused as long as anybody has a view of it
+    assert asyncio.run(look()).closed
 
 
 def test_B10_a_body_takes_memory_in_proportion_to_what_has_arrived() -> None:

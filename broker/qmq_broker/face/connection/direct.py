@@ -106,6 +106,8 @@ class DirectExchange:
     def lose(self) -> None:
         """The connection is lost."""
         self._is_lost = True
+        # Not left to the collector: since Python 3.13 memory that dies with a view of it complains aloud.
+        self._arriving.drop()
         self._wake()
 
     def end(self) -> None:
