@@ -249,7 +249,7 @@ def test_X_25_descriptors_threads_and_memory_stay_as_they_are(guarded: Guarded) 
                 guarded.broker.talk(data[: chance.randrange(len(data))])  # hung up in its middle
                 guarded.broker.talk(data)
 
-    ask(20)
+    ask(80)  # with Python 3.14 memory grows that long before it stays
     before = resources(guarded.broker)
     ask(80)
     wait_for(
