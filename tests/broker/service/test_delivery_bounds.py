@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import PullRequest, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
+from tests.kit.calls import called_by
 
 
 def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
@@ -177,22 +175,10 @@ def calls_of_a_pull(rig: Rig, messages: int) -> int:
     request = PullRequest(
         subject=SUBJECT, group=f"of-{messages}", consumer="counted", max_messages=messages
     )
-    events: list[str] = []
-
-    def note(_frame: FrameType, event: str, _argument: object) -> None:
-        events.append(event)
-
-    gc.collect()
-    gc.disable()  # what others left behind would be ended within, and counted
-    sys.setprofile(note)
-    try:
-        given = rig.broker.delivery.pull(request, rig.clock.now_ms())
-    finally:
-        sys.setprofile(None)
-        gc.enable()
+    given, calls = called_by(lambda: rig.broker.delivery.pull(request, rig.clock.now_ms()))
     assert given is not None
     assert len(given.records) == messages
-    return events.count("call") + events.count("c_call")
+    return len(calls)
 
 
 def test_a_pull_calls_nothing_for_each_message_but_its_checksum(rig: Rig) -> None:

@@ -6,10 +6,8 @@ each function that is entered costs several times what it costs in a loop.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import pytest
@@ -18,24 +16,15 @@ from sqlalchemy.orm import Session
 
 import qmq_client
 from tests.client.world import Order, World
+from tests.kit.calls import called_by
 
 _OURS: Final = str(Path(qmq_client.__file__).parent)
 
 
 def calls_of_ours(work: Callable[[], None]) -> int:
     """Functions of the client that this thread enters meanwhile."""
-    entered = 0
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        nonlocal entered
-        entered += event == "call" and frame.f_code.co_filename.startswith(_OURS)
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return entered
+    _, calls = called_by(work)
+    return sum(kind == "call" and file.startswith(_OURS) for kind, file in calls)
 
 
 @pytest.mark.parametrize(("messages", "calls_max"), [(0, 17), (1, 49)])
