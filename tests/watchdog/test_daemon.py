@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,8 @@ def test_a_locked_database_is_swept_when_the_lock_is_gone(
     database = make_database(tmp_path / "busy.db")
     put_rows(database, 1)
     job = SweepJob(Sweep(database, MemoryTransport(broker)), NEVER, lambda: 0.0)
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(tmp_path / "busy.db")) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
         assert job.step(never_stopped).error is not None
         assert job.delay_s == 1.0
     assert job.step(never_stopped).sent == 1
