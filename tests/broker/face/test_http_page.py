@@ -29,6 +29,7 @@ from qmq_broker.service.delay import query as delayed_query
 from qmq_client.wire import errors as wire_errors
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from tests.broker.service.rig import Rig
+from tests.conftest import require_program
 from tests.kit.broker_process import BrokerProcess
 from tests.tidy.house import product
 from tests.tidy.markdown import blocks
@@ -101,6 +102,7 @@ def test_the_page_explains_every_exit_code() -> None:
 
 
 def test_the_shell_lines_of_the_page_do_what_they_say(tmp_path: Path) -> None:
+    require_program("curl", "curl")
     (block,) = [one.text for one in blocks(PAGE) if one.language == "sh"]
     with BrokerProcess(tmp_path / "data") as broker:
         script = block.replace("http://127.0.0.1:9470", broker.url)
