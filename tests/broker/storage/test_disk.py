@@ -94,6 +94,20 @@ def test_B9_a_second_lock_is_refused_and_the_first_stays(disk: Disk) -> None:
     disk.lock("LOCK", "pid 456").release()
 
 
+def test_B6_the_next_holder_of_a_lock_needs_no_more_room_than_the_one_before(
+    tmp_path: Path,
+) -> None:
+    disk = OsDisk(str(tmp_path))
+    lengths = set()
+    for holder in ("pid 9", "pid 4194304 (store verify)", "pid 10"):
+        lock = disk.lock("LOCK", holder)
+        text = (tmp_path / "LOCK").read_text()
+        lock.release()
+        assert text.rstrip() == holder
+        lengths.add(len(text))
+    assert len(lengths) == 1
+
+
 def test_B9_another_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
     lock = OsDisk(str(tmp_path)).lock("LOCK", f"pid {os.getpid()}")
     program = (

@@ -155,7 +155,7 @@ def test_B9_whether_syncs_are_believed_is_found_out_without_keeping_the_lock(
     lock.release()
     made.lock("LOCK", "pid 8").release()
     file.sync()
-    assert (tmp_path / "LOCK").read_bytes() == b"pid 8"
+    assert (tmp_path / "LOCK").read_bytes().rstrip() == b"pid 8"
 
 
 #: How long one thread is given for what it must not be able to do; ends at once when it can.

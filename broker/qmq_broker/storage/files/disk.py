@@ -32,6 +32,7 @@ _NOT_LINKED: Final = frozenset(
 _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
+#: The length of a lock file, and more than any holder takes.
 _HOLDER_BYTES_MAX: Final = 200
 
 
@@ -79,8 +80,8 @@ class OsDisk:
             raise translate(error, "lock", path) from error
         try:
             if is_writable:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, holder.encode(), 0)
+                # Always as long, and never cut: it needs no room that it has not, on a disk without any.
+                os.pwrite(descriptor, holder.encode().ljust(_HOLDER_BYTES_MAX), 0)
                 # Opened separately: a copy of the locked descriptor would keep the lock after its
                 # release.
                 self._witness = OsFile(path, self._open(path, os.O_RDWR))
