@@ -92,7 +92,7 @@ class RecordedDisk(OsDisk):
         self._files: WeakSet[RecordedFile] = WeakSet()
 
     def lock(self, path: str, holder: str) -> OsLock:
-        for call in ("make", "truncate", "write"):
+        for call in ("make", "write"):
             self._record.note(call, path)
         return super().lock(path, holder)
 

@@ -6,22 +6,33 @@ import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 _Result = TypeVar("_Result")
 
 
-def called_by(work: Callable[[], _Result]) -> tuple[_Result, list[tuple[str, str]]]:
-    """What `work` returns, and its thread's calls: `call` or `c_call`, and the file of the code.
+class Call(NamedTuple):
+    """One call: `call` or `c_call`, the file of the code and the function's name.
 
-    The file of a `c_call` is its caller's. No garbage is collected meanwhile: what others left behind
-    would be ended within, and counted.
+    Both are the caller's where what is called is written in C.
     """
-    calls: list[tuple[str, str]] = []
+
+    kind: str
+    file: str
+    function: str
+
+
+def called_by(work: Callable[[], _Result]) -> tuple[_Result, list[Call]]:
+    """What `work` returns, and its thread's calls.
+
+    No garbage is collected meanwhile: what others left behind would be ended within, and counted.
+    """
+    calls: list[Call] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event in {"call", "c_call"}:
-            calls.append((event, frame.f_code.co_filename))
+            code = frame.f_code
+            calls.append(Call(event, code.co_filename, code.co_name))
 
     gc.collect()
     gc.disable()

@@ -305,4 +305,4 @@ def test_a_call_takes_some_dozens_of_function_calls_and_not_some_hundreds() -> N
     ):
         transport.settle(ask)
         _, calls = called_by(lambda: transport.settle(ask))
-    assert sum(kind == "call" for kind, _ in calls) < 100
+    assert sum(call.kind == "call" for call in calls) < 100
