@@ -1,7 +1,8 @@
 """Become another program: as another user, dying with its parent or outliving it.
 
 Run as a script, by path, before anything of the house is imported; needs the standard library only.
-`--detached` prints the process's number and returns; without it the process is the program itself,
+`--detached` prints the process's number and returns when it has become that program and has the mark no
+more, which shows in /proc until then; without it the process is the program itself,
 and on Linux the kernel kills it when the thread that started it is gone, however that ended.
 """
 
@@ -52,8 +53,11 @@ def _become(user: str) -> None:
 
 
 def _detach() -> None:
+    reading, writing = os.pipe()  # closed by what the process becomes
     number = os.fork()
     if number:
+        os.close(writing)
+        os.read(reading, 1)
         print(number, flush=True)
         os._exit(0)
     os.setsid()

@@ -52,6 +52,15 @@ def test_what_a_killed_process_started_ends_and_what_it_detached_goes_on(
     os.kill(detached, signal.SIGKILL)
 
 
+def test_what_is_detached_has_no_mark_when_it_is_told_of() -> None:
+    """Else it would be killed with whoever started it, were that to end at this moment."""
+    line = launch.command_line(SLEEP, user=None, is_detached=True)
+    started = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
+    environment = Path(f"/proc/{int(started.stdout)}/environ").read_bytes()
+    os.kill(int(started.stdout), signal.SIGKILL)
+    assert launch.MARK.encode() not in environment
+
+
 def test_a_killed_run_of_the_tests_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "test_killed.py").write_text(KILLED)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
