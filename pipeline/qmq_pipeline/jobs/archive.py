@@ -1,9 +1,10 @@
-"""`qmq pipeline archive`: sealed segments of the logs as Parquet, proven before anybody may delete them.
+"""`qmq pipeline archive`: sealed segments of the logs as Parquet, verified before retention may delete them.
 
-An archive is a folder of tables like any other: `--tables` of the other jobs may name it, and the source `qmq` reads
-it like a log (`path`). Each segment is one range, written and verified by a worker, synced, and then committed.
-Sealed segments never change, so one that is archived is archived for good. The broker is told of each that is (`keeping.py`),
-and before the first one that this archive is there: from then on retention waits for it.
+An archive is a folder of tables like any other: other jobs read it by `--tables`, and the source
+`qmq` reads it like a log (`path`). Each segment is one range. A worker writes it, verifies it and
+syncs it; then it is committed. Sealed segments never change, so a segment is archived only once.
+Before the first segment the broker is told that the archive exists, and after each commit how far
+it reaches (`keeping.py`). Retention waits for it from then on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _WORK: Final = "qmq_pipeline.work.archive.archive_piece"
 _LOGS: Final = (COMMIT_LOG, ACTION_LOG)
 NO_BROKER: Final = "no broker was told of this archive (--broker URL)"
-#: Segments that are archived before they are committed.
+#: Segments in one commit.
 _SEGMENTS_PER_COMMIT: Final = 8
 
 
@@ -41,15 +42,15 @@ class Archived:
 
     segments: int
     messages: int
-    #: Rows that were encoded again and had their producer's checksum.
+    #: Rows that, encoded again, had their producer's checksum.
     verified: int
-    #: Rows of bytes that never were a record; kept as they are.
+    #: Rows whose bytes never were a record; stored as they are.
     not_records: int
-    #: Log → offset below which everything is in the archive.
+    #: Log → offset below which the archive has everything.
     next_offsets: dict[str, int]
-    #: By which name the broker waits for this archive; None when it does not …
+    #: The name under which the broker waits for this archive; None if it does not wait …
     keeper: str | None
-    #: … and then why.
+    #: … and the reason why not.
     not_waited_for: str
 
 
@@ -60,10 +61,11 @@ def archive(
     keeping: Keeping | None = None,
     on_progress: OnProgress = nobody,
 ) -> Archived:
-    """Archive every sealed segment that is not yet in the folder `config.tables`; `workers`: a session, or `LocalWorkers`.
+    """Archive every sealed segment that the folder `config.tables` does not have yet.
 
-    `keeping`: the broker whose retention is to wait for this archive; None for the one that `config` reads from, if
-    it reads from one. Raises a `PipelineError`; what was committed before it stays.
+    `workers`: a session, or `LocalWorkers`. `keeping`: the broker whose retention is to wait for
+    this archive; None for the broker that `config` reads from, if it reads from one. Raises a
+    `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "archived")
     run = _Run(workers, place, lake, _keeping(keeping, place), on_progress)
@@ -86,7 +88,7 @@ def archive(
 
 
 def _keeping(given: Keeping | None, place: Place) -> Keeping:
-    """Whom to tell; with the token of the environment, as the place that is read from."""
+    """The broker to tell, with the token of the environment, like the place that is read."""
     if given is None:
         given = Keeping(place=place if place.broker_url else None)
     if given.place is None:
@@ -95,7 +97,7 @@ def _keeping(given: Keeping | None, place: Place) -> Keeping:
 
 
 class _Run:
-    """One run. The broker is told before the first segment and after each commit."""
+    """One run. It tells the broker before the first segment and after each commit."""
 
     def __init__(
         self, workers: Workers, place: Place, lake: Lake, keeping: Keeping, on_progress: OnProgress
@@ -107,7 +109,7 @@ class _Run:
         self._on_progress = on_progress
 
     def begin(self) -> bool:
-        """Make sure that the log is the one that was archived, and say so; whether retention waits for the rest."""
+        """Check that this is the log in the archive, and tell the broker; whether retention waits for the rest."""
         known: dict[str, int] = {}
         for log in _LOGS:
             if last := self._last(log):
@@ -122,7 +124,7 @@ class _Run:
         return self.keeping.tell(store_id, known)
 
     def go(self, log: str) -> tuple[list[RangeFacts], int]:
-        """Archive one log; what was added, and up to where everything is in the archive."""
+        """Archive one log: what was added, and the offset below which everything is in the archive."""
         tables, place, lake = TABLES_OF[log], self._place, self._lake
         for table in tables:
             lake.sweep(table)
@@ -162,7 +164,10 @@ class _Run:
 
 
 def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -> int:
-    """Where a run begins; refuses a gap in messages. Actions that nobody waited for may be gone."""
+    """The offset where a run begins.
+
+    Refuses a gap in the commit log. Actions may be gone if no broker waited for this archive.
+    """
     if last is None:
         return bounds.first_offset
     if last.next < bounds.first_offset and log == COMMIT_LOG:
@@ -176,7 +181,7 @@ def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -
 
 
 def _check_same(place: Place, lake: Lake, log: str, last: RangeFacts) -> None:
-    """Make sure that the log at this place is the one whose segments are in the archive, up to the `last` one."""
+    """Check that the log at this place is the archived one, up to the `last` archived segment."""
     reader = open_log(place, log)
     try:
         if reader.store_id != last.source:

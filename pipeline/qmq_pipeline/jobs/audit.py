@@ -1,19 +1,23 @@
-"""`qmq pipeline audit`: committed against stored against delivered; the proof that nothing was lost (P4).
+"""`qmq pipeline audit`: compares committed, stored and delivered, and so proves that nothing was lost (P4).
 
-Judged is what was committed before `as_of`: the last look at outboxes and log, less the grace. Kinds:
+It judges what was committed before `as_of`: the last look at outboxes and log, less the grace.
+Kinds of finding:
 
-- *lost*: sent by its row, or the row is gone, and it is not in the log; or a group set it aside, and its copy is not
-  there, or came back and the group did not get it;
-- *ghost*: in the log, and no row of its producer's database ever was;
-- *duplicate*: in the log more than once under one id;
-- *late*: stored long after its commit or due time, or waiting in the outbox that long;
-- *altered*: stored with another checksum than its row has, or than its bytes have, or twice with different ones.
+- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group set it aside,
+  and the copy is missing, or came back and was not given to the group;
+- *ghost*: a message is in the log, and its producer's database never had a row for it;
+- *duplicate*: one id is in the log more than once;
+- *late*: a message was stored long after its commit or due time, or has waited in the outbox that
+  long;
+- *altered*: a message was stored with a checksum that differs from its row's or from that of its
+  bytes, or twice with different checksums.
 
-Every file of bronze brings a tally of its ids, checksums and times (`tables/tallies.py`), so both sides are compared
-without their rows; where a tally leaves a doubt the rows of those ids are joined, and nothing else is read. An
-audit without a doubt does without Spark. `cross_check` finds the same by one join of everything, for the doubtful.
+Every bronze file has a tally of its ids, checksums and times (`tables/tallies.py`), so both sides
+are compared without reading rows. Where tallies leave a doubt, only the rows of those ids are
+joined. An audit without a doubt does not need Spark. `cross_check` finds the same by one join of
+all rows, as a check on the tallies.
 
-What cannot be judged is said, never guessed: see `coverage` of the run.
+The audit never guesses: what it cannot judge, it names in `coverage` of the run.
 """
 
 from __future__ import annotations
@@ -70,13 +74,13 @@ class AuditResult:
     delivered: int
     settled: int
     quarantined: int
-    #: Kind → how many.
+    #: Kind → number of findings.
     findings: dict[str, int]
     coverage: tuple[str, ...]
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was found."""
+        """Whether nothing was found."""
         return not any(self.findings.values())
 
 
@@ -87,10 +91,10 @@ def audit(
     cross_check: bool = False,
     on_progress: OnProgress = nobody,
 ) -> AuditResult:
-    """Judge everything in bronze, write the run and its findings, and say what was found.
+    """Judge everything in bronze, write the run and its findings, and return what was found.
 
-    `spark`: a session, or a function that gives one: it is called only when rows have to be looked at,
-    so an audit without a doubt starts no Spark.
+    `spark`: a session, or a function that gives one. It is called only when rows must be read, so
+    an audit without a doubt starts no Spark.
     """
     get_spark = partial(session_of, spark)
     lake = Lake(config.tables)
@@ -120,7 +124,7 @@ def _by_tallies(
     window: Window,
     run: str,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Findings of each kind, which are written; and totals. Rows are looked at where tallies leave a doubt."""
+    """Write findings of each kind, count them, and compute totals. Reads rows only where tallies leave a doubt."""
     tallies = Tallies.read(get_spark, lake, window)
     words = tallies.words
     doubts = words.suspects(
@@ -151,7 +155,7 @@ def _by_joins(
     window: Window,
     run: str,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The same by joins of everything, without a look at any tally."""
+    """The same by joins of all rows, without tallies."""
     spark = get_spark()
     rows = DoubtfulRows(spark, lake, window, None)
     rows.make_views()
@@ -173,13 +177,13 @@ def _kept(tallies: Tallies, options: AuditOptions, window: Window) -> Kept:
 
 
 def _other_reasons(lake: Lake, window: Window) -> set[str]:
-    """Reasons to look that are no affair of tallies."""
+    """Reasons to read rows that tallies do not show."""
     reasons = {SPOILT} if has_spoilt(lake) else set()
     return reasons | ({ASIDE} if has_aside(lake, window) else set())
 
 
 def _tallied_totals(lake: Lake, tallies: Tallies, window: Window) -> dict[str, int]:
-    """What `audit_sql.TOTALS` says; rows are counted only of words that the window cuts in two."""
+    """The totals of `audit_sql.TOTALS`; rows are counted only for words that the window cuts in two."""
     known, _ = tallies.producers()
     committed, is_cut = tallies.words.committed()
     committed += tallies.count_committed(lake, _words(tallies, is_cut))
@@ -205,7 +209,7 @@ def _words(tallies: Tallies, is_wanted: Numbers) -> WordSet:
 
 
 def _expected(ranges: Iterable[RangeFacts], groups: Mapping[str, tuple[int, int]]) -> int:
-    """Pairs of a message and a group that it is for, by the sequences that the commits name."""
+    """Number of pairs of a message and a group that should get it, by the sequences named in commits."""
     runs: dict[str, list[Sequence[int]]] = {}
     for one in ranges:
         for subject, some in one.sequences.items():
@@ -229,7 +233,7 @@ def _quarantined(lake: Lake) -> int:
 def _write_findings(
     lake: Lake, run: str, found: DataFrame | None, findings_max: int
 ) -> dict[str, int]:
-    """Write at most so many findings of each kind; how many there are of each."""
+    """Write findings of each kind up to the limit; the number of each kind."""
     counts = dict.fromkeys(KINDS, 0)
     if found is None:
         lake.append(AUDIT_FINDINGS, run, ())
@@ -243,7 +247,7 @@ def _write_findings(
             for one in batch["kind"].value_counts().to_pylist():
                 counts[one["values"]] += one["counts"]
     beyond = [kind for kind, count in counts.items() if count > findings_max]
-    # Where a store is lost as a whole the work is done twice, and everywhere else once.
+    # If a whole store is lost the work is done twice; otherwise once.
     for kind in beyond:
         some = found.where(fn.col("kind") == kind).limit(findings_max)
         found = found.where(fn.col("kind") != kind).unionByName(some)

@@ -1,4 +1,6 @@
-"""Findings: the queries of `audit_sql.py` over rows that tallies leave in doubt, or over all for the cross-check."""
+"""Findings: the queries of `audit_sql.py`, over rows that tallies leave in doubt, or over all rows
+for the cross-check.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ from qmq_pipeline.tables.tallies import WORD_BITS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Beside those of `audit_words.REASONS`: records that `ingest` found to be other than their producers made them, and
-#: messages that a group has set aside.
+#: Besides those of `audit_words.REASONS`: records that `ingest` found altered, and messages that a
+#: group has set aside.
 SPOILT: Final = "spoilt"
 ASIDE: Final = "aside"
 _FINDING_COLUMNS: Final = AUDIT_FINDINGS.names[1:]
@@ -47,7 +49,7 @@ _STORED_COLUMNS: Final = (
     "due_at",
     "record_crc",
 )
-#: What `ingest` notes of a record whose bytes do not have the checksum that they carry.
+#: The note of `ingest` on records whose bytes do not have the checksum they carry.
 _SPOILT: Final = pa.schema(
     {
         "message_id": pa.string(),
@@ -61,7 +63,7 @@ _SPOILT: Final = pa.schema(
 
 
 class DoubtfulRows:
-    """Rows of some id words, or all rows, as views for the queries."""
+    """The rows of some id words, or all rows, as views for the queries."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class DoubtfulRows:
         window: Window,
         some: tuple[Tallies, WordSet] | None,
     ) -> None:
-        """`some`: words to look at, and where they are; None for everything."""
+        """`some`: the words to read, and the files that have them; None for everything."""
         self._spark = spark
         self._lake = lake
         self._window = window
@@ -78,7 +80,7 @@ class DoubtfulRows:
         self._outbox = outbox_now(spark, lake, self._read(OUTBOX, lake.ranges(OUTBOX))).cache()
 
     def make_views(self) -> None:
-        """The views that stand in `audit_sql.py`."""
+        """Create the views named in `audit_sql.py`."""
         spark, lake, window = self._spark, self._lake, self._window
         self._outbox.where(between("created_at", window)).createOrReplaceTempView("qmq_committed")
         self._outbox.createOrReplaceTempView("qmq_outbox_all")
@@ -102,7 +104,7 @@ class DoubtfulRows:
         self._kept_producers().createOrReplaceTempView("qmq_kept")
 
     def forget(self) -> None:
-        """Free what is held for the views."""
+        """Release what the views hold."""
         self._outbox.unpersist()
 
     def _read(self, table: Table, ranges: Sequence[RangeFacts]) -> DataFrame:
@@ -122,7 +124,7 @@ class DoubtfulRows:
         return rows.join(self._spark.createDataFrame(found), fn.expr(of_words), "left_semi")
 
     def _kept_producers(self) -> DataFrame:
-        """Producers whose outboxes keep their rows, with the time of the first of all these rows."""
+        """Producers whose outboxes keep their rows, with the time of the oldest of these rows."""
         kept = self._window.kept
         if self._some is None:
             names = pa.table({"database": pa.array(kept, pa.string())})
@@ -137,7 +139,7 @@ class DoubtfulRows:
 def findings(
     spark: SparkSession, options: AuditOptions, window: Window, reasons: Collection[str]
 ) -> DataFrame | None:
-    """What is found for these reasons, one row each; None when nobody has to look. Requires: the views."""
+    """Findings for these reasons, one row each; None if there is nothing to read. Requires: the views."""
     late_us, next_us = round(options.late_s * 1_000_000), window.next_ms * 1000
     if ASIDE in reasons:
         aside = audit_sql.ASIDE.format(judged=between("d.set_aside_at", window))
@@ -168,18 +170,18 @@ def findings(
     if not parts:
         return None
     columns = ", ".join(_FINDING_COLUMNS)
-    # One text: Spark would think through each union of frames from the beginning.
+    # As one text: Spark would analyse each union of data frames from the beginning.
     text = " UNION ALL ".join(f"(SELECT {columns} FROM ({part}))" for part in parts)
     return spark.sql(text).dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
 def has_spoilt(lake: Lake) -> bool:
-    """Whether `ingest` has found records that are other than their producers made them."""
+    """Whether `ingest` has found altered records."""
     return any(one.notes.get(ALTERED) for one in lake.ranges(MESSAGES))
 
 
 def has_aside(lake: Lake, window: Window) -> bool:
-    """Whether messages that groups set aside can be judged, and there are some."""
+    """Whether there are messages that groups set aside, and they can be judged."""
     files = [file for one in lake.ranges(DELIVERIES) for file in one.files]
     counts = lake.count_values(DELIVERIES, files, ["set_aside_at"]) if window.is_folded else {}
     return counts.get("set_aside_at", 0) > 0

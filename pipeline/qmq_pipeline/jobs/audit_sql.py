@@ -1,14 +1,14 @@
-"""The queries of the audit. Views they read: see `audit_rows.DoubtfulRows`; all rows of an id are there or none.
+"""The queries of the audit, on the views of `audit_rows.DoubtfulRows`.
 
-Every query gives the columns of `audit_findings` but the run. Evidence says in one sentence what was seen,
-with the numbers that lead there.
+A view has all rows of an id or none. Every query gives the columns of `audit_findings`, without the
+run. Evidence is one sentence: what was seen, with the numbers behind it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Each delayed message once, due when it was last put off to.
+#: Each delayed message once, with the last due time it was given.
 SCHEDULED: Final = """
 SELECT message_id, newest.* FROM (
   SELECT message_id, MAX_BY(STRUCT(producer, counter, subject, sequence, stored_at,
@@ -29,13 +29,13 @@ LEFT ANTI JOIN qmq_cancelled c ON c.message_id = o.message_id
 WHERE o.state = 'sent' OR o.is_gone
 """
 
-#: Producers whose outbox is among those that keep their rows, and the time of the first of these rows.
+#: Producers whose outbox is among those that keep rows, and the time of the oldest of these rows.
 KEPT: Final = """
 SELECT DISTINCT producer, first_at
 FROM qmq_outbox_all JOIN qmq_kept_databases USING (database)
 CROSS JOIN (SELECT MIN(created_at) AS first_at FROM qmq_outbox_all JOIN qmq_kept_databases USING (database))
 """
-#: Only of those a message without a row is known to be one.
+#: Only for these producers does a missing row prove a ghost.
 KEPT_PRODUCER: Final = """
   m.producer IN (SELECT producer FROM qmq_kept) AND m.stored_at >= (SELECT MIN(first_at) FROM qmq_kept)
 """
@@ -58,7 +58,7 @@ FROM qmq_stored
 GROUP BY message_id HAVING COUNT(*) > 1
 """
 
-#: Due is what a message was last put off to, if it was.
+#: The due time is the last one it was given, if it was ever put off.
 LATE: Final = """
 WITH first_stored AS (
   SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
@@ -79,7 +79,7 @@ SELECT 'late' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_gro
 FROM timed WHERE unix_micros(stored_at) - unix_micros(wanted_at) > {late_us}
 """
 
-#: A delayed message whose time has come long ago, and which is still not in its subject.
+#: A delayed message that is long overdue and not in its subject yet.
 OVERDUE: Final = """
 SELECT 'late' AS kind, d.message_id, d.subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, CAST(NULL AS BIGINT) AS sequence, d.stored_at AS at,
@@ -91,7 +91,7 @@ LEFT ANTI JOIN qmq_cancelled c ON c.message_id = d.message_id
 WHERE {next_us} - unix_micros(d.due_at) > {late_us} AND {judged}
 """
 
-#: What the broker said would not be delivered, and which is in its subject.
+#: A delayed message that was cancelled, and is in its subject.
 CANCELLED_AND_STORED: Final = """
 SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
@@ -122,10 +122,10 @@ FROM qmq_committed o JOIN {stored} m ON m.message_id = o.message_id
 WHERE o.record_crc <> m.record_crc
 """
 ALTERED: Final = _ALTERED.format(stored="qmq_stored_all")
-#: All that were scheduled, released or not.
+#: All scheduled messages, released or not.
 ALTERED_SCHEDULED: Final = _ALTERED.format(stored="qmq_scheduled")
 
-#: Of delayed messages also what was released is compared with what was scheduled.
+#: For delayed messages, the released record is compared with the scheduled one.
 ALTERED_RELEASE: Final = """
 SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
@@ -145,7 +145,7 @@ FROM qmq_stored
 GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
 """
 
-#: Whose bytes did not have, when they were read from the log, the checksum that stands before them.
+#: Records whose bytes, when read from the log, did not have the checksum in front of them.
 ALTERED_CONTENT: Final = """
 SELECT 'altered' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, sequence, stored_at AS at,
@@ -155,7 +155,7 @@ SELECT 'altered' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_
 FROM qmq_spoilt WHERE {judged}
 """
 
-#: What a group has set aside, and its copy; the ticket of the last going away names it.
+#: Messages that a group has set aside, and their copies; the ticket of the last time names the copy.
 ASIDE: Final = """
 WITH tickets AS (
   SELECT subject, consumer_group, EXPLODE(SEQUENCE(first_sequence, next_sequence - 1)) AS sequence,
@@ -181,7 +181,7 @@ LEFT JOIN copies c ON c.subject = d.subject AND c.consumer_group = d.consumer_gr
 WHERE d.outcome = 'set aside' AND {judged}
 """
 
-#: What is set aside comes back by its copy alone.
+#: A message that was set aside comes back only as its copy.
 ASIDE_LOST: Final = """
 SELECT 'lost' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
        sequence, at,
@@ -200,7 +200,7 @@ FROM qmq_aside
 WHERE has_copy AND back_at IS NULL AND {next_us} - unix_micros(due_at) > {late_us}
 """
 
-#: Of everything, for the cross-check; else tallies and commits say it.
+#: Totals of all rows, for the cross-check; otherwise they come from tallies and commits.
 TOTALS: Final = """
 SELECT SUM(committed) AS committed, SUM(stored) AS stored, SUM(foreign_messages) AS foreign_messages,
        SUM(expected) AS expected, SUM(delivered) AS delivered, SUM(settled) AS settled

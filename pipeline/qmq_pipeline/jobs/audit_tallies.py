@@ -1,6 +1,6 @@
-"""The tallies of all files that an audit judges: read, made where they are missing, merged; and which files hold a word.
+"""The tallies of all judged files: reads them, has missing ones made, merges them, and finds the files of a word.
 
-Everything here is on the driver and without Spark's engine: a tally has about sixty bytes for 64 dense ids.
+All of this runs in the driver without Spark: a tally has about sixty bytes for 64 dense ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _WORK: Final = "qmq_pipeline.work.tallies.tally_piece"
-#: Tallies are read by so many threads: in an object store each costs a round trip.
+#: Threads that read tallies: in an object store each read costs a round trip.
 _READERS: Final = 16
 
 
@@ -47,15 +47,15 @@ class TalliedFile:
 
     table: Table
     path: str
-    #: Sides (see `audit_words.py`) of its rows, and of those that are apart.
+    #: The side (see `audit_words.py`) of its ordinary rows, and that of the rows kept apart.
     sides: tuple[int, int]
-    #: Of an outbox.
+    #: The database, for files of an outbox.
     database: str = ""
     tally: Columns = field(default_factory=dict)
 
 
 class WordSet:
-    """Some id words, to ask whether rows are of them."""
+    """A set of id words; tells which rows belong to it."""
 
     def __init__(self, producers: Numbers, words: Numbers) -> None:
         self.producers = producers
@@ -68,7 +68,7 @@ class WordSet:
         return len(self.words)
 
     def has(self, producers: Numbers, words: Numbers) -> Numbers:
-        """Which of these are among them."""
+        """A mask: which of these rows belong to one of the words."""
         if not len(self):
             return np.zeros(len(words), np.bool_)
         is_known = _is_in(producers, self._known_producers) & _is_in(words, self._known_words)
@@ -76,14 +76,14 @@ class WordSet:
         return is_known
 
     def _places(self, producers: Numbers, words: Numbers) -> Numbers:
-        """One number for both; Requires: both are known."""
+        """One number per pair. Requires: both parts are known."""
         places = np.searchsorted(self._known_producers, producers) * len(self._known_words)
         found: Numbers = places + np.searchsorted(self._known_words, words)
         return found
 
 
 class Tallies:
-    """What all files hold together."""
+    """The tallies of all judged files, merged."""
 
     def __init__(self, files: Sequence[TalliedFile], window: Window) -> None:
         self._files = files
@@ -94,7 +94,7 @@ class Tallies:
 
     @classmethod
     def read(cls, get_spark: Callable[[], SparkSession], lake: Lake, window: Window) -> Tallies:
-        """Those of all committed files that are judged; the missing ones are made by workers."""
+        """Read the tallies of all committed files that are judged; workers make the missing ones."""
         files = list(_judged_files(lake, window))
         missing = _read_tallies(lake, files)
         if missing:
@@ -105,7 +105,7 @@ class Tallies:
         return cls(files, window)
 
     def producers(self, databases: Sequence[str] | None = None) -> tuple[Numbers, int]:
-        """Producers of the rows of some outboxes, or of all, in order; and when the first row was made, in us."""
+        """The producers in these outboxes, or in all, in order; and the time of the oldest row, in microseconds."""
         some = [
             one.tally
             for one in self._files
@@ -117,7 +117,7 @@ class Tallies:
         return np.unique(np.concatenate([one["producer"] for one in some])), first_us
 
     def files_with(self, table: Table, words: WordSet) -> set[str]:
-        """Paths of the files of a table that hold some of these."""
+        """Paths of the table's files that hold one of these words."""
         return {
             one.path
             for one in self._files
@@ -125,7 +125,7 @@ class Tallies:
         }
 
     def count_committed(self, lake: Lake, words: WordSet) -> int:
-        """Judged outbox rows of these words: of each message's newest row."""
+        """Number of judged messages with these words in the outboxes; the newest row of each counts."""
         names = ("database", "producer", "counter", "created_at", "scanned_at")
         rows = self._rows(lake, OUTBOX, words, names)
         database = rows["database"].combine_chunks().dictionary_encode().indices.to_numpy()
@@ -137,7 +137,7 @@ class Tallies:
         return int(self._is_judged(created_us[order[is_newest]]).sum())
 
     def count_stored(self, lake: Lake, words: WordSet, known: Numbers) -> tuple[int, int]:
-        """Judged messages of these words, and those of them whose producers are not `known`."""
+        """Number of judged messages with these words, and how many of them have a producer that is not `known`."""
         rows = self._rows(lake, MESSAGES, words, ("producer", "counter", "stored_at"))
         is_judged = self._is_judged(_longs(rows["stored_at"]))
         producers = _longs(rows["producer"])[is_judged]
@@ -149,7 +149,7 @@ class Tallies:
         return judged[places]
 
     def _rows(self, lake: Lake, table: Table, words: WordSet, names: Sequence[str]) -> pa.Table:
-        """Some columns of all rows of these words."""
+        """These columns of all rows with these words."""
         found = []
         for path in sorted(self.files_with(table, words)):
             for batch in lake.read_file(table, path, names):
@@ -180,7 +180,7 @@ def _judged_files(lake: Lake, window: Window) -> Iterator[TalliedFile]:
 
 
 def _read_tallies(lake: Lake, files: Sequence[TalliedFile]) -> list[TalliedFile]:
-    """Fill in what is there; those that have none."""
+    """Read the tallies that exist; the files without one."""
     with ThreadPoolExecutor(_READERS) as readers:
         tallies = list(readers.map(lambda one: lake.read_tally(one.table, one.path), files))
     missing = []
@@ -203,7 +203,7 @@ def _sides(file: TalliedFile) -> Numbers:
 
 
 def _is_in(values: Numbers, known: Numbers) -> Numbers:
-    """Which values are among known ones, which are in order."""
+    """Which values are in `known`, which is sorted."""
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     found: Numbers = known[places] == values
     return found

@@ -1,4 +1,4 @@
-"""What an audit can judge, and what it cannot: the times that both sides are known of."""
+"""The times that an audit can judge, because both sides are known for them, and what it cannot judge."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, RangeFa
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
 
-#: By which the clocks of a database and of the broker may differ.
+#: How far the clocks of a database and the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
 _FOR_EVER_MS: Final = 253_402_300_799_999
-#: Of a database without `keep_sent_s`; no "; ", which stands between reasons.
+#: For a database without `keep_sent_s`; contains no "; ", which separates reasons.
 _ROWS_GO: Final = (
     "does not keep rows that were accepted: `committed` counts only those that a scan met. What came and went "
     "between two scans is judged by the log alone (stored once, unaltered, in time if delayed, and delivered), "
@@ -30,25 +30,25 @@ _ROWS_GO: Final = (
 class Window:
     """What can be judged, and what cannot."""
 
-    #: Judged is what was committed in here; ms since 1970.
+    #: Commits between these times are judged; ms since 1970.
     first_ms: int
     next_ms: int
-    #: Times of the log that were not ingested before retention gave them up.
+    #: Times of the log that retention deleted before they were ingested.
     gaps: tuple[tuple[int, int], ...]
-    #: Whether the fates of messages at their groups are known up to the last action.
+    #: Whether the action log is known up to its end, and so what each group did with its messages.
     is_folded: bool
-    #: Databases whose accepted rows are kept, so that a message without one is a ghost.
+    #: Databases that keep accepted rows, so that a message without a row is a ghost.
     kept: tuple[str, ...]
     coverage: tuple[str, ...]
 
     def is_judged(self, time_ms: int) -> bool:
-        """Whether a time is in here, and in no gap."""
+        """Whether a time is in the window and in no gap."""
         is_here = self.first_ms <= time_ms < self.next_ms
         return is_here and not any(first <= time_ms < after for first, after in self.gaps)
 
 
 def judged_window(lake: Lake, config: PipelineConfig) -> Window:
-    """What of the tables both sides are known of."""
+    """The window in which both sides are known."""
     options = config.audit
     grace_ms = round(options.grace_s * 1000)
     coverage: list[str] = []
@@ -106,13 +106,13 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
 
 
 def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
-    """What of the log is compared: not what was stored before anything that is judged was committed."""
+    """The ranges of the log to compare; leaves out those stored before anything judged was committed."""
     first_ms = window.first_ms - _CLOCKS_MS
     return [one for one in ranges if one.last_at_ms >= first_ms]
 
 
 def between(column: str, window: Window) -> str:
-    """The condition that a time is judged."""
+    """The SQL condition that a time is judged."""
     millis = f"unix_millis({column})"
     parts = [f"{millis} >= {window.first_ms}", f"{millis} < {window.next_ms}"]
     parts += [f"NOT ({millis} >= {first} AND {millis} < {after})" for first, after in window.gaps]

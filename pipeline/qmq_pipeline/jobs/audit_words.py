@@ -1,9 +1,9 @@
-"""What the tallies of both sides say of each id word: whether its rows have to be looked at, and how many it has.
+"""What the tallies of both sides say about each id word: whether its rows must be read, and how many there are.
 
-Only what may be a finding is looked at row by row; whoever is in doubt here looks, for the rows decide. A word's
-outbox rows come from scans that read open rows again. Those are told apart, see `tallies.AUDITED`: what is sent is
-in one scan; of what is open the last scan has all; and what was open once and is neither of these was gone
-when the next scan came.
+Only rows that may be a finding are read. In doubt a word counts as suspect: its rows then decide. A
+word's outbox rows come from several scans, because each scan reads open rows again.
+`tallies.AUDITED` tells them apart: a sent row is in one scan; the last scan has all open rows; and
+a row that was open in an earlier scan, and is in neither of these, was gone before the next one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from qmq_pipeline.jobs.audit_window import Window
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.tallies import NEVER, Columns, begins_of, folded_tally, sorted_tally
 
-#: Sides of a word: rows that are sent, those that were open at the last scan, those that were open at an earlier one;
-#: messages that were stored at once, those that were released when they were due, those that were scheduled, and
-#: those that were cancelled.
+#: Sides of a word. Outbox rows: sent; open at the last scan; open at an earlier scan. Messages:
+#: stored at once; released when due; scheduled; cancelled.
 SETTLED, OPEN, OPEN_ONCE, STORED, RELEASED, SCHEDULED, CANCELLED = range(7)
 _WORD_KEY: Final = ("word", "producer")
 _SIDES_KEY: Final = ("side", *_WORD_KEY)
-#: Words whose ids are looked at one by one at a time: 64 numbers each.
+#: Words whose ids are compared one by one in one step: 64 numbers each.
 _WORDS_AT_ONCE: Final = 16_384
 _BITS_OF_BYTE: Final = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 _LAST_TIME: Final = 2**63 - 1
-#: Why rows are looked at; what is looked for then stands in `audit_rows.py`.
+#: Reasons to read rows; `audit_rows.py` has the queries for each.
 REASONS: Final = (
     "unstored",
     "unlike",
@@ -42,13 +41,13 @@ REASONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Producers whose ghosts can be told."""
+    """Producers for which a missing row proves a ghost."""
 
-    #: All are, whether an outbox knows them or not.
+    #: All producers, whether an outbox has rows of them or not.
     is_closed_world: bool
-    #: Those that databases know which keep their rows, in order …
+    #: Otherwise the producers in databases that keep their rows, in order …
     producers: Numbers
-    #: … from the time of the first row on, microseconds since 1970.
+    #: … from this time on: that of their oldest row, microseconds since 1970.
     first_us: int
 
 
@@ -63,26 +62,26 @@ class _Side:
 
     @property
     def ids(self) -> Numbers:
-        """How many there are."""
+        """The number of different ids."""
         bytes_ = _BITS_OF_BYTE[self.bits.view(np.uint8)].reshape(-1, self.bits.itemsize)
         counts: Numbers = bytes_.sum(axis=1, dtype=np.int64)
         return counts
 
     @property
     def is_single(self) -> Numbers:
-        """No id has two rows."""
+        """Whether no id has two rows."""
         single: Numbers = self.rows == self.ids
         return single
 
 
 class Words:
-    """All id words of a log and its outboxes."""
+    """All id words of the log and its outboxes."""
 
     def __init__(self, tallies: Columns, window: Window) -> None:
         """`tallies`: those of all files, with the side of each row."""
         self._rows_of_files = sorted_tally(tallies, _SIDES_KEY)
         is_new = begins_of(self._rows_of_files, _WORD_KEY)
-        #: Which word each row is of.
+        #: The word of each row.
         self._places = np.cumsum(is_new) - 1
         self._columns = folded_tally(self._rows_of_files, _SIDES_KEY)
         self._window = window
@@ -93,7 +92,7 @@ class Words:
         self._rows = _both(settled, again)
         gone = once.bits & ~self._rows.bits
         self._committed = self._rows.bits | gone
-        #: Rows of which the tallies do not tell what they are by now.
+        #: Rows about which tallies cannot tell what became of them.
         self._is_unsure = (
             (gone != 0) | ((settled.bits & again.bits) != 0) | ~settled.is_single | ~again.is_single
         )
@@ -104,7 +103,7 @@ class Words:
         self._messages = _both(self._stored, self._released)
 
     def suspects(self, kept: Kept, *, late_us: int, can_ghosts_be_told: bool) -> dict[str, Numbers]:
-        """Reason → whether a word's rows have to be looked at for it."""
+        """Reason → a mask of the words whose rows must be read for it."""
         rows, messages, scheduled = self._committed, self._messages, self._scheduled
         known = messages.bits | scheduled.bits
         is_row_judged = (rows != 0) & self._may_be_judged(
@@ -147,7 +146,7 @@ class Words:
         }
 
     def committed(self) -> tuple[int, Numbers]:
-        """Judged outbox rows, and the words whose rows have to be counted one by one to know the rest."""
+        """Number of judged outbox rows, and the words whose rows must be read to count the rest."""
         has_rows = self._committed != 0
         first, last = self._first_committed, self._last_committed
         is_whole = has_rows & self._is_judged(first, last) & ~self._is_unsure
@@ -155,7 +154,7 @@ class Words:
         return int(self._rows.ids[is_whole].sum()), is_cut
 
     def stored(self, known: Numbers) -> tuple[int, int, Numbers]:
-        """Judged messages, those of them of producers that are not `known`, and the words to be counted."""
+        """Number of judged messages, how many have a producer that is not `known`, and the words to be counted."""
         messages = self._messages
         has_rows = messages.bits != 0
         is_whole = has_rows & self._is_judged(messages.first_at, messages.last_at)
@@ -164,7 +163,7 @@ class Words:
         return int(messages.rows[is_whole].sum()), int(messages.rows[is_foreign].sum()), is_cut
 
     def _is_any_late(self, late_us: int) -> Numbers:
-        """Words with a message that was not delayed and may have been stored so long after its row was made."""
+        """Words with a message without delay that may have been stored too long after its row was made."""
         is_late = _lateness(self._stored.last_at, self._first_committed) > late_us
         doubtful = np.flatnonzero(is_late)
         for first in range(0, len(doubtful), _WORDS_AT_ONCE):
@@ -173,7 +172,7 @@ class Words:
         return is_late
 
     def _id_lateness(self, some: Numbers) -> Numbers:
-        """The most that each id of some words, which are in order, can have been late by."""
+        """The longest delay possible for each id of these words, which are sorted."""
         begin, end = np.searchsorted(self._places, (some[0], some[-1] + 1))
         near = {name: values[begin:end] for name, values in self._rows_of_files.items()}
         places = np.minimum(np.searchsorted(some, self._places[begin:end]), len(some) - 1)
@@ -191,7 +190,7 @@ class Words:
         return _lateness(stored, made)
 
     def _is_release_like(self) -> Numbers:
-        """Whether of the scheduled messages none was released, or all, and with the contents they had."""
+        """Whether the scheduled messages were released all or none, with unchanged contents."""
         scheduled, released = self._scheduled, self._released
         is_none = (scheduled.bits & self._messages.bits) == 0
         is_every = (
@@ -210,7 +209,7 @@ class Words:
         return is_known & is_since
 
     def _is_judged(self, first_us: Numbers, last_us: Numbers) -> Numbers:
-        """Whether all between these times is judged."""
+        """Whether everything between these times is judged."""
         window, first, last = self._window, first_us // 1000, last_us // 1000
         judged: Numbers = (first >= window.first_ms) & (last < window.next_ms)
         for begin, end in window.gaps:
@@ -218,7 +217,7 @@ class Words:
         return judged
 
     def _may_be_judged(self, first_us: Numbers, last_us: Numbers) -> Numbers:
-        """Whether something between these times may be."""
+        """Whether anything between these times may be judged."""
         window, first, last = self._window, first_us // 1000, last_us // 1000
         may: Numbers = (last >= window.first_ms) & (first < window.next_ms)
         for begin, end in window.gaps:
@@ -249,7 +248,7 @@ def _both(one: _Side, other: _Side) -> _Side:
 
 
 def _lateness(last_us: Numbers | int, first_us: Numbers) -> Numbers:
-    """From one time to the other; where one is missing it is no time at all."""
+    """The time between two times; 0 if one is missing."""
     is_there = (last_us != NEVER) & (first_us != _LAST_TIME)
     lateness: Numbers = np.where(is_there, last_us, 0) - np.where(is_there, first_us, 0)
     return lateness

@@ -1,7 +1,7 @@
-"""The table `deliveries`: the action log, folded by workers, from where the last fold ended.
+"""The table `deliveries`: workers fold the action log, continuing from the end of the last fold.
 
-What a fold goes on with (`GroupMark` of every group) stands in the notes of the commit, and so do the sequences
-that it touched, for those whose tables stand on this one.
+The notes of each commit hold what the next fold needs (the `GroupMark` of every group), and the
+sequences that were touched, for the tables derived from this one.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _GROUPS: Final = pa.schema(
         ("group_next", pa.int64()),
     ]
 )
-#: Where a group ends that has not ended.
+#: The end of a group that still exists.
 ENDLESS: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """Where the table stands."""
+    """The state of the table."""
 
     rows: int
     #: Settlements of messages that were handed out before the table of actions begins.
     unmatched: int
     #: Offset of the action log up to which it is folded.
     actions: int
-    #: Group (see `fold_work.group_name`) → first sequence that is for it, and one behind the last.
+    #: Group (see `fold_work.group_name`) → first sequence for it, and the one behind the last.
     groups: Mapping[str, tuple[int, int]]
     #: Since this offset of the action log …
     since: int
-    #: … sequences were touched: subject → runs.
+    #: … these sequences were touched: subject → runs.
     touched: Mapping[str, RunList]
 
 
 def fold_actions(
     spark: SparkSession, config: PipelineConfig, lake: Lake, run: str, *, seen: int | None
 ) -> Folded:
-    """Bring the table up to what is in `actions`.
+    """Bring the table up to date with `actions`.
 
-    `seen`: offset up to which its reader knows it; None makes it anew as a whole.
+    `seen`: the offset up to which its reader knows the table; None rebuilds it as a whole.
     """
     before = None if seen is None else _continued(lake, config)
     notes = {} if before is None else before.notes
@@ -100,31 +100,31 @@ def fold_actions(
 
 
 def actions_end(lake: Lake) -> int:
-    """Offset up to which the action log was ingested."""
+    """The offset up to which the action log was ingested."""
     return max((one.next for one in lake.ranges(ACTIONS)), default=0)
 
 
 def block_of(part: RangeFacts) -> tuple[int, int]:
-    """Bucket and block of a part of the table, see `fold_work.part_name`."""
+    """Bucket and block of a part of the table; see `fold_work.part_name`."""
     bucket, _, block = part.source.partition("-")
     return int(bucket), int(block)
 
 
 def folded(lake: Lake) -> Folded | None:
-    """Where the table stands; None where there is none."""
+    """The state of the table; None if there is no table."""
     newest = lake.newest(DELIVERIES)
     return None if newest is None or "marks" not in newest.notes else _folded(newest)
 
 
 def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFrame:
-    """The groups as a table: subject, group, and which sequences are for it."""
+    """The groups as a table: subject, group, and the sequences for it."""
     rows = [(*name.split("\n"), *sequences) for name, sequences in known.items()]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(_GROUPS)
     return spark.createDataFrame(pa.table(columns, schema=_GROUPS))
 
 
 def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:
-    """The fold that can be gone on with; None for one that was made in another way."""
+    """The fold to continue; None if it was made with other settings."""
     newest = lake.newest(DELIVERIES)
     wanted = {
         "buckets": config.fold_buckets,
@@ -141,7 +141,7 @@ def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:
 def _pieces(
     config: PipelineConfig, run: str, before: Commit | None, actions: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """The work of each bucket: its groups, and its files of now."""
+    """The work of each bucket: its groups and its current files."""
     count = config.fold_buckets
     marks: list[dict[str, Any]] = [{} for _ in range(count)]
     files: list[dict[str, str]] = [{} for _ in range(count)]

@@ -1,6 +1,7 @@
-"""`qmq pipeline expose`: let programs that read Delta or Iceberg find the tables; no row is copied.
+"""`qmq pipeline expose`: lets programs that read Delta or Iceberg find the tables, without copying rows.
 
-Each table's listing is made to name the files that the table's commits name now, see `tables/listing.py`.
+Each table's listing is updated to name the files of the table's current commits; see
+`tables/listing.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from qmq_pipeline.tables.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """What one run did."""
+    """The result of one run."""
 
-    #: By the table's name.
+    #: Listings by table name.
     tables: dict[str, Updated]
 
 
@@ -30,7 +31,8 @@ def expose(
 ) -> Exposed:
     """Bring the listings up to date with the tables. Needs no Spark.
 
-    Raises `OptionError` for a table or catalog that is not known, and `LakeError`; what was exposed before it stays.
+    Raises `OptionError` for an unknown table or catalog, and `LakeError`; tables exposed before it
+    stay exposed.
     """
     lake = Lake(config.tables)
     lake.require()

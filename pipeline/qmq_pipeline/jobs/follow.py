@@ -1,10 +1,12 @@
-"""`qmq pipeline ingest --follow`: tables that are kept up to date until somebody stops it.
+"""`qmq pipeline ingest --follow`: keeps the tables up to date until it is stopped.
 
-It looks at the ends of both logs, and where there is something new makes one run of `ingest`: the same tables, the
-same commits, nothing else to keep in mind. What a look and a run cost does not grow with the tables: the ends of logs
-and of tables are looked at, not what is before them. While another job writes the tables, news wait.
+It checks the ends of both logs and, when something is new, makes one run of `ingest`: the same
+tables, the same commits, and no state of its own. A check and a run cost the same however long the
+tables are: only the ends of logs and tables are read. While another job writes the tables, new data
+waits.
 
-Not for: rows elsewhere than in these tables. A query of one's own reads the stream of the source (`log_stream.py`).
+Not for: sending rows elsewhere. For that, a query of your own reads the source as a stream
+(`log_stream.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Followed:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-#: Told what each batch brought: table → rows.
+#: Called with what each batch brought: table → rows.
 OnBatch = Callable[[Mapping[str, int]], None]
 
 
@@ -49,10 +51,11 @@ def follow(
     skip_expired: bool = False,
     on_batch: OnBatch,
 ) -> Followed:
-    """Ingest what is there, then look for what comes, once in so many seconds, until `stop` is set.
+    """Ingest what is there, then check for more at an interval, until `stop` is set.
 
-    A batch that is under way then is brought to its end. `workers`: a session, or `LocalWorkers`. Requires: a place to
-    read from. Raises a `PipelineError`, as `ingest` does; that another run writes the tables only at the start.
+    The batch in progress at that time is finished. `workers`: a session, or `LocalWorkers`.
+    Requires: a place to read from. Raises a `PipelineError` as `ingest` does, but `LakeInUseError`
+    only at the start.
     """
     assert config.place is not None
     place = with_token(config.place, os.environ)
@@ -68,7 +71,7 @@ def follow(
 
 
 class _Follower:
-    """The runs of `ingest` one after the other."""
+    """The runs of `ingest`, one after the other."""
 
     def __init__(
         self,
@@ -86,21 +89,21 @@ class _Follower:
         self.done = Followed()
 
     def has_news(self) -> bool:
-        """Whether there is something in a log that is not in the tables."""
+        """Whether a log has something that is not in the tables."""
         return any(
             watch.look().next_offset > self._ends[log] for log, watch in self._watches.items()
         )
 
     def run_once_or_later(self) -> None:
-        """One run, or none while another one writes the tables: what is new then is new at the next look, too."""
+        """Run once, or not at all while another run writes the tables: what is new is still new at the next check."""
         try:
             self.run_once()
         except LakeInUseError:
             return
 
     def run_once(self, *, skip_expired: bool = False) -> None:
-        """One run of `ingest`; expired ranges may be skipped by the first alone: later ones are new."""
-        # The outboxes first: what they show as sent is in the log when that is read.
+        """One run of `ingest`. Only the first may skip expired ranges: any later gap is a new loss."""
+        # Outboxes first: what they show as sent is then in the log when it is read.
         outbox = ingest_outbox(self._workers, self._config)
         found: Ingested = ingest(
             self._workers, self._config, watches=self._watches, skip_expired=skip_expired

@@ -1,9 +1,9 @@
-"""`qmq pipeline ingest`: the logs into bronze tables; goes on where the last run ended.
+"""`qmq pipeline ingest`: the logs into bronze tables, continuing where the last run ended.
 
-The driver cuts what is new into ranges, workers write them, the driver commits some dozens at a time.
-Nothing is kept but the commits: they say up to where each log was read, and with which stamp the last
-frame ended, so that a log that was restored to an older state is not taken for the one that was read. Small files
-of many short runs are merged at the end of a run, see `merge.py`.
+The driver cuts what is new into ranges, workers write them, and the driver commits some dozens at a
+time. The commits are the only state. They say up to where each log was read, and the checksum of
+the last frame there, so a log that was restored to an older state is not mistaken for the same log.
+At its end a run merges small files that short runs have left; see `merge.py`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Ingested:
     """What one run added."""
 
     rows: dict[str, int]
-    #: Log → offset that the next run goes on from.
+    #: Log → offset where the next run continues.
     next_offsets: dict[str, int]
-    #: Sequences that stand in quarantine, in the ranges of this run.
+    #: Quarantined sequences in the ranges of this run.
     quarantined: int
     ranges: int
 
@@ -59,8 +59,9 @@ def ingest(
 ) -> Ingested:
     """Bring messages, delayed messages and actions up to the durable end of the logs.
 
-    `workers`: a session, or `LocalWorkers`. `watches`: both logs, of who looks at them again and again. `skip_expired`: go on behind what retention has given up, and note the gap, instead of failing.
-    Raises a `PipelineError`; what was committed before it stays.
+    `workers`: a session, or `LocalWorkers`. `watches`: both logs, for callers that check them
+    repeatedly. `skip_expired`: continue behind what retention has deleted and note the gap, instead
+    of failing. Raises a `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "read")
     done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
@@ -75,7 +76,7 @@ def ingest(
 
 @contextmanager
 def watched_logs(place: Place) -> Iterator[dict[str, LogWatch]]:
-    """Both logs at a place, as `ingest` takes them from who calls it again and again."""
+    """Both logs at a place, as callers of repeated `ingest` pass them."""
     with ExitStack() as every:
         yield {log: every.enter_context(LogWatch(place, log)) for log in _LOGS}
 
@@ -140,7 +141,7 @@ class _Run:
         return result
 
     def _continued_bounds(self, last: RangeFacts | None) -> LogBounds:
-        """What the log holds; refuses one that is not the one that the tables are of."""
+        """The extent of the log; refuses a log other than that of the tables."""
         bounds = self._watch.look()
         if last is None:
             return bounds
@@ -173,7 +174,7 @@ class _Run:
     def _gap(
         self, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
     ) -> RangeFacts | None:
-        """What retention gave up before it was ingested, where that may be left out."""
+        """What retention deleted before it was ingested, if that may be skipped."""
         if last is None or last.next >= bounds.first_offset:
             return None
         if not skip_expired:

@@ -1,6 +1,6 @@
-"""The outbox tables into bronze: each run scans what is new and what was open, see `rows/outbox.py`.
+"""The outbox tables into bronze: each run scans new and open rows, see `rows/outbox.py`.
 
-Rows of one message follow each other from scan to scan; `outbox_now` is the newest of each.
+A message may have one row for each scan; `outbox_now` gives the newest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WORK: Final = "qmq_pipeline.work.outbox.scan_piece"
 def ingest_outbox(
     workers: Workers, config: PipelineConfig, *, on_progress: OnProgress = nobody
 ) -> dict[str, int]:
-    """Scan every database of the configuration; name → rows that are new, changed or open.
+    """Scan every configured database; name → number of rows that are new, changed or open.
 
     `workers`: a session, or `LocalWorkers`.
     """
@@ -78,7 +78,7 @@ def _scan(workers: Workers, config: PipelineConfig, lake: Lake, section: Databas
         known_open=before.notes["open_ids"] if before else (),
         safety_ms=round(config.outbox_safety_s * 1000),
     )
-    # Where numbers were given out again, or too many rows are open, rows from the mark on are not all that is read.
+    # If numbers were reused, or too many rows are open, reading from the mark is not enough.
     known = _known(lake, section.name) if plan.first_id >= mark else []
     answers = run_tasks(workers, _WORK, _pieces(config, section, plan, known))
     facts = [range_facts(one) for one in answers]
@@ -140,13 +140,13 @@ def _known(lake: Lake, database: str) -> list[RangeFacts]:
 
 
 def _witness(scan: RangeFacts | None) -> Witness | None:
-    """The row that stood right below the scan's mark."""
+    """The row right below the mark of a scan."""
     found = scan.notes.get("witness") if scan else None
     return (str(found[0]), int(found[1])) if found else None
 
 
 def _last(lake: Lake, database: str) -> RangeFacts | None:
-    """What the last scan of this database noted."""
+    """The notes of the last scan of this database."""
     scans = [
         one for one in lake.ranges(OUTBOX) if one.source == database and SCANNED_AT in one.notes
     ]
@@ -164,7 +164,7 @@ def last_scans(lake: Lake) -> dict[str, int]:
 
 
 def outbox_now(spark: SparkSession, lake: Lake, rows: DataFrame) -> DataFrame:
-    """Each message's newest row, with `is_gone`: it was open once and is not in the table any more.
+    """Each message's newest row, with `is_gone`: it was open once and is no longer in the database.
 
     `rows`: the table `outbox`, or all rows of some messages.
     """

@@ -1,7 +1,7 @@
-"""Telling a broker how far an archive keeps its logs, so that retention waits for the rest.
+"""Tells a broker how far an archive keeps its logs, so that retention waits for the rest.
 
-The broker is told when files are written, verified and synced and the commit that names them counts, never before: whoever
-dies in between is behind what it has, and tells more the next time.
+The broker is told only when files are written, verified and synced and their commit counts. If a
+run dies in between, the broker knows less than the archive has, and the next run tells it more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_client.wire.operations import KeepRequest
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.places.options import Place
 
-#: By which a broker knows an archive, if nothing else is said.
+#: The default name under which a broker knows an archive.
 KEEPER: Final = "archive"
 UNKNOWN: Final = "the broker is of a version that waits for nobody"
 NOT_WANTED: Final = "not wanted (--no-keeper)"
@@ -24,7 +24,7 @@ NOT_WANTED: Final = "not wanted (--no-keeper)"
 class Keeping:
     """One archive, and the broker whose logs it keeps."""
 
-    #: The broker, with its token; None where there is nobody to tell.
+    #: The broker, with its token; None if there is none to tell.
     place: Place | None
     name: str = KEEPER
     #: Why retention does not wait for this archive; empty while it does.
@@ -33,14 +33,15 @@ class Keeping:
     kept: dict[str, int] = field(default_factory=dict)
 
     def tell(self, store_id: str, kept: Mapping[str, int]) -> bool:
-        """Say how far each log is kept, besides what was said before; whether retention waits for the rest.
+        """Tell the broker how far each log is kept, with what was told before; whether retention waits for the rest.
 
-        Raises `SourceError` when the broker refuses: it is of another store, or another archive has this name.
+        Raises `SourceError` if the broker refuses: it has another store, or another archive has
+        this name.
         """
         self.kept |= kept
         if self.place is None or self.not_waited_for:
             return False
-        # Late: it brings HTTP, which a directory does not need.
+        # Imported late: it brings HTTP, which a directory does not need.
         from qmq_pipeline.places.remote import RemoteDisk
 
         request = KeepRequest(
@@ -59,7 +60,7 @@ class Keeping:
 
 
 def keeping_of(options: Mapping[str, Any], *, name: str | None, is_wanted: bool) -> Keeping:
-    """What the options of a command say: `broker_url` and `token_file`, whatever is read from."""
+    """From the options of a command, `broker_url` and `token_file`, whatever place it reads from."""
     if not is_wanted:
         return Keeping(place=None, not_waited_for=NOT_WANTED)
     broker_url, token_file = options["broker_url"], options["token_file"] or ""

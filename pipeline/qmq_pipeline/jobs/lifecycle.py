@@ -1,12 +1,13 @@
-"""`qmq pipeline lifecycle`: bronze into one row for each message and group, from commit to outcome.
+"""`qmq pipeline lifecycle`: from bronze, one row for each message and group, from commit to outcome.
 
-The action log is folded into what became of each message at each group (`deliveries.py`); then messages are joined
-with the groups of their subject, with their deliveries, and with what outboxes and schedule say of them. What
-was committed and is not stored, or waits for its due time, are rows too.
+First the action log is folded into what became of each message at each group (`deliveries.py`).
+Then messages are joined with the groups of their subject, their deliveries, and what outboxes and
+schedule say about them. Messages that are committed but not stored, or that wait for their due
+time, have rows too.
 
-The table is kept in parts, a window of the log each, and one of what has no place in the log. A run makes
-those parts anew that something came in for: new messages; messages that something happened to; those that an
-outbox says something new of. `changed_parts` finds them, and nothing else is read.
+The table is stored in parts: one for each window of the log, and one for what has no place in the
+log. A run rebuilds only the parts that something came in for: new messages, messages that something
+happened to, and messages with a new outbox row. `changed_parts` finds them; nothing else is read.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ _WITHOUT: Final = frozenset({"body", "headers", "tags"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """What one run made."""
+    """The result of one run."""
 
     deliveries: int
     lifecycle: int
     #: Settlements of messages that were handed out before the table of actions begins.
     unmatched: int
-    #: Parts of `lifecycle` that were made anew, and how many there are.
+    #: Parts of `lifecycle` that were rebuilt, and the number of all parts.
     parts_made: int
     parts: int
-    #: Nothing had come in since the last run, so nothing was made.
+    #: Whether nothing was made because nothing had come in since the last run.
     is_unchanged: bool
 
 
@@ -84,9 +85,9 @@ def lifecycle(
     is_full: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Lived:
-    """Bring `deliveries` and `lifecycle` up to what is in bronze; `is_full` makes all of it anew.
+    """Bring `deliveries` and `lifecycle` up to date with bronze; `is_full` rebuilds both.
 
-    `spark`: a session, or a function that gives one: where nothing has come in it is not called.
+    `spark`: a session, or a function that gives one; it is not called if nothing has come in.
     """
     lake = Lake(config.tables)
     lake.require()
@@ -130,11 +131,11 @@ def part_name(window: int) -> str:
 
 
 class _New:
-    """What is in bronze that `lifecycle` has not seen; `seen` are the notes of its commit, or nothing."""
+    """What is in bronze and not yet in `lifecycle`; `seen` are the notes of the last commit, or nothing."""
 
     def __init__(self, lake: Lake, seen: Mapping[str, Any]) -> None:
         self.seen = seen
-        #: What is new of the log begins here; a range that was merged may begin before.
+        #: Where new data of the log begins; a merged range may begin earlier.
         self.first_offset = int(seen.get("log", 0))
         self.ranges = lake.ranges(MESSAGES)
         log_end = max((one.next for one in self.ranges), default=0)
@@ -153,7 +154,7 @@ class _New:
             if scanned_at_ms > self._scans.get(database, 0):
                 self.outbox += commit.ranges
                 scans[database] = max(scanned_at_ms, scans.get(database, 0))
-        #: What the commit of this run is to say.
+        #: The notes for the commit of this run.
         self.marks = {"log": log_end, "scans": scans}
         self.is_nothing = (
             not self.log
@@ -162,7 +163,7 @@ class _New:
         )
 
     def rows(self, spark: SparkSession, lake: Lake, table: Table) -> DataFrame:
-        """Those of one of the tables of the commit log."""
+        """Those of one of the commit log's tables."""
         some = lake.read(spark, table, self._of_table[table.name])
         return some.where(f"physical_offset >= {self.first_offset}") if self.first_offset else some
 
@@ -187,7 +188,7 @@ class _New:
 def changed_parts(
     spark: SparkSession, config: PipelineConfig, lake: Lake, new: _New, folded: Folded
 ) -> set[int]:
-    """The windows of the log whose rows may not be what they were."""
+    """The windows of the log whose rows may have changed."""
     touched = {subject: RunList(runs) for subject, runs in folded.touched.items()}
     for subject, first in _changed_groups(new.seen["groups"], folded.groups):
         touched.setdefault(subject, RunList()).add(first, ENDLESS)
@@ -207,7 +208,7 @@ def changed_parts(
 def _changed_groups(
     before: Mapping[str, Any], now: Mapping[str, tuple[int, int]]
 ) -> list[tuple[str, int]]:
-    """Subject and first sequence from which on a group begins or ends elsewhere than it did."""
+    """Subject and first sequence from which a group now begins or ends elsewhere."""
     changed = []
     for name, (first, after) in now.items():
         known = before.get(name)
@@ -224,7 +225,7 @@ def _windows(first: int, after: int, size: int) -> range:
 
 
 def _new_ids(spark: SparkSession, lake: Lake, new: _New) -> DataFrame:
-    """Ids of all that came in, as producer and counter."""
+    """Ids of everything that came in, as producer and counter."""
     ids = new.rows(spark, lake, MESSAGES).select("producer", "counter")
     ids = ids.unionByName(new.outbox_rows(spark, lake).select("producer", "counter"))
     for table in (SCHEDULED, CANCELLED):
@@ -240,7 +241,7 @@ def _frame(
     folded: Folded,
     made: Collection[int] | None,
 ) -> DataFrame:
-    """The rows of the parts `made`, or of all; with their part."""
+    """The rows of the parts `made`, or of all, with their part."""
     size = config.window_bytes
     ranges = new.ranges
     if made is not None:

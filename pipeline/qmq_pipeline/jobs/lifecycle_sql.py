@@ -1,19 +1,19 @@
-"""The query of `lifecycle`. Views it reads, all of them of the parts that are made:
+"""The query of `lifecycle`. The views it reads are limited to the parts that are rebuilt:
 
 - `qmq_messages`: messages of these windows of the log, with their `part`;
-- `qmq_deliveries`, `qmq_groups`: what became of them, and whom they are for;
+- `qmq_deliveries`, `qmq_groups`: what became of them, and which groups they are for;
 - `qmq_outbox_new`, `qmq_scheduled_new`, `qmq_cancelled_new`: what came in since the table was made;
-- `qmq_old`: the rows that are to be replaced. What they know of outboxes, and of delayed messages, is not
-  looked up again.
+- `qmq_old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from
+  them.
 
-A table that is made as a whole is the same query with everything new and nothing old.
+To rebuild the whole table, the same query runs with everything new and nothing old.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Part of what has no place in the log, or none yet.
+#: The part for what has no place in the log, or none yet.
 OPEN: Final = "open"
 
 
@@ -21,7 +21,7 @@ def _ms(late: str, early: str) -> str:
     return f"(unix_micros({late}) - unix_micros({early})) / 1e3D"
 
 
-#: All that is known of a message beside the log: one row for each id.
+#: What is known about a message besides the log: one row for each id.
 _ASIDE_SQL: Final = """
 SELECT message_id, MIN(subject) AS subject, MIN(producer) AS producer, MIN(counter) AS counter,
        MIN(STRUCT(committed_at, database, deliver_at)) FILTER (WHERE database IS NOT NULL)
@@ -54,8 +54,8 @@ FROM (
 ) GROUP BY message_id
 """
 
-#: Which of several messages of one id it is. All of an id that is new are in the windows that are
-#: made; of the others their old rows know.
+#: Which of several messages with one id is meant. All messages of an id with news are in the
+#: windows that are rebuilt; for other ids the old rows tell.
 _COPIES_SQL: Final = """
 SELECT subject, sequence, MAX(copy) AS copy FROM (
   SELECT subject, sequence, CAST(ROW_NUMBER() OVER

@@ -1,4 +1,4 @@
-"""What `ingest` and `archive` do alike: find the log, let workers write ranges of it, commit what they wrote."""
+"""What `ingest` and `archive` share: find the log, let workers write ranges of it, commit what they wrote."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from qmq_pipeline.work.completeness import next_sequences
 if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
 
-#: Table name → what was written of it, in order of the log.
+#: Table name → what was written to it, in order of the log.
 Written = dict[str, list[RangeFacts]]
 
 
 def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
-    """The place to read from, with its token, and the folder, made if it was not there.
+    """The place to read, with its token, and the folder, which is created if missing.
 
-    Whether there is something to read is seen before a folder is made for it. `verb` says in an error what
-    the place is wanted for.
+    The place is checked before a folder is created for it. `verb` tells errors what the place is
+    wanted for.
     """
     if config.place is None:
         raise OptionError(
@@ -49,7 +49,7 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
 def written(
     workers: Workers, work: str, tables: Sequence[Table], pieces: Sequence[dict[str, Any]]
 ) -> Written:
-    """Let workers do these pieces; `work` names the function that does one."""
+    """Let workers do these pieces; `work` names the function for one piece."""
     found: Written = {table.name: [] for table in tables}
     for answer in run_tasks(workers, work, pieces):
         for name, facts in answer.items():
@@ -65,9 +65,10 @@ def commit(
     *,
     is_from_start: bool,
 ) -> dict[str, int]:
-    """Commit ranges; the table that says how far the log was read comes last: the others are never behind it.
+    """Commit ranges. The table that says how far the log was read comes last, so it is never ahead of the others.
 
-    `known`: subject → next sequence that is expected; what it is behind these ranges is returned, and noted.
+    `known`: subject → the next sequence expected. Returns the same behind these ranges, and notes
+    it.
     """
     facts, expected = found[tables[0].name], dict(known)
     if tables[0] is MESSAGES:

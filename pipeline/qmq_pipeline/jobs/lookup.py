@@ -1,8 +1,9 @@
-"""Where in the log messages stand that something new is known of, found by their ids.
+"""Finds where in the log messages are, by their ids.
 
-Ids are a producer's instance and a dense counter, and a file of messages knows the least and the greatest of both
-in each group of rows. So a question for some ids reads what may have them, which for yesterday's ids is little.
-Ids made of dedupe keys stand anywhere; those are looked for in two columns of the whole table.
+An id is a producer's instance and a dense counter, and Parquet keeps the least and greatest of both
+for each row group. So a look-up reads only row groups that may have the ids; for yesterday's ids
+these are few. Ids made of dedupe keys may be anywhere, so for them two columns of the whole table
+are read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from qmq_pipeline.tables.schemas import MESSAGES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Producers that a question names one by one; with more it reads everything.
+#: Producers that a query names one by one; with more it reads everything.
 _PRODUCERS_MAX: Final = 64
-#: Ids made of a dedupe key begin with these two bytes; as signed numbers they are from here to there.
+#: Ids made of a dedupe key begin with these two bytes; as signed numbers they are between these.
 _DEDUPE_FIRST: Final = (0xDED0 << 48) - 2**64
 _DEDUPE_LAST: Final = _DEDUPE_FIRST + 2**48 - 1
 _IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
@@ -28,7 +29,7 @@ _IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
 def stored_windows(
     spark: SparkSession, lake: Lake, ranges: Collection[RangeFacts], ids: DataFrame, size: int
 ) -> set[int]:
-    """The windows of the log, `size` bytes each, that have messages of these ids, among some ranges."""
+    """The windows of the log, `size` bytes each, that have messages with these ids, within some ranges."""
     if not ranges:
         return set()
     ids = ids.distinct().cache()
@@ -45,7 +46,7 @@ def stored_windows(
 
 
 def _may_be(ids: DataFrame) -> str | None:
-    """What is true of every message that has one of the ids; None when there is no id."""
+    """A condition that every message with one of the ids fulfils; None if there is no id."""
     from pyspark.sql import functions as fn
 
     spans = (

@@ -1,12 +1,12 @@
-"""`qmq pipeline marts`: silver into the small tables that people look at, by subject, group and minute.
+"""`qmq pipeline marts`: from silver, the small tables that people look at, by subject, group and minute.
 
-What parts of `lifecycle` were made anew since the last run says which days changed; those are counted again from
-the parts that have messages of them, all other days stay as they are. What runs on over all days, the lag of a
-group, is summed up from counts by the minute that each part of `lifecycle` adds: work for its minutes, not for its
-messages. Latencies are kept as KLL sketches, so minutes can be rolled up to hours or days with the quantiles
-still right.
+The parts of `lifecycle` rebuilt since the last run tell which days changed. Those days are counted
+again from the parts that have messages of them; all other days stay. The lag of a group runs on
+over all days, so it is summed up from counts by the minute that each part of `lifecycle` adds: the
+cost grows with minutes, not messages. Latencies are stored as KLL sketches, so minutes can be
+rolled up to hours or days with correct quantiles.
 
-A run that is killed leaves each table as it was or as it will be, and the next one does the rest.
+A run that is killed leaves each table in its old or its new state, and the next run does the rest.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
     from qmq_pipeline.spark.session import Spark
 
-#: In the order they are made in; `flow_minute` goes last, and its notes say what all of them stand on.
+#: In the order they are made; the notes of `flow_minute`, the last, say what all of them are based on.
 _MADE: Final = (*BY_WINDOW, *SUMMED, *BY_DAY)
 MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marts:
-    """What one run made."""
+    """The result of one run."""
 
     #: Table → rows.
     rows: dict[str, int]
     #: Days that were counted again.
     days_made: int
-    #: Nothing had changed since the last run, so nothing was made.
+    #: Whether nothing was made because nothing had changed since the last run.
     is_unchanged: bool
 
 
@@ -55,10 +55,10 @@ def marts(
     is_full: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Marts:
-    """Bring the gold tables up to what is in silver; `is_full` makes all of them anew.
+    """Bring the gold tables up to date with silver; `is_full` rebuilds all of them.
 
-    `spark`: a session, or a function that gives one: where silver is as it was it is not called. Raises `LakeError`
-    where there is no silver.
+    `spark`: a session, or a function that gives one; it is not called if silver has not changed.
+    Raises `LakeError` if there is no silver.
     """
     lake = Lake(config.tables)
     lake.require()
@@ -80,7 +80,7 @@ def marts(
 
 
 class _Run:
-    """One run; `seen` is part of lifecycle → what the last run knew of it, None to make all anew."""
+    """One run; `seen` is part of `lifecycle` → what the last run knew of it; None to rebuild all."""
 
     def __init__(
         self,

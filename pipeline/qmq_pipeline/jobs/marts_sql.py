@@ -1,7 +1,7 @@
-"""The queries of the gold tables. They read `qmq_lifecycle`, of the parts that are asked for; what is
-summed up from smaller tables reads `qmq_group_spans` and `qmq_producer_parts`.
+"""The queries of the gold tables. They read `qmq_lifecycle`, limited to the parts needed; queries
+that sum up smaller tables read `qmq_group_spans` and `qmq_producer_parts`.
 
-A message has a row in `lifecycle` for each group; where it is wanted once, the query says so.
+`lifecycle` has a row for each message and group; a query that wants each message once says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _minute(column: str) -> str:
 
 
 def _quantiles(sketch: str) -> str:
-    """The quantiles of a sketch, as the columns that every table with latencies has."""
+    """The quantiles of a sketch, as the columns of every table with latencies."""
     shares = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
     return ", ".join(
         f"kll_sketch_get_quantile_double({sketch}, {share}D) AS {name}"
@@ -33,7 +33,7 @@ def _quantiles(sketch: str) -> str:
     )
 
 
-#: Times of a row that a minute of some table is made of.
+#: The times of a row that count in the minutes of some table.
 DAYS: Final = ("committed_at", "stored_at", "due_at", "first_delivered_at", "settled_at")
 
 _LATENCY: Final = f"""
@@ -82,7 +82,7 @@ SELECT subject, minute, SUM(committed) AS committed, SUM(stored) AS stored,
 FROM events GROUP BY subject, minute
 """
 
-#: How late a delayed message stood in its subject's queue, by the broker's clock.
+#: How late a delayed message entered its subject's queue, by the broker's clock.
 _LATENESS: Final = f"""
 WITH released AS (
   SELECT DISTINCT subject, sequence, {_minute("due_at")} AS minute,
@@ -121,7 +121,7 @@ GROUP BY part, producer, subject
 """
 
 #: A pair of message and group is open at the end of each minute from that of its storing to the one
-#: before that of its settlement. Most are settled within their minute and are not open at any end; the
+#: before that of its settlement. Most are settled within their minute and never count as open; the
 #: others are joined to the minutes as spans, many pairs to one span.
 _LAG: Final = """
 WITH moves AS (
@@ -172,7 +172,7 @@ BY_WINDOW: Final = {
     GROUP_SPANS: _SPANS,
     PRODUCER_PARTS: _PRODUCER_PARTS,
 }
-#: … those that are summed up from these, …
+#: … those summed up from these, …
 SUMMED: Final = {GROUP_LAG: _LAG, PRODUCERS: _PRODUCERS}
 #: … and those with a part for each day.
 BY_DAY: Final = {LATENCY_MINUTE: _LATENCY, DELAY_LATENESS: _LATENESS, FLOW_MINUTE: _FLOW}

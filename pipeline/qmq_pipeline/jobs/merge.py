@@ -1,10 +1,11 @@
-"""Merge the small files that many short runs of `ingest` leave: as part of each run, when it has committed what is new.
+"""Merges the small files that many short runs of `ingest` leave; each run does so after its own commit.
 
-The rows of some commits that follow each other are written once more, in fewer files, and one commit takes the place of
-theirs: whoever reads the table finds the old state or the new one, with the same rows. The files that were merged stay
-for an hour, for those who read them right now. A run that dies leaves files that no commit names; they go with those.
+The rows of consecutive commits are written again in fewer files, and one commit replaces theirs.
+Readers see the old state or the new one, with the same rows. Merged files stay for an hour, for
+queries that are reading them. If a run dies, the files that no commit names are removed with them.
 
-What to merge, and what a merged commit says: `tables/merging.py`. Scans of outboxes: `merge_scans.py`.
+What to merge, and what a merged commit says: `tables/merging.py`. Scans of outboxes:
+`merge_scans.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ MERGE_WORK: Final = "qmq_pipeline.work.merge.merge_piece"
 
 
 def merge(workers: Workers, config: PipelineConfig, lake: Lake, table: Table) -> int:
-    """Merge what is small in the table of a log; how many commits became fewer.
+    """Merge small files in the tables of a log; by how many commits it shrank.
 
-    What it merges and its commit are durable before it counts. Requires: the run that writes the tables.
+    Files and commit are durable before they count. Requires: the caller holds the tables' write
+    lock.
     """
     spans = LogEnd(lake, table).spans()
     counted = counted_spans(spans)
@@ -46,7 +48,8 @@ def merge(workers: Workers, config: PipelineConfig, lake: Lake, table: Table) ->
     commits = [[lake.read_commit(table, span.name) for span in some] for some in wanted]
     commits = [some for some in commits if all(one.version == table.version for one in some)]
     for some, ranges in zip(commits, _merged(workers, lake, table, commits), strict=True):
-        # With what they stood for themselves: that may not be swept yet, and must not count again when they are.
+        # Includes commits that these replaced themselves: those may not be swept yet, and must not count
+        # again once these are.
         replaced = {name for one in some for name in (one.name, *one.replaces)}
         made = lake.commit(
             table,
@@ -63,7 +66,7 @@ def merge(workers: Workers, config: PipelineConfig, lake: Lake, table: Table) ->
 def _merged(
     workers: Workers, lake: Lake, table: Table, commits: Sequence[Sequence[Commit]]
 ) -> list[list[RangeFacts]]:
-    """The ranges of each merged commit, their files written."""
+    """The ranges of each merged commit, after writing their files."""
     runs = [list(between_gaps(one for commit in some for one in commit.ranges)) for some in commits]
     every = [run for some in runs for run in some]
     files = [[file for one in run for file in one.files] for run in every]
@@ -94,7 +97,7 @@ def _piece(
 def _sweep(
     lake: Lake, table: Table, kept_s: float, spans: Sequence[Span], counted: Sequence[Span]
 ) -> None:
-    """Remove what was merged long ago, not each time: it is a look at all files."""
+    """Remove files that were merged long ago. Not at each run: it lists all files."""
     merged = min(set(spans) - set(counted), default=None)
     if merged is None:
         return

@@ -1,7 +1,8 @@
-"""Merge what many scans of an outbox leave, as `merge.py` does it for the logs.
+"""Merges what many scans of an outbox leave, as `merge.py` does for the logs.
 
-A scan is a commit, with a file where rows were new, changed or open. Merged are scans of which no row is read again by
-its number, that is of rows below the mark of the newest one, and never the newest: it says what is open, and how to go on.
+Each scan is a commit, with a file if rows were new, changed or open. Scans are merged if none of
+their rows will be read again by number, that is if all are below the mark of the newest scan. The
+newest is never merged: it says which rows are open and where to continue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _DIGITS: Final = 20
 def merge_scans(
     workers: Workers, config: PipelineConfig, lake: Lake, database: str, *, mark: int
 ) -> int:
-    """Merge small scans of a database; how many became fewer. Requires: the run that writes the tables."""
+    """Merge small scans of a database; by how many they shrank. Requires: the caller is the tables' only writer."""
     every = lake.commits(OUTBOX)
     commits = {one.name: one for one in _settled(every, database, mark)}
     rows = [sum(one.rows for one in commit.ranges) for commit in commits.values()]
@@ -51,13 +52,13 @@ def merge_scans(
 
 
 def scan_of(commit: Commit) -> tuple[str, int]:
-    """Database and time of a scan, ms since 1970; of merged ones that of the last which had rows."""
+    """Database and time of a scan, ms since 1970; for merged scans, that of the last one with rows."""
     times_ms = [one.notes.get(SCANNED_AT, one.notes.get(SCANNED_UNTIL, 0)) for one in commit.ranges]
     return commit.ranges[0].source, int(max(times_ms))
 
 
 def _settled(commits: Sequence[Commit], database: str, mark: int) -> Iterator[Commit]:
-    """The scans that may be merged, in order: from the first one on."""
+    """The scans that may be merged, in order from the first."""
     mine = [one for one in commits if one.ranges[0].source == database]
     for one in mine[:-1]:
         if any(facts.files and facts.next > mark for facts in one.ranges):
@@ -88,7 +89,7 @@ def _merge(workers: Workers, lake: Lake, database: str, commits: Sequence[Commit
         files=tuple(files),
         notes={SCANNED_UNTIL: until_ms},
     )
-    # In order of their names commits are in that of their scans.
+    # The order of their names is the order of the scans.
     name = f"{commits[-1].name.partition('-merged-')[0]}-merged-{now_ms:0{_DIGITS}d}"
     replaced = {one for commit in commits for one in (commit.name, *commit.replaces)}
     made = lake.commit(

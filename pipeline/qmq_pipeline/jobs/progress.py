@@ -1,4 +1,4 @@
-"""How far a job is, for whoever wants to know."""
+"""How far a job is, for callers that want to know."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ OnProgress = Callable[[Progress], None]
 
 
 def nobody(_: Progress) -> None:
-    """For those who do not want to hear of progress."""
+    """Ignores progress."""

@@ -1,10 +1,11 @@
-"""`qmq pipeline replay`: messages of the tables once more, to another subject or to a group.
+"""`qmq pipeline replay`: sends messages from the tables again, to another subject or to a group.
 
-To a subject they are sent as messages of their own, with a header that says of which message they are a copy. Their
-ids are made of the replay's name and the old id, so a replay that is run again under its name sends nothing
-twice within the broker's window. With the same ids the broker takes them for repeats, as long as it remembers.
+To a subject they are sent as new messages, with a header that names the original. Their ids are
+made of the replay's name and the old id, so repeating a replay under its name sends nothing twice
+within the broker's window. With `with_same_ids` the broker takes them for repeats of the originals, as
+long as it remembers those.
 
-To a group only dead letters can be replayed: the broker delivers them again to that group and nobody else.
+To a group only dead letters can be replayed: the broker delivers them again to that group alone.
 
 Nothing is sent before somebody has looked: the first answer is what would be sent.
 """
@@ -34,12 +35,12 @@ from qmq_pipeline.tables.schemas import LIFECYCLE, MESSAGES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Header of a replayed message: the id of the one that it is a copy of.
+#: Header of a replayed message: the id of the original.
 REPLAY_HEADER: Final = "qmq-replay-of"
-#: One request: small enough to be a fair neighbour of other senders.
+#: One request: small enough to be fair to other senders.
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 1024 * 1024
-#: Messages of one replay, unless more are asked for by number.
+#: Messages of one replay, unless a larger limit is given.
 LIMIT: Final = 10_000
 _EXAMPLES: Final = 5
 _DEAD: Final = "dead"
@@ -47,7 +48,7 @@ _DEAD: Final = "dead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a replay goes: one of both."""
+    """Where a replay goes; one of the two is set."""
 
     subject: str | None = None
     group: str | None = None
@@ -55,15 +56,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is to be replayed, and where to."""
+    """What to replay, and where to."""
 
-    #: Condition on the table `lifecycle`, in SQL.
+    #: SQL condition on the table `lifecycle`.
     where: str
     target: Target
-    #: Names the ids: the same name sends the same ids.
+    #: The ids are made of it: the same name sends the same ids.
     name: str
     with_same_ids: bool = False
-    #: More than that are not sent.
+    #: A replay of more messages is refused.
     limit: int = LIMIT
 
 
@@ -74,17 +75,17 @@ class Replay:
     name: str
     target: Target
     messages: int
-    #: Subject → messages.
+    #: Subject → number of messages.
     subjects: dict[str, int]
-    #: Ids of some of them.
+    #: Some of their ids.
     examples: list[str]
     sent: int = 0
-    #: Those that the broker had already.
+    #: Messages that the broker had already.
     repeated: int = 0
 
 
 def parse_target(text: str) -> Target:
-    """`subject:NAME` or `group:NAME`."""
+    """Parse `subject:NAME` or `group:NAME`."""
     kind, _, name = text.partition(":")
     if kind == "subject" and is_name(name):
         return Target(subject=name)
@@ -106,10 +107,10 @@ def replay(
     is_sending: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Replay:
-    """Find the messages that the order chooses; send them when asked to.
+    """Find the messages that the order chooses; send them if asked to.
 
-    Raises `OptionError` when there are more than its limit, or no broker is given, before anything is
-    sent. A replay that broke off is run again under its name.
+    Raises `OptionError`, before anything is sent, if there are more than the limit or no broker is
+    given. A replay that was interrupted can be repeated under its name.
     """
     lake = Lake(config.tables)
     lake.require()
@@ -191,7 +192,7 @@ def _records(rows: DataFrame, subject: str, order: Order) -> Iterator[bytes]:
                 key=row["key"],
                 tags=tuple(row["tags"]),
                 headers=tuple(headers.items()),
-                # The original's: the same replay makes the same bytes, and is known for a repeat.
+                # The original's time: the same replay makes the same bytes and is recognized as a repeat.
                 born_at_ms=row["born_at_ms"],
             )
         )

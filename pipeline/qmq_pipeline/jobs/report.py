@@ -1,7 +1,7 @@
-"""`qmq pipeline report`: the gold tables and the newest audit as one page of HTML.
+"""`qmq pipeline report`: the gold tables and the newest audit as one HTML page.
 
-What the page shows of gold is kept beside it, and shown again as long as gold is what it was then. The audit is read
-without Spark. So the page of a run that found nothing new starts none.
+What the page shows of gold is kept beside it and shown again while gold stays the same; the audit
+is read without Spark. So the page of a run that found nothing new starts no Spark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from qmq_pipeline.spark.session import Spark
 
 _STEPS: Final = 2
-#: Another number for each change of `GoldFacts` or of the queries that fill it: what was kept before is not shown then.
+#: Changes with each change of `GoldFacts` or the queries that fill it; facts kept under another
+#: number are not used.
 _PAGE: Final = 1
 _FINDING_COLUMNS: Final = {
     "at": "at",
@@ -51,16 +52,17 @@ class Reported:
 
     path: str
     bytes: int
-    #: Findings of the newest audit; None when there was none.
+    #: Findings of the newest audit; None if there was none.
     findings: int | None
 
 
 def report(
     spark: Spark, config: PipelineConfig, path: str, *, on_progress: OnProgress = nobody
 ) -> Reported:
-    """Write the page to `path`, whole or not at all. Raises `LakeError` where there are no marts.
+    """Write the page to `path`, whole or not at all. Raises `LakeError` if there are no marts.
 
-    `spark`: a session, or a function that gives one: where gold is what it was for the last page it is not called.
+    `spark`: a session, or a function that gives one; it is not called if gold is the same as for
+    the last page.
     """
     facts = collect(spark, config, on_progress=on_progress)
     page = render(facts).encode()
@@ -94,7 +96,7 @@ def collect(
             reason="there are no marts yet",
             remedy="Run `qmq pipeline marts` first, or `qmq pipeline run` for all in order",
         )
-    # It is written last of all gold tables, so its commit names what all of them are.
+    # It is the last gold table to be written, so its commit names the state of all.
     gold = _kept(lake, newest.name)
     if gold is None:
         gold = gold_facts(session_of(spark), lake)
@@ -112,14 +114,14 @@ def collect(
 
 
 def _keep(lake: Lake, made: str, gold: GoldFacts) -> None:
-    """For the next page. MessagePack knows times within rows of any type, JSON would make texts of them."""
+    """Keep the facts for the next page. MessagePack keeps times in rows of any type; JSON would make them texts."""
     packed = base64.b64encode(msgspec.msgpack.encode(gold)).decode()
     with contextlib.suppress(OSError):  # who may only read the tables gets a page, too
         lake.write_state(FLOW_MINUTE, {"made": made, "page": _PAGE, "gold": packed})
 
 
 def _kept(lake: Lake, made: str) -> GoldFacts | None:
-    """What was kept of gold as it was `made` then; None where it is another, or was kept for another page."""
+    """The kept facts of gold as it was `made`; None if gold or the kind of page has changed."""
     state = lake.read_state(FLOW_MINUTE)
     if (state.get("made"), state.get("page")) != (made, _PAGE):
         return None

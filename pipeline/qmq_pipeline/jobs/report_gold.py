@@ -1,7 +1,7 @@
 """What the report shows of the gold tables: a few small queries, and values that can be kept for the next page.
 
-Minutes are rolled up to at most some hundred buckets by merging sketches; every list is bounded, and says
-of how many it shows the first.
+Minutes are rolled up to at most some hundred buckets by merging sketches. Every list is bounded and
+says how many rows there are in all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
-    """All that the page shows but the audit. Requires: the tables are there."""
+    """Everything on the page but the audit. Requires: the tables exist."""
     for table in MARTS:
         lake.read(spark, table).createOrReplaceTempView(f"qmq_{table.name}")
     span = spark.sql("SELECT MIN(minute) AS first, MAX(minute) AS last FROM qmq_flow_minute").head()
@@ -64,7 +64,7 @@ class _Collector:
         self._buckets = buckets
 
     def flow(self) -> tuple[TimeChart, Grid, dict[str, int | str]]:
-        """Messages over time, by subject, and altogether."""
+        """Messages over time, by subject and in total."""
         sums = "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS settled"
         rows = self._rows(
             f"SELECT {self._buckets.sql('minute')} AS bucket, {sums} FROM qmq_flow_minute "
@@ -126,11 +126,11 @@ class _Collector:
         return chart, grid
 
     def groups(self) -> int:
-        """How many groups there are; one that consumes two subjects is one."""
+        """The number of groups; one that consumes two subjects counts once."""
         return int(self._rows("SELECT COUNT(DISTINCT consumer_group) FROM qmq_group_lag")[0][0])
 
     def lag(self) -> tuple[TimeChart, TimeChart, Grid]:
-        """What groups are behind, what they got again, and where they stand now."""
+        """How far groups are behind, what was delivered to them again, and their current state."""
         grid = self._grid(
             "Groups",
             "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
@@ -257,7 +257,7 @@ class _Collector:
 def as_grid(
     title: str, rows: Sequence[Row | Mapping[str, Any]], columns: dict[str, str], total: int
 ) -> Grid:
-    """Rows as a table: `columns` is their names → what stands above them."""
+    """Rows as a table; `columns` maps their names to its headings."""
     return Grid(
         title=title,
         columns=tuple(columns.values()),

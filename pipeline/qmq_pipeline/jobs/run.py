@@ -1,8 +1,8 @@
-"""`qmq pipeline run`: all jobs in their order, for a scheduler or a person who wants it all.
+"""`qmq pipeline run`: all jobs in order, for a scheduler or a person who wants everything.
 
-Each job leaves what it has done committed, so a run that ends in the middle is gone on with by the next
-one, from the first job that is not done. Outboxes are scanned before the log is read: what they show as
-sent is then in the log.
+Each job commits what it has done, so after an interrupted run the next one continues with the first
+unfinished job. Outboxes are scanned before the log is read: what they show as sent is then in the
+log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What each job of one run made."""
+    """The result of each job of one run."""
 
     #: Database → outbox rows read.
     outbox: dict[str, int]
@@ -37,16 +37,16 @@ class RunResult:
     lifecycle: Lived
     marts: Marts
     audit: AuditResult
-    #: The page; None when none was asked for.
+    #: The page; None if none was asked for.
     report: Reported | None
-    #: What other programs find; None when the tables are not exposed.
+    #: What other programs find; None if the tables are not exposed.
     exposed: Exposed | None
     #: Job → how long it took.
     seconds: dict[str, float]
 
 
 class _Watch:
-    """How long each job takes."""
+    """Measures how long each job takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -68,14 +68,17 @@ def run(
     report_path: str | None = None,
     on_progress: OnProgress = nobody,
 ) -> RunResult:
-    """Ingest, make the tables, judge, write the report where `report_path` says, and expose the tables if `config` says so.
+    """Ingest, make the tables, audit, write the report to `report_path` if given, and expose the
+    tables if `config` says so.
 
-    Raises what its jobs raise; what was done stays. `is_full`: tables that follow from others are made anew.
+    Raises what its jobs raise; what was done stays. `is_full`: rebuild the derived tables as a
+    whole.
 
-    `spark`: a session, or a function that gives one: it is called when a table has to be made, so a run that finds
-    nothing new starts no Spark. `workers`: who ingests; Spark's executors when it is None.
+    `spark`: a session, or a function that gives one; it is called only when a table must be made,
+    so a run that finds nothing new starts no Spark. `workers`: who ingests; None for Spark's
+    executors.
 
-    A `config` without a place brings in outboxes alone, as one without databases brings in logs alone.
+    Without a place, `config` brings in outboxes alone; without databases, logs alone.
     """
     watch = _Watch()
     hands = session_of(spark) if workers is None else workers
