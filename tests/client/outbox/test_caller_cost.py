@@ -6,12 +6,14 @@ each function that is entered costs several times what it costs in a loop.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 import sqlalchemy as sa
+from opentelemetry import trace
 from sqlalchemy.orm import Session
 
 import qmq_client
@@ -31,10 +33,21 @@ def entered_by(work: Callable[[], None]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("messages", "calls_max"), [(0, 17), (1, 49)])
+@pytest.mark.parametrize(
+    ("messages", "is_traced", "calls_max"), [(0, False, 17), (1, False, 49), (1, True, 50)]
+)
 def test_S13_a_followed_transaction_enters_few_functions_of_ours(
-    world: World, messages: int, calls_max: int
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: int,
+    is_traced: bool,
+    calls_max: int,
 ) -> None:
+    """Once an application has loaded OpenTelemetry, as other tests do, each send asks for its span."""
+    monkeypatch.setitem(sys.modules, trace.__name__, trace)
+    if not is_traced:
+        monkeypatch.delitem(sys.modules, trace.__name__)
+
     def transaction() -> None:
         with Session(world.engine) as session, session.begin():
             session.add(Order(label=f"{len(labels)}"))
