@@ -1,13 +1,13 @@
 """What became of each message in one group: the group's actions, folded in order.
 
-The broker keeps the same state while it runs (`service/delivery/groups.py`); this is the view
-afterwards, with times. Sequences of a subject are dense, so the state is arrays with one place per
-message, a block of sequences each, and an action on a range is an assignment to a slice. Blocks are
-loaded from the table when an action touches them, so a fold that continues an earlier one costs
-only what came in since.
+The broker keeps the same state while it runs (`service/delivery/groups.py`); this module
+reconstructs it afterwards, with times. Sequences of a subject are dense, so the state is held in
+arrays, one for each block of sequences with one element per message, and an action on a range is an
+assignment to a slice. Blocks are loaded from the table when an action touches them, so a fold that
+continues an earlier one costs only what came in since.
 
 What was handed out before the table of actions begins is unknown here: its settlements are counted
-and left out.
+and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from qmq_pipeline.tables.columns import Numbers
 _OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING, SET_ASIDE)
 _WITHOUT_COPY: Final = tuple(one for one in _OPEN if one != SET_ASIDE)
 Row = Mapping[str, Any]
-#: Number of a block → its rows in the table, if there are any.
+#: Number of a block → its rows in the table, if any.
 Load = Callable[[int], pa.Table | None]
 
 
 @dataclass(slots=True)
 class GroupMark:
-    """The state of a fold besides its blocks: where the next one continues. Travels as JSON."""
+    """The state of a fold besides its blocks: where the next fold continues. Travels as JSON."""
 
-    #: First sequence for the group; None while the table does not tell.
+    #: First sequence for the group; None as long as no action has told it.
     first: int | None = None
-    #: How far the group has come: below this, each message was delivered, or is not for the group.
+    #: How far the group has come: every message below was delivered to it, or is not for it.
     come_to: int = 0
-    #: One behind the highest sequence of which anything is known.
+    #: One behind the highest sequence that is known.
     next: int = 0
     has_ended: bool = False
     #: Settlements of hand-outs that are older than the table.
@@ -62,7 +62,7 @@ class GroupMark:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> GroupMark:
-        """From what `to_json` wrote."""
+        """Read what `to_json` wrote."""
         held = {name: [(a, b, c) for a, b, c in some] for name, some in found["held"].items()}
         return cls(**{**found, "held": held})
 
@@ -93,9 +93,9 @@ class GroupFold:
         self.subject = subject
         self.group = group
         self.mark = mark or GroupMark()
-        #: Blocks in which something changed.
+        #: Blocks with changes.
         self.changed: set[int] = set()
-        #: Sequences of which something changed.
+        #: Sequences with changes.
         self.touched = RunList()
         self._load = load
         self._length = block_sequences
@@ -109,13 +109,13 @@ class GroupFold:
             apply(self, row)
 
     def batches(self, number: int) -> Iterator[pa.RecordBatch]:
-        """A row for each known message of a block, in order of sequence."""
+        """Rows of the known messages of a block, in order of sequence."""
         yield from self._block(number).batches(self.subject, self.group, self._texts)
 
     # ---- the actions -------------------------------------------------------------------------
 
     def defined(self, row: Row) -> None:
-        """The group begins, or begins again after it ended; otherwise a setting was changed."""
+        """The group begins, or begins again after it ended; otherwise only a setting was changed."""
         first = row["first_sequence"]
         mark = self.mark
         if mark.first is None:
@@ -157,7 +157,7 @@ class GroupFold:
         text = self._texts.number(None, said)
         for first, after in self._handed_out(row):
             for state in self._slices(first, after):
-                # A dead letter is said before the hand-out that ended it.
+                # The log has the dead letter before the end of the hand-out that caused it.
                 mask = state["outcome"] == IN_FLIGHT
                 state["outcome"][mask] = GIVEN_BACK
                 state["text"][mask] = text
@@ -171,7 +171,7 @@ class GroupFold:
             state["text"] = text
 
     def set_aside(self, row: Row) -> None:
-        """Messages that waited for redelivery are away, as copies in the log."""
+        """Messages that waited for redelivery were moved out of the way, as copies in the log."""
         for state in self._slices(row["first_sequence"], row["next_sequence"]):
             mask = state["outcome"] == GIVEN_BACK
             state["outcome"][mask] = SET_ASIDE
@@ -186,14 +186,14 @@ class GroupFold:
             state["back_us"][mask] = row["at"]
 
     def skipped(self, row: Row) -> None:
-        """What the log lost; messages set aside have copies elsewhere, and come back."""
+        """Messages that retention deleted by force; those set aside have copies, which come back."""
         mark, after = self.mark, row["next_sequence"]
         self._give_up(row["first_sequence"], after, row, "given up by force", _WITHOUT_COPY)
         mark.first = after if mark.first is None else mark.first
         mark.come_to = max(mark.come_to, after)
 
     def sought(self, row: Row) -> None:
-        """The group continues elsewhere: it never gets what it skips; what follows is new."""
+        """The group continues elsewhere: it never gets what it skips, and what follows counts as new."""
         first, mark = row["first_sequence"], self.mark
         self._give_up(first if mark.first is None else mark.first, first, row, "sought past it")
         mark.held.clear()
@@ -215,7 +215,7 @@ class GroupFold:
     # ---- ranges ------------------------------------------------------------------------------
 
     def _come_to(self, after: int, row: Row, chosen: Numbers | None = None) -> None:
-        """What the group was not given up to here, and is not `chosen`, is not for it."""
+        """The group has come up to here: what it was not given on the way, and is not `chosen`, is not for it."""
         mark = self.mark
         if mark.first is None:
             mark.first = mark.come_to = after if chosen is None else min(after, *chosen.tolist())
@@ -250,7 +250,7 @@ class GroupFold:
             state["text"][mask] = text
 
     def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
-        """The runs of sequences behind these pull sequences of a consumer; no longer held."""
+        """The runs of sequences behind these pull sequences of a consumer, which are then no longer held."""
         held = self.mark.held.get(row["consumer"], [])
         here, after = row["first_pull"], row["next_pull"]
         place = max(0, bisect_right(held, here, key=lambda one: one[0]) - 1)
@@ -281,7 +281,7 @@ class GroupFold:
             yield state
 
     def _places(self, first: int, after: int) -> Iterator[tuple[int, Numbers]]:
-        """The states of a range, a block at a time, each with its first sequence."""
+        """The states of a range, block by block, each with its first sequence."""
         if first >= after:
             return
         self.mark.next = max(self.mark.next, after)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from qmq_pipeline.tables.columns import TIME, Numbers
 from qmq_pipeline.tables.schemas import DELIVERIES
 
-#: Names of the outcomes, by their number in the arrays.
+#: Names of the outcomes; the arrays hold their index.
 OUTCOMES: Final = (
     "",
     "in flight",
@@ -50,7 +50,7 @@ _TIMES: Final = {
 
 
 class Texts:
-    """Reasons and errors of one group, each pair once: the arrays hold their numbers."""
+    """Reasons and errors of one group, each pair once; the arrays hold their numbers."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[str | None, str | None]] = [(None, None)]
@@ -71,14 +71,14 @@ class Texts:
         return np.fromiter((self.number(*pair) for pair in pairs), np.int32, len(reasons))
 
     def arrays(self, numbers: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Reasons and errors by their numbers."""
+        """Reasons and errors for these numbers."""
         reasons = pa.array([one[0] for one in self._pairs], pa.string())
         errors = pa.array([one[1] for one in self._pairs], pa.string())
         return reasons.take(numbers), errors.take(numbers)
 
 
 class Block:
-    """The states of consecutive sequences; grows to both sides on demand."""
+    """The states of consecutive sequences; grows in both directions on demand."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -86,7 +86,7 @@ class Block:
 
     @classmethod
     def of(cls, rows: pa.Table | None, texts: Texts) -> Block:
-        """From the table: the rows of one group, in order of sequence."""
+        """From the table's rows of one group, in order of sequence."""
         block = cls()
         if rows is None or not rows.num_rows:
             return block
@@ -107,7 +107,7 @@ class Block:
         return block
 
     def slice(self, first: int, after: int) -> Numbers:
-        """The states of these sequences, to be changed in place."""
+        """The states of these sequences, for the caller to change in place."""
         length = len(self._state)
         if not length:
             self._first = first
@@ -124,7 +124,7 @@ class Block:
         return self._state[first - self._first : after - self._first]
 
     def batches(self, subject: str, group: str, texts: Texts) -> Iterator[pa.RecordBatch]:
-        """A row for each known message, in order of sequence."""
+        """Rows of the known messages, in order of sequence."""
         for first in range(0, len(self._state), BATCH_ROWS):
             some = self._state[first : first + BATCH_ROWS]
             places = np.flatnonzero(some["outcome"])

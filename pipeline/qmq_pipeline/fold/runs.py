@@ -1,4 +1,4 @@
-"""Half-open runs of sequences: which were touched, and which ranges contain some."""
+"""Half-open runs of sequences: records what was touched, and tells whether a range contains some of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-#: More runs than this are reduced by closing the smallest gaps: then too much counts as touched,
-#: never too little.
+#: Above this number of runs the smallest gaps are closed: then too much counts as touched, never
+#: too little.
 RUNS_MAX: Final = 256
 
 
 class RunList:
-    """Runs in order, none touching another."""
+    """Runs in order; no two touch each other."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs: list[tuple[int, int]] = []

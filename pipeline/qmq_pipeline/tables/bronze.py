@@ -1,4 +1,4 @@
-"""The columns of the bronze tables: what stands in the logs and in the outboxes, as it is stored there."""
+"""The columns of the bronze tables: what logs and outboxes contain, as it is stored there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID_COLUMNS: Final = (
         is_distinct=True,
     ),
 )
-#: Where in the commit log something stands.
+#: The place of a row in the commit log.
 _FRAME_COLUMNS: Final = (
     Column("physical_offset", "long", "bytes from the start of the commit log to its frame"),
     Column("record_number", "int", "its place in the frame, from 0"),
@@ -56,7 +56,7 @@ MESSAGES: Final = Table(
     key=("subject", "sequence"),
     columns=_MESSAGE_COLUMNS,
 )
-#: Delayed messages as they were accepted or put off; their release is a row of `messages`.
+#: Delayed messages as they were accepted or rescheduled; a released one is a row of `messages`.
 SCHEDULED: Final = Table(
     name="scheduled",
     layer="bronze",
@@ -67,7 +67,7 @@ SCHEDULED: Final = Table(
         Column("now_due_at", "time", "due from here on: not `due_at` when it was put off"),
     ),
 )
-#: Delayed messages that will not be delivered.
+#: Delayed messages that were cancelled.
 CANCELLED: Final = Table(
     name="cancelled",
     layer="bronze",
@@ -80,7 +80,7 @@ CANCELLED: Final = Table(
         Column("cancelled_at", "time", "when, by the broker's clock"),
     ),
 )
-#: Copies of messages that groups set aside: when they were made, and when their time had come.
+#: Copies of messages that groups set aside: when each was made, and when it came back.
 COPIES: Final = Table(
     name="copies",
     layer="bronze",

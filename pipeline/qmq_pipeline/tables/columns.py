@@ -1,11 +1,11 @@
-"""Arrow columns out of many pieces of one buffer, without touching the pieces one by one.
+"""Arrow columns from many pieces of one buffer, without touching the pieces one by one.
 
-The trick: every record is a run of consecutive fields. The boundaries of the fields of all records,
-written one behind the other, are the offsets of an Arrow array that lies over the buffer as it is;
-taking every fifth of its values copies one field of every record in C++. Ten million fields a second
-and core, where slicing in Python makes half a million.
+Every record is a run of consecutive fields. The boundaries of the fields of all records, written
+one after the other, are the offsets of an Arrow array over the buffer itself. Taking every fifth of
+its values copies one field of every record, in C++: ten million fields a second and core, where
+slicing in Python makes half a million.
 
-Not for: what the fields mean; that is `rows/decode.py`.
+Not for: the meaning of fields; that is `rows/decode.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class Pieces:
-    """Consecutive pieces of a buffer: `boundaries` of shape (rows, fields), each row in order."""
+    """Consecutive pieces of a buffer; `boundaries` has the shape (rows, fields), each row in order."""
 
     def __init__(self, data: bytes | memoryview, boundaries: Numbers) -> None:
-        """Requires: boundaries never decrease, also from one row to the next; below 2³¹."""
+        """Requires: boundaries never decrease, not even from one row to the next, and are below 2³¹."""
         flat = np.ascontiguousarray(boundaries, dtype=np.int32).reshape(-1)
         self._fields = boundaries.shape[1]
         self._rows = boundaries.shape[0]
@@ -35,17 +35,17 @@ class Pieces:
         )
 
     def binary(self, field: int, mask: Numbers | None = None) -> pa.Array:
-        """What stands from boundary `field` to the next one of each row; null where `mask` says."""
+        """Each row's bytes from boundary `field` to the next one; null where `mask` is set."""
         numbers = np.arange(field, self._rows * self._fields, self._fields, dtype=np.int32)
         return pc.take(self._array, pa.array(numbers, mask=mask), boundscheck=False)
 
     def text(self, field: int, mask: Numbers | None = None) -> pa.Array:
-        """The same as text; what is not UTF-8 is replaced, for nobody checked it before."""
+        """The same as text. Nobody has checked it, so what is not UTF-8 is replaced."""
         return as_text(self.binary(field, mask))
 
 
 def as_text(array: pa.Array) -> pa.Array:
-    """Bytes as text; the characters that are none become U+FFFD."""
+    """Bytes as text; invalid UTF-8 becomes U+FFFD."""
     try:
         return pc.cast(array, pa.string())
     except pa.ArrowInvalid:
@@ -56,7 +56,7 @@ def as_text(array: pa.Array) -> pa.Array:
 
 
 def values_of(array: pa.Array) -> tuple[Numbers, memoryview]:
-    """Of texts or bytes: where each begins and ends in what they stand in; what is null is empty."""
+    """Offsets of texts or bytes, and the buffer they point into; nulls are empty."""
     _, offsets, data = array.buffers()
     if offsets is None:
         return np.zeros(1, np.int32), memoryview(b"")
@@ -66,7 +66,7 @@ def values_of(array: pa.Array) -> tuple[Numbers, memoryview]:
 
 
 def hex_text(rows: Numbers) -> pa.Array:
-    """Rows of bytes, shape (n, width), as text in hex digits."""
+    """Rows of bytes, shape (n, width), as hex digits."""
     count, width = rows.shape
     digits = binascii.hexlify(np.ascontiguousarray(rows).data)
     offsets = np.arange(count + 1, dtype=np.int32) * (2 * width)
@@ -74,7 +74,7 @@ def hex_text(rows: Numbers) -> pa.Array:
 
 
 def times(milliseconds: Numbers, mask: Numbers | None = None) -> pa.Array:
-    """Milliseconds since 1970 UTC as times; null where `mask` says."""
+    """Milliseconds since 1970 UTC as times; null where `mask` is set."""
     return pa.array(milliseconds.astype(np.int64) * 1000, mask=mask).view(TIME)
 
 
@@ -84,5 +84,5 @@ def longs(numbers: Numbers, mask: Numbers | None = None) -> pa.Array:
 
 
 def repeated_text(values: list[str], codes: Numbers) -> pa.Array:
-    """The value of each code."""
+    """The value for each code."""
     return pa.array(values, pa.string()).take(pa.array(codes))

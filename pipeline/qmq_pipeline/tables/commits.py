@@ -1,6 +1,6 @@
-"""What the commit files of the tables say: which files hold which range, and which commits count.
+"""The contents of the tables' commit files: which files hold which range, and which commits count.
 
-Values and their JSON; the folder is the affair of `lake.py`.
+Only values and their JSON; `lake.py` writes and reads the folder.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-#: Notes of a range of the commit log: records whose bytes do not have the checksum they carry, and how many.
+#: Notes of a range of the commit log: altered records, and their number.
 ALTERED: Final = "altered"
 ALTERED_COUNT: Final = "altered_count"
-#: Note of a range that retention gave up before it was read.
+#: Note of a range that retention deleted before it was read.
 EXPIRED: Final = "is_expired"
-#: Notes of a scan of an outbox: when, ms since 1970 by the database's clock; and of merged scans that of the last one
-#: that had rows.
+#: Notes of a scan of an outbox: its time, ms since 1970 by the database's clock; for merged scans,
+#: the time of the last one with rows.
 SCANNED_AT: Final = "scanned_at_ms"
 SCANNED_UNTIL: Final = "scanned_until_ms"
-#: Note of a commit that small ones were merged into: when, ms since 1970.
+#: Note of a commit that replaces small ones: the time, ms since 1970.
 MERGED_AT: Final = "merged_at_ms"
 
 
@@ -27,7 +27,7 @@ MERGED_AT: Final = "merged_at_ms"
 class DataFile:
     """One Parquet file of a range."""
 
-    #: Below the table's folder.
+    #: Path below the table's folder.
     path: str
     rows: int
     bytes: int
@@ -37,7 +37,7 @@ class DataFile:
 class RangeFacts:
     """What was written of one range."""
 
-    #: What the range is of: the id of a store, or the name of a database.
+    #: Where the range comes from: the id of a store, or the name of a database.
     source: str
     first: int
     next: int
@@ -45,12 +45,12 @@ class RangeFacts:
     files: tuple[DataFile, ...]
     #: subject → runs of sequences (first, next), in order of the log.
     sequences: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    #: subject → runs that stand in quarantine.
+    #: subject → quarantined runs.
     lost: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     #: Times of storing of the first and last row, ms since 1970; 0 without rows.
     first_at_ms: int = 0
     last_at_ms: int = 0
-    #: Whatever else the job wants to know next time.
+    #: Anything else that the job wants to know next time.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -61,18 +61,18 @@ class Commit:
     name: str
     version: int
     ranges: tuple[RangeFacts, ...]
-    #: Names of earlier commits that this one stands for.
+    #: Names of earlier commits that this one replaces.
     replaces: tuple[str, ...] = ()
-    #: What the table stood on when this was made; says whether it is up to date.
+    #: What the table was made from; tells whether it is up to date.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """As it stands in its file."""
+        """The content of its file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Commit:
-        """As it was written; what older versions did not write is empty."""
+        """Read what `to_json` wrote; what older versions did not write is empty."""
         found = json.loads(text)
         return cls(
             name=found["name"],
@@ -84,5 +84,5 @@ class Commit:
 
 
 def range_facts(found: Mapping[str, Any]) -> RangeFacts:
-    """Facts as they were written into a commit, or came from a worker."""
+    """Facts from a commit or a worker's answer."""
     return RangeFacts(**{**found, "files": tuple(DataFile(**one) for one in found["files"])})

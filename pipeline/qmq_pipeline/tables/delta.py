@@ -1,7 +1,8 @@
-"""A table's files as a Delta table, in the table's own folder: its log is the folder `_delta_log` there.
+"""A table's files as a Delta table, in the table's own folder; its log is the folder `_delta_log`.
 
-Each change is one version of that log, written by `deltalake`, which makes checkpoints of many versions and
-removes old ones. The paths in it are relative, so a folder of tables may be moved or copied whole.
+Each change is one version of that log. The library `deltalake` writes it, checkpoints it, and
+removes old versions. Its paths are relative, so a folder of tables may be moved or copied as a
+whole.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction
 
-#: Of both: a VACUUM spares files of the folder that are younger, the newest of ours among them, and the log
-#: forgets what was removed and its own old versions when they are older.
+#: For both: VACUUM spares younger files of the folder, which include our newest ones, and the log
+#: forgets removed files and its own versions when they are older.
 _RETENTION: Final = "interval 30 days"
 _CONFIGURATION: Final = {
     "delta.deletedFileRetentionDuration": _RETENTION,
     "delta.logRetentionDuration": _RETENTION,
     "delta.enableExpiredLogCleanup": "true",
 }
-#: The library unescapes even names of folders (1.6.6).
+#: The library unescapes even the names of folders (1.6.6).
 _ESCAPED: Final = re.compile("%[0-9A-Fa-f]{2}")
-#: Kinds of columns whose least and greatest value the log tells, for readers to skip files by.
+#: Kinds of columns with least and greatest values in the log, by which readers skip files.
 _COMPARED: Final = ("text", "long", "int", "time")
-#: Longer texts are not worth their place in the log.
+#: Longer texts would take too much space in the log.
 _TEXT_MAX: Final = 64
 
 
@@ -47,7 +48,7 @@ class DeltaListing:
     """See `listing.py`."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
-        """Raises `LakeError` for a folder that the library cannot name."""
+        """Raises `LakeError` for a folder whose name the library misreads."""
         self._lake = lake
         self._table = table
         self.name = lake.url(lake.folder(table))
@@ -93,7 +94,7 @@ class DeltaListing:
                 found.alter.add_columns(new)
             now_ms = SYSTEM_CLOCK.now_ms()
             removed = {path: RemoveAction(path, True, now_ms) for path in change.removed}
-            # One version may not have a path twice. What it says of such a file is wrong already.
+            # A version may not name a path twice; what the log says of such a file is wrong already.
             again = [removed.pop(file.path) for file in change.added if file.path in removed]
             steps: list[list[AddAction | RemoveAction]] = [[*again], [*removed.values(), *added]]
             for actions in steps:
@@ -135,7 +136,7 @@ class DeltaListing:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the library says, as one of our errors."""
+        """The library's error as one of ours."""
         from deltalake.exceptions import DeltaError
 
         try:

@@ -1,4 +1,4 @@
-"""The columns of the gold tables: what charts and questions by the minute are answered from."""
+"""The columns of the gold tables, from which charts and questions by the minute are answered."""
 
 from __future__ import annotations
 

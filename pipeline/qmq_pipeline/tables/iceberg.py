@@ -1,6 +1,7 @@
-"""A table's files as an Iceberg table, in a catalog that pyiceberg is configured for.
+"""A table's files as an Iceberg table, in a catalog that is configured for pyiceberg.
 
-Each change is one snapshot. Iceberg names files by whole URLs, so a folder of tables that was moved is another one.
+Each change is one snapshot. Iceberg names files by full URLs, so a folder of tables that was moved
+counts as another one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table import Transaction
 
-#: Property that says of which folder's files a table is.
+#: Property that names the folder whose files a table lists.
 _FOLDER: Final = "qmq.folder"
 _PROPERTIES: Final = {
-    # The clean-ups of others leave our files alone.
+    # Clean-ups by other programs leave our files alone.
     "gc.enabled": "false",
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",
 }
-#: Older ones name files that are gone. Some are left for who reads one right now.
+#: Older snapshots name files that are gone. Some are kept for queries that are still reading one.
 _SNAPSHOT_AGE_MS: Final = 24 * 3_600_000
-#: To expire them is a commit of its own, so it is done for some dozens at once.
+#: Expiring them is a commit of its own, so some dozens go at once.
 _OLD_SNAPSHOTS_MAX: Final = 50
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """The catalog of this name, or the default one for "", by pyiceberg's configuration and these properties.
+    """The catalog of this name (the default one for ""), by pyiceberg's configuration and these properties.
 
-    Raises `OptionError` when that does not say what it is, and `UnreachableError` when nobody answers there.
+    Raises `OptionError` if these do not say which catalog it is, and `UnreachableError` if it does
+    not answer.
     """
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NotInstalledError
@@ -93,7 +95,7 @@ class IcebergListing:
                     with transaction.update_schema() as columns:
                         columns.union_by_name(self._table.arrow())
                 if transaction.table_metadata.name_mapping() is None:
-                    # Our files know no numbers of columns, so readers go by the names.
+                    # Our files have no column numbers, so readers map columns by name.
                     mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
                     transaction.set_properties({"schema.name-mapping.default": mapping})
                 self._snapshot(found, transaction, change)
@@ -152,7 +154,7 @@ class IcebergListing:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the library says, as one of our errors."""
+        """The library's error as one of ours."""
         from pyiceberg.exceptions import CommitFailedException, RESTError
         from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 

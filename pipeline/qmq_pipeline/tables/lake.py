@@ -1,4 +1,4 @@
-"""The folder of the tables: Parquet files, and one commit file for each batch of ranges that is done.
+"""The folder of the tables: Parquet files, and one commit file for each finished batch of ranges.
 
 ::
 
@@ -9,18 +9,20 @@
     <tables>/silver/lifecycle/_commits/…                        the same for derived tables
     <tables>/silver/lifecycle/_kept/delta.json                  files that a listing names, see `listing.py`
 
-A data file counts once a commit names it. Files are named by the range they hold: who writes a range
-again (a retry, a speculative twin, a second run after a crash) writes the same file; rows of an outbox change
-in between, so there each try has a file of its own. The driver commits when all tasks are done; what a run left behind without a commit is removed by the next. So a row is
-there once, whatever died when.
+A data file counts once a commit names it. Files are named by the range they hold, so whoever writes a
+range again (a retry, a speculative twin, a second run after a crash) writes the same file. Rows of
+an outbox change in between, so there each try has a file of its own. The driver commits when all
+tasks are done, and each run removes what earlier runs left without a commit. So a row is there
+once, whichever process died, and whenever.
 
-Small files of a log are merged: one commit takes the place of those that it `replaces`, see `merging.py`.
+Small files of a log are merged: one commit takes the place of those that it `replaces`, see
+`merging.py`.
 
-Derived tables are written by part: a window of the log, a day. Each run commits the whole list of parts, with new
-files for those that changed and the old ones for the rest, and `replaces` the list before it; so readers see the old
-state or the new one, never both.
+Derived tables are written by part: a window of the log, or a day. Each run commits the whole list
+of parts, with new files for those that changed and the old ones for the rest, and `replaces` the
+previous list. So readers see the old state or the new one, never a mixture.
 
-How files are written on disks and object stores: `lake_files.py`.
+How files are written on disks and in object stores: `lake_files.py`.
 """
 
 from __future__ import annotations
@@ -43,18 +45,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAKE_VERSION: Final = 2
-#: Says that a folder is one of tables.
+#: Marks a folder as one of tables.
 MARKER: Final = "LAKE"
 #: Folder of the commits, in that of a table.
 COMMITS: Final = "_commits"
-#: Beside the commits: what the last run saw, for those who want to know how fresh a table is.
+#: Beside the commits: what the last run saw, so that one can tell how fresh a table is.
 _STATE: Final = "_state.json"
-#: Files that stay although no commit names them any more, by who names them instead.
+#: Files that must stay although no commit names them any more, by who still lists them.
 _KEPT: Final = "_kept"
-#: Of these folders of a table nothing is ever swept; the last is that of Delta.
+#: Folders of a table that are never swept; the last is Delta's.
 _NOT_SWEPT: Final = (f"{COMMITS}/", f"{_KEPT}/", "_delta_log/")
 _DIGITS: Final = 20
-#: Column of a frame that says to which part of a derived table a row belongs; it is in no file.
+#: Column of a data frame with the part of a derived table that a row belongs to; not in any file.
 PART: Final = "part"
 
 
@@ -62,11 +64,11 @@ class Lake:
     """The tables below one folder. Cheap to make; travels to workers as its path."""
 
     def __init__(self, root: str, files: LakeFiles | None = None) -> None:
-        """`files`: how they are read and written, where not as `LakeFiles` does it.
+        """`files`: an alternative way to read and write them, instead of `LakeFiles`.
 
-        Raises `LakeError` for an address that no file system is known for.
+        Raises `LakeError` for an address without a known file system.
         """
-        # As a folder that is made on the way would change what `..` behind it leads to.
+        # Otherwise creating a folder on the way would change where a `..` behind it leads.
         self.root = root if "://" in root else os.path.abspath(root)
         self._files = LakeFiles(self.root) if files is None else files
 
@@ -74,7 +76,7 @@ class Lake:
         return Lake, (self.root,)
 
     def prepare(self) -> None:
-        """Make the folder, or refuse one of another version or with other things in it."""
+        """Create the folder; refuse one of another version or with other things in it."""
         if self._has_marker():
             return
         if self._files.strangers():
@@ -87,7 +89,7 @@ class Lake:
         self._files.write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
 
     def require(self) -> None:
-        """Refuse a folder that `ingest` has not made, or one of another version; makes nothing."""
+        """Refuse a folder that `ingest` has not made, or of another version; creates nothing."""
         if not self._has_marker():
             raise LakeError(
                 path=self.root,
@@ -109,9 +111,9 @@ class Lake:
         return True
 
     def writing(self) -> AbstractContextManager[None]:
-        """Be the one who writes these tables; raises `LakeInUseError` at once when another run does.
+        """Lock the tables for writing; raises `LakeInUseError` at once if another run writes them.
 
-        Object stores have no lock: there it is for the schedule to start one run at a time.
+        Object stores have no lock: there the schedule must start only one run at a time.
         """
         return self._files.lock()
 
@@ -120,12 +122,12 @@ class Lake:
         return f"{table.layer}/{table.name}"
 
     def commits(self, table: Table) -> list[Commit]:
-        """The commits that count, in order of their names; replaced ones are left out."""
+        """The commits that count, in order of their names, without replaced ones."""
         found, replaced = self._all_commits(table)
         return [one for one in found if one.name not in replaced]
 
     def newest(self, table: Table) -> Commit | None:
-        """The commit that counts, of a table whose commits replace each other."""
+        """The commit that counts, for tables whose commits replace each other."""
         return next(iter(reversed(self.commits(table))), None)
 
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
@@ -135,10 +137,10 @@ class Lake:
             found = [Commit.from_json(text) for text in texts if text is not None]
             if len(found) == len(texts):
                 return found, {name for one in found for name in one.replaces}
-            # One was swept since its name was read: what stands for it may not have been there then.
+            # A commit was swept after its name was read; its replacement may be newer than the names.
 
     def commit_names(self, table: Table) -> set[str]:
-        """Names of all commits, those that were replaced and not swept yet among them."""
+        """Names of all commits, including replaced ones that are not swept yet."""
         return {
             path.rpartition("/")[2].removesuffix(".json")
             for path in self._files.names(f"{self.folder(table)}/{COMMITS}")
@@ -146,11 +148,11 @@ class Lake:
         }
 
     def read_commit(self, table: Table, name: str) -> Commit:
-        """One commit, which must be there."""
+        """One commit, which must exist."""
         return Commit.from_json(self._files.read_text(self._commit_path(table, name)) or "{}")
 
     def sync_commit(self, table: Table, commit: Commit) -> None:
-        """Make a commit survive a power cut, as `sync_files` does its files."""
+        """Make a commit survive a power cut, as `sync_files` does for its files."""
         self._files.sync(self._commit_path(table, commit.name))
 
     def _commit_path(self, table: Table, name: str) -> str:
@@ -170,7 +172,7 @@ class Lake:
         name: str = "",
         notes: Mapping[str, Any] | None = None,
     ) -> Commit:
-        """Make the files of these ranges part of the table; all of them or none."""
+        """Make the files of these ranges part of the table, all of them or none."""
         if not name:
             source = ranges[0].source[:8] if ranges else "none"
             first = min((one.first for one in ranges), default=0)
@@ -187,11 +189,11 @@ class Lake:
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
-        """Keep what the last run found, whether it added something or not."""
+        """Keep what the last run found, even if it added nothing."""
         self._files.write_text(f"{self.folder(table)}/{COMMITS}/{_STATE}", json.dumps(state))
 
     def read_state(self, table: Table) -> dict[str, Any]:
-        """What the last run found; nothing when there was none."""
+        """What the last run found; empty if there was none."""
         found: dict[str, Any] = json.loads(
             self._files.read_text(f"{self.folder(table)}/{COMMITS}/{_STATE}") or "{}"
         )
@@ -206,10 +208,10 @@ class Lake:
         made: Collection[str] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> Commit:
-        """Let the rows of `frame` be the parts `made` from now on, of all parts for None.
+        """Replace the parts `made`, or all parts for None, by the rows of `frame`.
 
-        The column `PART` says to which part a row belongs. Other parts stay as they are; what a part
-        was before stays until the next run, for those who read it now.
+        The column `PART` says which part a row belongs to. Other parts stay. The files that a part
+        had before stay until the next run, for queries that are reading them.
         """
         self.sweep(table)
         folder = f"{self.folder(table)}/run={run}"
@@ -230,7 +232,7 @@ class Lake:
         made: Collection[str] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> Commit:
-        """Commit new files for some parts, and the old ones for all that are not `made` anew."""
+        """Commit new files for the parts `made`, with the old files of all others."""
         before = self.newest(table)
         kept = () if before is None or made is None else before.ranges
         ranges = [one for one in kept if one.source not in (made or ())]
@@ -246,31 +248,31 @@ class Lake:
         return self.commit(table, ranges, replaces=replaced, name=run, notes=notes)
 
     def write_frame(self, frame: DataFrame, table: Table, run: str) -> tuple[DataFile, ...]:
-        """Write the rows of `frame` in place of what this run wrote before; `append` makes them count."""
+        """Write the rows of `frame`, replacing what this run wrote before; they count from `append` on."""
         folder = f"{self.folder(table)}/run={run}"
         frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
         return tuple(self._frame_files(table, folder))
 
     def append(self, table: Table, run: str, files: Iterable[DataFile]) -> None:
-        """Make these files part of the table; a run that is done again replaces its own."""
+        """Make these files part of the table; a repeated run replaces its own."""
         some = tuple(files)
         rows = sum(file.rows for file in some)
         facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=some)
         self.commit(table, [facts], name=run)
 
     def sweep(self, table: Table, *, merged_before_ms: int | None = None) -> int:
-        """Remove data files that no commit names, and commits that were replaced. Returns how many files.
+        """Remove data files that no commit names, and replaced commits; the number of files.
 
-        Such files are of a run that did not end, or of parts that were made anew since. What somebody else
-        lists stays, see `keep`, and so does what was merged, but not before `merged_before_ms` where that is given.
-        Requires: no other run writes this table.
+        Such files are from a run that did not finish, or from parts that were rebuilt. Files that
+        others list stay (see `keep`), and so do merged ones that are younger than
+        `merged_before_ms`, if it is given. Requires: no other run writes this table.
         """
         commits, replaced = self._all_commits(table)
         folder = self.folder(table)
         if merged_before_ms is not None:
             old = (one for one in commits if one.notes.get(MERGED_AT, 0) <= merged_before_ms)
             replaced = {name for one in old for name in one.replaces}
-        # The oldest goes first: it is never there without the one that replaces it.
+        # The oldest goes first: then none is ever there without the one that replaces it.
         for one in commits:
             if one.name in replaced:
                 self._files.delete(self._commit_path(table, one.name))
@@ -291,7 +293,7 @@ class Lake:
         return len(doomed)
 
     def keep(self, table: Table, name: str, paths: Iterable[str]) -> None:
-        """Let data files of a table stay because `name` lists them, in place of those it listed before."""
+        """Keep data files because `name` lists them, in place of those it listed before."""
         text = json.dumps({"files": sorted(paths)})
         self._files.write_text(f"{self.folder(table)}/{_KEPT}/{name}.json", text)
 
@@ -321,7 +323,7 @@ class Lake:
         self._files.write_rows(tally, TALLY, [tallying.tally()])
 
     def read_tally(self, table: Table, path: str) -> Columns | None:
-        """The tally of a data file; None when there is none that can be read."""
+        """The tally of a data file; None if there is none that can be read."""
         tally = f"{self.folder(table)}/{tally_path(path)}"
         try:
             batches = list(self._files.read_rows(tally, TALLY.names))
@@ -332,7 +334,7 @@ class Lake:
     def count_values(
         self, table: Table, files: Iterable[DataFile], columns: Sequence[str]
     ) -> dict[str, int]:
-        """Column → its values that are not null, as the files' own statistics tell."""
+        """Column → number of its values that are not null, from the file's own statistics."""
         counts = dict.fromkeys(columns, 0)
         for file in files:
             found = self._files.count_values(f"{self.folder(table)}/{file.path}", columns)
@@ -341,11 +343,11 @@ class Lake:
         return counts
 
     def file_statistics(self, table: Table, file: DataFile) -> dict[str, Statistics]:
-        """Column → the ends of its values in a data file, of the columns that the file tells it of."""
+        """Column → the least and greatest value in a data file, if the file has them."""
         return self._files.statistics(f"{self.folder(table)}/{file.path}")
 
     def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
-        """Make files, and their names, survive a power cut; an object store does that by itself."""
+        """Make files and their names survive a power cut; an object store does that by itself."""
         for file in files:
             self._files.sync(f"{self.folder(table)}/{file.path}")
 
@@ -358,7 +360,7 @@ class Lake:
     def read(
         self, spark: SparkSession, table: Table, ranges: Iterable[RangeFacts] | None = None
     ) -> DataFrame:
-        """The table as it is committed now, or some ranges of it; columns that older files lack are null."""
+        """The table as committed now, or some ranges of it; columns that older files lack are null."""
         chosen = self.ranges(table) if ranges is None else ranges
         paths = [file.path for one in chosen for file in one.files if file.rows]
         if not paths:
@@ -387,5 +389,5 @@ class Lake:
                 yield DataFile(path=path.removeprefix(prefix), rows=rows, bytes=length)
 
     def url(self, path: str) -> str:
-        """A path below the root as Spark wants it."""
+        """A path below the root in Spark's notation."""
         return self._files.url(path)

@@ -1,7 +1,8 @@
 """Files below the folder of the tables, on a disk or in an object store: written whole or not at all.
 
-A disk has renames and locks: a draft takes its name when it is complete. Object stores have neither, and put whole
-files: there the final name is written at once. What the files mean is the affair of `lake.py`.
+A disk has renames and locks: a draft takes its final name when it is complete. Object stores have
+neither, but put whole files, so there the final name is written at once. What the files mean:
+`lake.py`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from qmq_pipeline.tables.table import Table
 
 LOCK: Final = "LOCK"
 DRAFT: Final = ".draft-"
-#: Key under which a Parquet file says which table and version its columns are.
+#: Key under which a Parquet file names its table and the version of its columns.
 SCHEMA_KEY: Final = b"qmq.schema"
 ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
-#: What Hadoop calls a store, and what pyarrow calls it.
+#: Hadoop's name of a store, and pyarrow's.
 _ARROW_SCHEMES: Final = {"s3a": "s3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a Parquet file tells of the values of one column."""
+    """What a Parquet file says about the values of one column."""
 
     least: Any
     greatest: Any
@@ -44,7 +45,7 @@ class LakeFiles:
     """The files below one folder; all paths are relative to it."""
 
     def __init__(self, root: str) -> None:
-        """Raises `LakeError` for an address that no file system is known for."""
+        """Raises `LakeError` for an address without a known file system."""
         self.root = root
         try:
             if "://" in root:
@@ -62,16 +63,17 @@ class LakeFiles:
         self._files.create_dir(self._path, recursive=True)
 
     def strangers(self) -> set[str]:
-        """What stands in the folder itself, of a disk; without the lock."""
+        """Entries of the folder itself, without the lock; none on an object store."""
         if not self._is_disk or not os.path.isdir(self._path):
             return set()
         return set(os.listdir(self._path)) - {LOCK}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the one who writes below this folder; raises `LakeInUseError` at once when another one does.
+        """Lock this folder for writing; raises `LakeInUseError` at once if another process holds it.
 
-        Held by the operating system, so it ends with the process. Nothing on an object store.
+        The operating system holds the lock, so it ends with the process. Does nothing on an object
+        store.
         """
         if not self._is_disk:
             yield
@@ -92,11 +94,11 @@ class LakeFiles:
             os.close(descriptor)
 
     def url(self, path: str) -> str:
-        """A path as Spark wants it."""
+        """A path in Spark's notation."""
         return f"{self.root.rstrip('/')}/{path}"
 
     def names(self, folder: str, *, is_deep: bool = False) -> Iterator[str]:
-        """Paths of the files in a folder; of those below it too when it `is_deep`."""
+        """Paths of the files in a folder; if `is_deep`, also of those below it."""
         if (
             self._is_disk and not is_deep
         ):  # a folder of many thousand: without a look at each of them
@@ -120,7 +122,7 @@ class LakeFiles:
                 yield one.path.removeprefix(prefix)
 
     def _entries(self, folder: str, *, are_folders: bool) -> Iterator[str]:
-        """Names of the files, or of the folders, in a folder of a disk; none when it is not there."""
+        """Names of the files, or of the folders, in a folder on a disk; none if it does not exist."""
         try:
             with os.scandir(self._full(folder)) as entries:
                 yield from (one.name for one in entries if one.is_dir() is are_folders)
@@ -128,11 +130,11 @@ class LakeFiles:
             return
 
     def delete(self, path: str) -> None:
-        """Remove one file, which must be there."""
+        """Remove one file, which must exist."""
         self._files.delete_file(self._full(path))
 
     def read_text(self, path: str) -> str | None:
-        """A small file; None when it is not there."""
+        """A small file; None if it does not exist."""
         try:
             with self._files.open_input_stream(self._full(path)) as stream:
                 content: bytes = stream.read()
@@ -148,7 +150,7 @@ class LakeFiles:
     def write_rows(
         self, path: str, table: Table, batches: Iterable[pa.RecordBatch]
     ) -> tuple[int, int]:
-        """Write a Parquet file; its rows and bytes."""
+        """Write a Parquet file; its number of rows and its bytes."""
         version = {SCHEMA_KEY: f"{table.name}/{table.version}".encode()}
         how: dict[str, Any] = {
             "compression": COMPRESSION,
@@ -180,7 +182,7 @@ class LakeFiles:
             yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
 
     def count_values(self, path: str, columns: Sequence[str]) -> dict[str, int]:
-        """Column of a Parquet file → how many of its values are not null; none of a column it lacks."""
+        """Column of a Parquet file → number of its values that are not null; columns it lacks are left out."""
         counts = dict.fromkeys(columns, 0)
         with self._files.open_input_file(self._full(path)) as file:
             parquet = pq.ParquetFile(file)
@@ -191,7 +193,9 @@ class LakeFiles:
         return counts
 
     def statistics(self, path: str) -> dict[str, Statistics]:
-        """Column of a Parquet file → the ends of its values; none of a column that has no value or is not told of."""
+        """Column of a Parquet file → its least and greatest value; columns without values or
+        statistics are left out.
+        """
         with self._files.open_input_file(self._full(path)) as file:
             metadata = pq.ParquetFile(file).metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -208,12 +212,12 @@ class LakeFiles:
         return found
 
     def rows_and_bytes(self, path: str) -> tuple[int, int]:
-        """How many rows a Parquet file has, and its length."""
+        """The number of rows of a Parquet file, and its length."""
         with self._files.open_input_file(self._full(path)) as file:
             return pq.ParquetFile(file).metadata.num_rows, file.size()
 
     def sync(self, path: str) -> None:
-        """Make a file, and its name, survive a power cut; an object store does that by itself."""
+        """Make a file and its name survive a power cut; an object store does that by itself."""
         if not self._is_disk:
             return
         full = self._full(path)
@@ -226,7 +230,7 @@ class LakeFiles:
 
     @contextmanager
     def _whole(self, path: str) -> Iterator[pa.NativeFile]:
-        """A stream into a new file, which has its name when the block has ended without an error."""
+        """A stream into a new file, which gets its name when the block ends without an error."""
         final = self._full(path)
         parent = final.rpartition("/")[0]
         draft = f"{parent}/{DRAFT}{uuid.uuid4().hex}" if self._is_disk else final
@@ -252,7 +256,7 @@ def _arrow_url(root: str) -> str:
 
 
 def _values(parquet: pq.ParquetFile, row_group: int, name: str) -> int:
-    """Values of one column in one group of rows that are not null; read where no statistics say it."""
+    """Number of values of one column in one row group that are not null; read where statistics do not say it."""
     group = parquet.metadata.row_group(row_group)
     columns = (group.column(place) for place in range(group.num_columns))
     statistics = next(one.statistics for one in columns if one.path_in_schema == name)

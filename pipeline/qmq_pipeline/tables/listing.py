@@ -1,10 +1,11 @@
-"""The files of a table, listed once more for programs that read Delta or Iceberg.
+"""The files of a table, listed again for programs that read Delta or Iceberg.
 
-Both formats are lists of Parquet files with a schema and a history, and our files are fit for either. So nothing
-is copied: a listing is made to name exactly the files that our commits name. What it named before is compared
-with what it is to name, so whoever did what to it meanwhile, a run that died included, the next update mends it.
+Both formats are lists of Parquet files with a schema and a history, and our files suit both. So
+nothing is copied: the listing is made to name exactly the files that our commits name. Each update
+compares what the listing names with what it should name, and so also repairs whatever others, or a
+run that died, have left.
 
-`delta.py` and `iceberg.py` are the two; `jobs/expose.py` keeps them up to date.
+The two are `delta.py` and `iceberg.py`; `jobs/expose.py` keeps them up to date.
 """
 
 from __future__ import annotations
@@ -20,46 +21,46 @@ from qmq_pipeline.tables.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What becomes of a listing in one step: its readers see the state before it or the one after it."""
+    """One step of a listing: its readers see the state before it or the state after it."""
 
-    #: The newest commit whose files are listed then.
+    #: The newest commit whose files are then listed.
     commit: str
     added: Sequence[DataFile]
-    #: Paths below the table's folder; one that is added too was written anew under its name.
+    #: Paths below the table's folder; one that is also added was rewritten under its name.
     removed: Collection[str]
 
 
 class Listing(Protocol):
-    """One table as Delta or Iceberg tells of it. Used by one thread; raises `LakeError`."""
+    """One table in Delta or Iceberg. Used by one thread; raises `LakeError`."""
 
     #: Where programs find it: a folder or URL, or the name in a catalog.
     name: str
 
     def files(self) -> dict[str, int] | None:
-        """The files it names now, below the table's folder, and their bytes; None when it is not there yet."""
+        """The files it names now, below the table's folder, with their bytes; None if it does not exist yet."""
 
     def apply(self, change: Change) -> None:
-        """Make the change, with the columns that the table has by now; makes the listing if it is not there."""
+        """Make the change, with the table's current columns; creates the listing if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """What one update did."""
+    """The result of one update."""
 
     #: Where programs find the table, see `Listing.name`.
     where: str
     rows: int
-    #: Files that were not listed before, and that are no more.
+    #: Files that were added to the listing, and files that were removed.
     added: int
     removed: int
 
 
 def update(lake: Lake, table: Table, listing: Listing, name: str) -> Updated:
-    """Let a listing name the files that the table's commits name now; `name` is that of its kind.
+    """Make a listing name the files of the table's current commits; `name` is that of its format.
 
-    First the files of both are kept from being swept, then the listing changes in one step, then only its own
-    are kept: whenever a run dies, what is listed is there, and the next one goes on. Requires: the table has a
-    commit, and no other run writes it.
+    First the old and the new files are protected from sweeping, then the listing changes in one
+    step, then only the new ones stay protected. Whenever a run dies, every listed file exists and
+    the next run continues. Requires: the table has a commit, and no other run writes it.
     """
     commits = lake.commits(table)
     ranges = [one for commit in commits for one in commit.ranges]

@@ -1,10 +1,12 @@
-"""Where a table of a log ends, by the names of its commits: as quick after years of small commits as on the first day.
+"""Finds the end of a log's table by the names of its commits: as fast after years of small commits
+as on the first day.
 
-Ranges of a log follow each other, and a commit is named by what it holds, `<store>-<first>-<next>`. So the last range
-is in the commit whose name ends last, and what a run left behind that died stands behind it: commits of tables that were
-written before the one that says how far the log was read, and data files in the folders of the last range's day and
-of later ones. Nothing else has to be looked at. A commit that stands for several (`merging.py`) is named by all that it
-holds; it is never behind the last of them.
+The ranges of a log follow each other, and a commit is named by what it holds,
+`<store>-<first>-<next>`. So the last range is in the commit with the highest end. Whatever a run
+that died has left is behind it: commits of tables that are written before the one that says how far
+the log was read, and data files in the folder of the last range's day or of later days. Nothing
+else needs to be read. A commit that replaces others (`merging.py`) is named by all that it holds,
+so it never ends after the last of them.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from qmq_pipeline.tables.tallies import tally_path
 
 #: Folders of days, see `work/ranges.py`.
 _DAY: Final = "day="
-#: Behind everything: what bears no range is a draft of somebody who died.
+#: Sorts last: a name without a range is a draft that some dead run has left.
 _NO_RANGE: Final = 2**63
 
 
 class LogEnd:
-    """The end of one table, as it stands when this is made. Requires: no other run writes the table."""
+    """The end of one table when this was made. Requires: no other run writes the table."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
         self._files = LakeFiles(lake.root)
         self._folder = lake.folder(table)
-        #: Path of a commit → where it ends.
+        #: Path of a commit → the end of its range.
         self._commits = {
             path: end
             for path in self._files.names(f"{self._folder}/{COMMITS}")
@@ -40,7 +42,7 @@ class LogEnd:
         }
 
     def last(self) -> RangeFacts | None:
-        """The last range that was committed; None where there is none."""
+        """The last committed range; None if there is none."""
         name = max(self._commits, key=lambda path: (self._commits[path], path), default=None)
         if name is None:
             return None
@@ -48,7 +50,7 @@ class LogEnd:
         return max(commit.ranges, key=lambda one: one.next)
 
     def spans(self) -> list[Span]:
-        """All commits, those that others stand for among them."""
+        """All commits, including those that others replace."""
         found = []
         for path, end in self._commits.items():
             name = path.rpartition("/")[2].removesuffix(".json")
@@ -57,7 +59,7 @@ class LogEnd:
         return found
 
     def clear_behind(self, last: RangeFacts | None) -> int:
-        """Remove commits and files behind the `last` range of the log that counts; how many data files."""
+        """Remove commits and files behind `last`, the last range that counts; the number of data files."""
         next_offset = 0 if last is None else last.next
         first_day = "" if last is None else _day_of(last)
         doomed = [path for path, end in self._commits.items() if end > next_offset]
@@ -73,7 +75,7 @@ class LogEnd:
         return len(files)
 
     def _days(self) -> Iterator[str]:
-        """Folders of data files, and of their tallies."""
+        """Folders of data files and of their tallies."""
         tallies = tally_path(_DAY).rpartition("/")[0]
         for folder in (self._folder, f"{self._folder}/{tallies}"):
             for path in self._files.folders(folder):
@@ -82,14 +84,14 @@ class LogEnd:
 
 
 def _end_of(path: str) -> int:
-    """Where the range ends that a file or a commit bears in its name."""
+    """The end of the range in the name of a file or commit."""
     stem = path.rpartition("/")[2].partition(".")[0]
     digits = stem.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else _NO_RANGE
 
 
 def _day_of(last: RangeFacts) -> str:
-    """The folder of the day of its last row; before all of them when it has no rows."""
+    """The folder of the day of the last row; "", which sorts first, if there are no rows."""
     if not last.last_at_ms:
         return ""
     return f"{_DAY}{datetime.fromtimestamp(last.last_at_ms / 1000, UTC).date()}"

@@ -1,12 +1,12 @@
-"""Small files are merged: which commits of a log's table one commit is to stand for.
+"""Chooses which commits of a table to merge into one.
 
-A run of `ingest` leaves a file in every table that it has rows for, so short runs leave thousands of small ones.
-Commits of a log follow each other, and their names tell how much of the log they hold. So the names tell what to merge:
-commits that follow each other, of which none holds more than all the later ones together, as soon as there are enough of
-them or they fill a file. A file that was merged is so merged again only into one at least twice as long: each row is
-written some few times, and of `n` small runs there remain about log `n` files.
+A run of `ingest` leaves a file in every table that it has rows for, so short runs leave thousands
+of small files. A commit's name says which part of the log it holds, so the names alone tell what to
+merge: consecutive commits, none of them longer than all later ones together, as soon as there are
+enough of them or they fill a file. A merged file is merged again only into one at least twice as
+long. So each row is rewritten a few times, and of `n` small runs about log `n` files remain.
 
-What a merged commit says of its range is what the runs would have said that read it at once.
+A merged commit says of its range what a single run over the whole range would have said.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, Final
 
 from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, DataFile, RangeFacts
 
-#: So many commits are worth a merge: each one costs whoever reads the table a file to open.
+#: Enough commits to be worth a merge: each costs readers of the table one file to open.
 MERGE_COMMITS: Final = 32
-#: Bytes of log that are enough for one file. A merge holds twice as much in memory at most.
+#: Bytes of log that make a full file. A merge holds twice as much in memory at most.
 MERGED_BYTES: Final = 16 * 1024 * 1024
 #: The same for outboxes, whose rows have no body.
 MERGED_ROWS: Final = 100_000
-#: What fills a file is not merged again, so fewer are worth it.
+#: A full file is not merged again, so fewer commits are enough.
 _FULL_COMMITS: Final = 4
-#: How long files stay that were merged, for those who read them right now.
+#: How long merged files stay, for queries that are reading them.
 MERGED_KEPT_S: Final = 3_600.0
 Runs = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """One commit: the part of the log that it holds, by its name. Of an outbox rows are counted in place of bytes."""
+    """One commit: the part of the log that it holds, by its name. For an outbox, rows are counted in place of bytes."""
 
     first: int
     next: int
@@ -41,12 +41,12 @@ class Span:
 
     @property
     def bytes(self) -> int:
-        """How much of the log that is."""
+        """The length of that part."""
         return self.next - self.first
 
 
 def counted_spans(spans: Iterable[Span]) -> list[Span]:
-    """Those that are in no other one, in order of the log."""
+    """The spans that no other one contains, in order of the log."""
     counted: list[Span] = []
     for one in sorted(spans, key=lambda span: (span.first, -span.next)):
         if not counted or one.next > counted[-1].next:
@@ -55,7 +55,7 @@ def counted_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def mergeable(spans: Sequence[Span], *, commits_min: int, bytes_enough: int) -> list[list[Span]]:
-    """What is to be merged, each list into one, in order of the log. Requires: `counted_spans`."""
+    """Lists of commits to be merged into one each, in order of the log. Requires: `counted_spans`."""
     found: list[list[Span]] = []
     some: list[Span] = []
     held = 0
@@ -79,7 +79,7 @@ def _held(spans: Iterable[Span]) -> int:
 
 
 def between_gaps(ranges: Iterable[RangeFacts]) -> Iterator[list[RangeFacts]]:
-    """Ranges that can be one; what expired unread stays by itself."""
+    """Groups of ranges that can be merged; a range that expired unread stays by itself."""
     some: list[RangeFacts] = []
     for one in ranges:
         if one.notes.get(EXPIRED):
@@ -92,7 +92,7 @@ def between_gaps(ranges: Iterable[RangeFacts]) -> Iterator[list[RangeFacts]]:
 
 
 def merged_facts(ranges: Sequence[RangeFacts], files: Iterable[DataFile]) -> RangeFacts:
-    """What these ranges say together. Requires: they follow each other."""
+    """The facts of these ranges as one. Requires: they follow each other."""
     assert all(one.next == other.first for one, other in pairwise(ranges))
     at_ms = [one for one in ranges if one.last_at_ms]
     return RangeFacts(
@@ -110,7 +110,7 @@ def merged_facts(ranges: Sequence[RangeFacts], files: Iterable[DataFile]) -> Ran
 
 
 def _notes(ranges: Sequence[RangeFacts]) -> dict[str, Any]:
-    """Those of the end, as the next run goes on from them, and the altered records of all."""
+    """The notes of the last range, where the next run continues, and the altered records of all."""
     notes = {name: value for name, value in ranges[-1].notes.items() if name != ALTERED}
     altered = [row for one in ranges for row in one.notes.get(ALTERED, ())]
     if altered:
@@ -120,7 +120,7 @@ def _notes(ranges: Sequence[RangeFacts]) -> dict[str, Any]:
 
 
 def _joined(every: Iterable[Runs]) -> dict[str, list[tuple[int, int]]]:
-    """Runs of each subject in order; those that follow each other become one."""
+    """Runs of each subject in order; adjacent ones become one."""
     joined: dict[str, list[tuple[int, int]]] = {}
     for runs in every:
         for subject, some in runs.items():

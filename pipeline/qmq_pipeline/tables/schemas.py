@@ -1,9 +1,9 @@
-"""Every table by its name; the columns of each stand with those of its layer.
+"""Every table by its name; the columns of each are in the module of its layer.
 
-Everybody takes tables from here, so that one that travels to a worker is the same object there. A table's
-version goes up when a column is added, at the end only; files of an older version are read with nulls in what
-they lack. All times are UTC with microseconds. `docs/pipeline.md` prints what is here, and a test holds it
-equal. No Spark: workers and plain programs use it too.
+All code takes tables from here, so that a table that travels to a worker is the same object there.
+A table's version goes up when a column is added, which is only done at the end; what files of an
+older version lack is read as null. All times are UTC with microseconds. `docs/pipeline.md` prints
+these tables, and a test holds both equal. No Spark: workers and plain programs use this module too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The columns of the silver tables: what became of each message, and what of that is counted for the gold ones."""
+"""The columns of the silver tables: what became of each message, and the counts from which gold is made."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LIFECYCLE: Final = Table(
         *_ASIDE_COLUMNS,
     ),
 )
-#: What a window of the log adds to the lag of its groups: pairs of a message and a group, counted.
+#: What a window of the log adds to the lag of its groups: counts of pairs of a message and a group.
 GROUP_SPANS: Final = Table(
     name="group_spans",
     layer="silver",

@@ -1,4 +1,4 @@
-"""What a table is: its name, its columns and their kinds; and what Spark and Arrow call them."""
+"""A table: its name, its columns and their kinds, and how Spark and Arrow call these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-#: Our name of a type → Spark's in DDL and Arrow's.
+#: Our name of a type → its names in Spark's DDL and in Arrow.
 KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "text": ("STRING", pa.string()),
     "texts": ("ARRAY<STRING>", pa.list_(pa.string())),
@@ -21,7 +21,7 @@ KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
     "day": ("DATE", pa.date32()),
 }
-#: Where Parquet keeps the values of kinds that have several.
+#: Where Parquet stores the values of kinds that hold several.
 _LEAVES: Final = {
     "texts": (".list.element",),
     "pairs": (".key_value.key", ".key_value.value"),
@@ -36,7 +36,7 @@ class Column:
     #: A key of `KINDS`.
     kind: str
     meaning: str
-    #: Nearly every row has a value of its own: a dictionary of them in a file would be as long as the column.
+    #: Nearly every row has its own value: a dictionary in a file would be as long as the column.
     is_distinct: bool = False
 
 
@@ -48,7 +48,7 @@ class Table:
     #: bronze, silver, gold or audit.
     layer: str
     version: int
-    #: Columns that together name one row.
+    #: Columns that together identify one row.
     key: tuple[str, ...]
     columns: tuple[Column, ...]
 
@@ -59,12 +59,12 @@ class Table:
 
     @property
     def repeating(self) -> list[str]:
-        """Paths in a Parquet file of the values that come again and again, and are worth a dictionary."""
+        """Parquet paths of values that repeat so often that a dictionary pays."""
         return self._leaves(lambda column: not column.is_distinct)
 
     @property
     def compared(self) -> list[str]:
-        """Paths of the values that somebody may look for, and are worth statistics: all but bytes."""
+        """Parquet paths of values that queries may search for, and that deserve statistics: all but bytes."""
         return self._leaves(lambda column: column.kind != "bytes")
 
     def _leaves(self, is_wanted: Callable[[Column], bool]) -> list[str]:
@@ -76,13 +76,13 @@ class Table:
         ]
 
     def ddl(self, names: Sequence[str] | None = None) -> str:
-        """The schema as Spark reads it, of all columns or of those named, in the order given."""
+        """The schema in Spark's DDL: all columns, or the named ones in the order given."""
         by_name = {column.name: column for column in self.columns}
         chosen = [by_name[name] for name in names or self.names]
         return ", ".join(f"`{column.name}` {KINDS[column.kind][0]}" for column in chosen)
 
     def nothing(self) -> str:
-        """A query without rows, which Spark knows to have none: what is joined to it falls away."""
+        """A query without rows, which Spark knows to be empty: joins with it cost nothing."""
         kinds = (f"CAST(NULL AS {KINDS[one.kind][0]}) AS `{one.name}`" for one in self.columns)
         return f"SELECT {', '.join(kinds)} LIMIT 0"
 

@@ -1,22 +1,23 @@
-"""What a data file holds, by id word: a tally, some kilobytes beside a file of megabytes.
+"""Tallies: what a data file holds, by id word; some kilobytes beside a file of megabytes.
 
-An id is a producer's instance and a counter, and 64 counters that follow each other are one *id word*: one bit
-for each. A tally has a row for each word of which the file holds ids, and each ten seconds in which it got them, so
-that the times of a slow producer are not those of an hour::
+An id is a producer's instance and a counter, and 64 consecutive counters form one *id word*, with
+one bit for each. A tally has a row for each word with ids in the file and each ten seconds in which
+they came, so that the times of a slow producer do not become those of an hour::
 
     producer, word     first half of the id, and the second without its last six bits
-    is_apart           see `AUDITED`: some rows of a file have to be told from the others
+    is_apart           see `AUDITED`: rows of a file that are kept apart from the others
     bits               which of the 64 ids the file holds
-    rows               how many rows they have; more than there are bits set when one is there twice
+    rows               number of their rows; more than bits set if one is there twice
     contents           exclusive or of a hash of each row's counter and checksum
-    first_at, last_at  least and greatest of the time that the table is judged by
+    first_at, last_at  least and greatest time that the table is judged by
     waited_us          the longest that one was stored behind its due time
 
-Tallies of different files are merged without their rows, and two sides with equal bits and equal contents hold
-the same messages. Ids that are not dense (those made of dedupe keys) have a word each, and are merged like others.
+Tallies of different files are merged without their rows, and two sides with equal bits and equal
+contents hold the same messages. Ids that are not dense (those made of dedupe keys) have a word
+each, and are merged like the others.
 
-A tally follows from its data file, which never changes once it is committed. So none has to be there: one that is
-missing, or was written in another way, is made from the file.
+A tally follows from its data file, which never changes once it is committed. So a tally that is
+missing, or was written in another format, is made again from the file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.schemas import CANCELLED, MESSAGES, OUTBOX, SCHEDULED
 from qmq_pipeline.tables.table import Column, Table
 
-#: Its number is in the path of every tally: one of another version is one that is not there.
+#: Part of the path of every tally, so one of another version counts as missing.
 TALLY: Final = Table(
     name="tally",
     layer="bronze",
@@ -51,11 +52,11 @@ TALLY: Final = Table(
         Column("waited_us", "long", "longest time from due to stored; the least number for none"),
     ),
 )
-#: Six bits of a counter say which bit of its word it is.
+#: Six bits of a counter select the bit in its word.
 WORD_BITS: Final = 6
-#: So far apart the times of one row of a tally are at most: a fraction of what anybody calls late.
+#: The longest time that one row of a tally spans: a fraction of what anybody would call late.
 _SLICE_US: Final = 10_000_000
-#: What stands for no time in `waited_us`.
+#: Stands for no time in `waited_us`.
 NEVER: Final = -(2**63)
 _KEY: Final = ("slice", "is_apart", "word", "producer")
 _FOLDS: Final[dict[str, np.ufunc]] = {
@@ -71,13 +72,13 @@ Columns = dict[str, Numbers]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What of a table's rows goes into its tallies."""
+    """How a table's rows are tallied."""
 
-    #: Columns that are read of a file whose tally is missing; files of older versions may lack some.
+    #: Columns to read from a file whose tally is missing; files of older versions may lack some.
     columns: tuple[str, ...]
-    #: Time that the rows are judged by; the first of these that a row has.
+    #: The times that rows are judged by; for each row the first one it has.
     times: tuple[str, ...]
-    #: Rows to be told from the others.
+    #: Rows to be kept apart from the others.
     is_apart: Callable[[pa.RecordBatch], Numbers]
 
 
@@ -96,8 +97,8 @@ def _none(rows: pa.RecordBatch) -> Numbers:
 
 
 _ID: Final = ("producer", "counter")
-#: Table name → what is tallied of it. Apart are of the messages those that waited for their time; of the outbox
-#: those that are not sent, which each scan reads again; one that is sent is written once.
+#: Table name → how it is tallied. Kept apart are messages that waited for their due time, and
+#: outbox rows that are not sent, which each scan reads again; a sent row is written only once.
 AUDITED: Final = {
     MESSAGES.name: Audited(
         columns=(*_ID, "record_crc", "stored_at", "due_at"),
@@ -121,19 +122,19 @@ AUDITED: Final = {
 
 
 def tally_path(path: str) -> str:
-    """Where the tally of a data file is, below the table's folder."""
+    """Path of the tally of a data file, below the table's folder."""
     return f"_tallies/{TALLY.version}/{path}"
 
 
 class Tallying:
-    """Makes the tally of one file out of its rows as they pass by."""
+    """Builds the tally of one file from its rows as they pass by."""
 
     def __init__(self, table: Table) -> None:
         self._audited = AUDITED[table.name]
         self._parts: list[Columns] = []
 
     def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """The same batches."""
+        """The same batches, each counted."""
         for rows in batches:
             self.add(rows)
             yield rows
@@ -144,7 +145,7 @@ class Tallying:
             self._parts.append(_counted(rows, self._audited))
 
     def tally(self) -> pa.RecordBatch:
-        """All that was added."""
+        """Everything that was added."""
         merged = folded_tally(sorted_tally(joined(self._parts), _KEY), _KEY)
         return pa.RecordBatch.from_arrays(
             [pa.array(merged[name]) for name in TALLY.names], schema=TALLY.arrow()
@@ -152,12 +153,12 @@ class Tallying:
 
 
 def tally_columns(tally: pa.Table | pa.RecordBatch) -> Columns:
-    """A tally that was read."""
+    """The columns of a tally that was read."""
     return {name: tally[name].to_numpy(zero_copy_only=False) for name in TALLY.names}
 
 
 def joined(parts: Iterable[Columns]) -> Columns:
-    """Several behind each other; columns without rows for none."""
+    """Several tallies one after the other; empty columns if there are none."""
     some = list(parts)
     if not some:
         kinds = {one.name: one.type.to_pandas_dtype() for one in TALLY.arrow()}
@@ -166,13 +167,13 @@ def joined(parts: Iterable[Columns]) -> Columns:
 
 
 def sorted_tally(columns: Columns, key: tuple[str, ...]) -> Columns:
-    """The rows in order of a key, whose last name counts most."""
+    """The rows sorted by a key, whose last name is the most significant."""
     order = np.lexsort([columns[name] for name in key])
     return {name: values[order] for name, values in columns.items()}
 
 
 def folded_tally(columns: Columns, key: tuple[str, ...]) -> Columns:
-    """Rows that follow each other and have one key become one row."""
+    """Adjacent rows with the same key become one row."""
     begins = np.flatnonzero(begins_of(columns, key))
     folded = {name: columns[name][begins] for name in key}
     if not len(begins):
@@ -181,7 +182,7 @@ def folded_tally(columns: Columns, key: tuple[str, ...]) -> Columns:
 
 
 def begins_of(columns: Columns, key: tuple[str, ...]) -> Numbers:
-    """Which rows have another key than the one before."""
+    """Rows whose key differs from that of the row before."""
     begins = np.ones(len(columns["bits"]), np.bool_)
     begins[1:] = np.logical_or.reduce([columns[name][1:] != columns[name][:-1] for name in key])
     return begins
@@ -222,7 +223,7 @@ def _time(rows: pa.RecordBatch, names: tuple[str, ...]) -> Numbers:
 
 
 def _hashes(counters: Numbers, rows: pa.RecordBatch) -> Numbers:
-    """64 bits of each row's counter and checksum, spread as by SplitMix64 [Steele, Lea and Flood 2014]."""
+    """64 bits of each row's counter and checksum, mixed as in SplitMix64 [Steele, Lea and Flood 2014]."""
     if "record_crc" not in rows.schema.names:
         return np.zeros(len(counters), np.int64)
     checksums = _longs(rows["record_crc"], -1).view(np.uint64)

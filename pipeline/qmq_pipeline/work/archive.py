@@ -1,8 +1,8 @@
-"""What one worker does with one sealed segment: write it as Parquet, read that back, and prove it.
+"""One worker's part of an archive: write one sealed segment as Parquet, read it back, and verify it.
 
-The proof: there are as many rows as records, and every row, encoded again as its producer would, has the
-checksum that the producer made. Only bytes that never were a record cannot be encoded again; they are kept as
-they are, counted, and their number is noted.
+The proof: there are as many rows as records, and every row, encoded again as its producer would,
+has the producer's checksum. Only bytes that never were a record cannot be encoded again; they are
+stored as they are, and their number is noted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TIMES: Final = frozenset({"born_at", "due_at", "expires_at"})
 def archive_piece(
     place: dict[str, Any], folder: str, log: str, first: int, after: int
 ) -> dict[str, Any]:
-    """Archive one segment; facts for each table, with what was verified in their notes."""
+    """Archive one segment; facts for each table, with the numbers of the verification in their notes."""
     lake = Lake(folder)
     facts = ingest_range(Place(**place), folder, log, LogRange(first, after))
     altered = [row for one in facts.values() for row in one.notes.get(ALTERED, ())]
@@ -57,7 +57,7 @@ def archive_piece(
 def verify_archived(
     lake: Lake, table: Table, facts: RangeFacts, altered: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, int]:
-    """Read back what was written; raises `DamagedRangeError` when it is not the segment.
+    """Read back what was written; raises `DamagedRangeError` if it is not the segment.
 
     `altered`: records that did not have their producer's checksum when they were read from the log.
     """
@@ -103,7 +103,7 @@ def _crc(row: dict[str, Any]) -> int:
 
 
 def _altered_in_log(facts: RangeFacts, altered: Mapping[str, Any]) -> DamagedRangeError:
-    """Such a row cannot be proven: only its producer knows what it should have been."""
+    """Such a row cannot be verified: only its producer knows what it should have been."""
     return DamagedRangeError(
         source=f"log of {facts.source}, offsets {facts.first} to {facts.next}",
         reason=f"message {altered['message_id']} of {altered['subject']} has bytes with the checksum "

@@ -1,7 +1,7 @@
 """P3: between the first and the last row of a subject none is missing, or the job fails.
 
 Sequences of a subject are dense in the log. What was ingested before ends at some sequence, and
-what comes next must begin there, unless a quarantined or expired range says that it cannot.
+what follows must begin there, unless a quarantined or expired range explains the gap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one worker does for the groups of one bucket: read the actions that came in, fold them into what was
-known of each message, and write the blocks in which something changed.
+"""One worker's part of a fold, for the groups of one bucket: read the new actions, fold them into
+what was known about each message, and write the blocks with changes.
 
-Groups are dealt to buckets by their names, so a bucket needs no other. A file holds one block of sequences
-of all groups of a bucket, so that a thousand small groups are not a thousand files.
+Groups are assigned to buckets by name, so a bucket needs no other. A file holds one block of
+sequences of all groups of a bucket, so that a thousand small groups do not make a thousand files.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _COLUMNS: Final = [
     "error",
     "action_json",
 ]
-#: Actions that change no message; most of them say that somebody is still there.
+#: Actions that change no message; most only show that a consumer is alive.
 _IDLE: Final = pa.array(["extended", "configured", "paused", "purged"])
 
 
 def group_name(subject: str, group: str) -> str:
-    """One name for both; neither has a line break."""
+    """One name for both; neither contains a line break."""
     return f"{subject}\n{group}"
 
 
@@ -53,7 +53,7 @@ def bucket_of(name: str, buckets: int) -> int:
 
 
 def part_name(bucket: int, block: int) -> str:
-    """The part of the table `deliveries` that has this block of this bucket."""
+    """The part of the table `deliveries` that holds this block of this bucket."""
     return f"{bucket:05d}-{block:012d}"
 
 
@@ -65,9 +65,10 @@ def fold_piece(
     marks: dict[str, Any],
     files: dict[str, str],
 ) -> dict[str, Any]:
-    """Fold the actions between two offsets; the files that were written, and where each group stands.
+    """Fold the actions between two offsets; the files that were written, and the mark of each group.
 
-    `bucket`: its number, of how many, and the length of its blocks; `files`: block → path of now.
+    `bucket`: its number, the number of buckets, and the length of a block; `files`: block → its
+    current path.
     """
     lake = Lake(tables)
     shelf = _Shelf(lake, files)
@@ -105,7 +106,7 @@ def fold_piece(
 def action_batches(lake: Lake, first_offset: int, next_offset: int) -> Iterator[pa.RecordBatch]:
     """Committed actions between two offsets in order of the log, times as microseconds."""
     for one in lake.ranges(ACTIONS):
-        # One that was merged may begin before, and may hold what came in since.
+        # A merged range may begin before these offsets, and still hold new actions.
         is_within = first_offset <= one.first and one.next <= next_offset
         is_beside = one.next <= first_offset or next_offset <= one.first
         for file in () if is_beside else one.files:
@@ -120,7 +121,7 @@ def action_batches(lake: Lake, first_offset: int, next_offset: int) -> Iterator[
 
 
 class _Shelf:
-    """The blocks of a bucket as the table has them, each read when it is first asked for."""
+    """The blocks of a bucket as the table has them; each is read when first asked for."""
 
     def __init__(self, lake: Lake, files: Mapping[str, str]) -> None:
         self._lake = lake
@@ -147,7 +148,7 @@ class _Shelf:
 
 
 def _merged(shelf: _Shelf, folds: Mapping[str, GroupFold], block: int) -> Iterator[pa.RecordBatch]:
-    """A block anew: what was folded, and the groups that nothing happened to as they were."""
+    """A new version of a block: the folded groups, and the unchanged ones as they were."""
     mine = {name: fold for name, fold in folds.items() if block in fold.changed}
     old = shelf.table(block)
     names = pc.binary_join_element_wise(old["subject"], old["consumer_group"], "\n")
@@ -165,7 +166,7 @@ def _of_bucket(rows: pa.RecordBatch, bucket: int, buckets: int) -> Iterator[dict
     names = pc.binary_join_element_wise(rows["subject"], rows["consumer_group"], "\n")
     encoded = pc.dictionary_encode(names)
     mine = [
-        # Groups on the broker's own subjects are its own affair, here as in `rows/decode.py`.
+        # Groups on the broker's own subjects are left out, as in `rows/decode.py`.
         name is not None and not name.startswith(OWN_PREFIX) and bucket_of(name, buckets) == bucket
         for name in encoded.dictionary.to_pylist()
     ]

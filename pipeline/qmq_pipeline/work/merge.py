@@ -1,4 +1,4 @@
-"""What one worker does to merge small files: one file in each folder instead of many, with the same rows."""
+"""One worker's part of a merge: for each folder one file in place of many, with the same rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from qmq_pipeline.work.ranges import BY_SUBJECT
 def merge_piece(
     tables: str, table: str, name: str, files: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Write files anew, which are in order: one of this name for each folder they are in.
+    """Rewrite files, given in order, as one file with this name in each folder.
 
-    Returns what there is instead of them; one that is alone in its folder stays as it is. Safe to do again; what is
-    written is synced.
+    Returns the files that replace them; a file that is alone in its folder stays. May be repeated;
+    what is written is synced.
     """
     lake, made_of = Lake(tables), table_named(table)
     merged = []
@@ -51,7 +51,7 @@ def merge_piece(
 
 
 def _rows(lake: Lake, table: Table, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
-    """All rows: those of each subject together where files are in this order, and in order of the log."""
+    """All rows: in order of the log, or by subject if the files are sorted by subject."""
     try:
         batches = [batch for one in files for batch in lake.read_file(table, one.path, table.names)]
     except FileNotFoundError as error:

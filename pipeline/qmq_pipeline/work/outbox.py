@@ -1,10 +1,10 @@
-"""What one worker does with one range of an outbox: read it and write Parquet.
+"""One worker's part of a scan: read a range of an outbox and write it as Parquet.
 
-Young rows are read by each scan until they are old enough. One that was seen as sent, and is as it was, is not
-written again: the newest row of it is the one that is there.
+Each scan reads young rows until they are old enough. A row that was seen as sent and has not
+changed is not written again: its newest version is already there.
 
-Whoever does a piece again reads other rows, for they change: each try writes a file of its own, and the scan commits
-the file of the answer that it got.
+A repeated piece may read other rows, because they change. So each try writes a file of its own, and
+the scan commits the file in the answer that it got.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
 
 _OPEN_NAMES: Final = pa.array([STATES[state] for state in OPEN])
-#: A row that is like the one before in all of these is the same; `row_id` finds it.
+#: A row equal to the last one in all of these has not changed; `row_id` finds the last one.
 _LIKE: Final = tuple(
     name for name in OUTBOX.names if name not in ("database", "row_id", "scanned_at")
 )
@@ -78,7 +78,7 @@ def scan_piece(
 
 
 class KnownRows:
-    """What earlier scans saw last of each row."""
+    """The last version of each row that earlier scans saw."""
 
     def __init__(self, lake: Lake, files: Sequence[str]) -> None:
         names = ("row_id", *_LIKE)
@@ -96,7 +96,7 @@ class KnownRows:
         self._rows = rows.take(pa.array(order[is_newest]))
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are not settled, or not as they were."""
+        """The rows, without sent ones that have not changed."""
         if not len(self._row_ids):
             return rows
         row_ids = rows["row_id"].to_numpy()
@@ -110,6 +110,6 @@ class KnownRows:
 
 
 def _are_like(one: pa.Array, other: pa.Array) -> pa.Array:
-    """Equal, or both null."""
+    """Whether two values are equal, or both null."""
     is_null = pc.and_(pc.is_null(one), pc.is_null(other))
     return pc.or_(is_null, pc.fill_null(pc.equal(one, other), fill_value=False))

@@ -1,7 +1,9 @@
-"""What one worker does with one range of a log: read, verify, decode, write Parquet, say what there was.
+"""One worker's part of an ingest: read, verify and decode one range of a log, write Parquet, and
+report what there was.
 
-Rows never pass through the JVM: the worker writes the files itself, which is as fast as reading alone,
-and gives back facts of some hundred bytes. No Spark in here; a plain loop over ranges does the same.
+Rows never pass through the JVM. The worker writes the files itself, which is as fast as reading
+alone, and returns facts of a few hundred bytes. No Spark here; a plain loop over ranges does the
+same.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from qmq_pipeline.tables.schemas import ACTIONS, CANCELLED, COPIES, MESSAGES, SC
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import AUDITED
 
-#: Log → the table that says how far it was read, and all others that are made of it.
+#: Log → the table that says how far it was read, and all others made from it.
 TABLES_OF: Final = {
     COMMIT_LOG: (MESSAGES, SCHEDULED, CANCELLED, COPIES),
     ACTION_LOG: (ACTIONS,),
 }
-#: Tables in whose files the rows of a subject stand together; in the others all stand in order of the log.
+#: Tables whose files are sorted by subject; the files of all others are in order of the log.
 BY_SUBJECT: Final = (MESSAGES, SCHEDULED)
 _DIGITS: Final = 20
 Runs = dict[str, list[tuple[int, int]]]
@@ -50,14 +52,14 @@ Runs = dict[str, list[tuple[int, int]]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What passed by while a range was read."""
+    """Facts gathered while a range is read."""
 
     sequences: Runs = field(default_factory=dict)
     lost: Runs = field(default_factory=dict)
     delayed: list[ScannedFrame] = field(default_factory=list)
     cancelled: list[ScannedFrame] = field(default_factory=list)
     copies: list[ScannedFrame] = field(default_factory=list)
-    #: How many records are not what their producers made, and the first of them.
+    #: Number of altered records, and the first of them.
     altered_count: int = 0
     altered: list[AlteredRecord] = field(default_factory=list)
     first_at_ms: int = 0
@@ -65,14 +67,14 @@ class _Seen:
     last_frame: tuple[int, int] = (-1, 0)
 
     def look_into(self, piece: Piece) -> None:
-        """Compute the records' checksums anew."""
+        """Recompute the records' checksums."""
         found = altered_records(piece)
         self.altered_count += len(found)
         self.altered += found[: ALTERED_MAX - len(self.altered)]
 
 
 def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[str, RangeFacts]:
-    """Write the bronze files of one range; table name → what was written. Safe to do again."""
+    """Write the bronze files of one range; table name → what was written. May be repeated."""
     lake = Lake(tables)
     reader = open_log(place, log)
     try:
@@ -98,13 +100,13 @@ def ingest_range(place: Place, tables: str, log: str, within: LogRange) -> dict[
 def ingest_piece(
     place: dict[str, Any], tables: str, log: str, first: int, after: int
 ) -> dict[str, Any]:
-    """The same for a worker: arguments and answer are what JSON can say."""
+    """The same for a worker, with JSON arguments and a JSON answer."""
     facts = ingest_range(Place(**place), tables, log, LogRange(first, after))
     return {name: asdict(one) for name, one in facts.items()}
 
 
 def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFrame]:
-    """Note what the facts need; delayed frames are kept for their own table."""
+    """The frames, noting the facts on the way; delayed frames are kept for their own table."""
     for frame in frames:
         header = frame.header
         seen.last_frame = (frame.offset, header.stamp_crc)
@@ -128,7 +130,7 @@ def _watched(frames: Iterable[ScannedFrame], seen: _Seen) -> Iterator[ScannedFra
 
 
 def add_run(runs: Runs, subject: str, first: int, count: int) -> None:
-    """Note sequences of a subject; only those that follow the last ones are one run with them: a hole must be seen."""
+    """Note sequences of a subject. Only adjacent ones form one run, so that a gap stays visible."""
     of_subject = runs.setdefault(subject, [])
     if of_subject and of_subject[-1][1] == first:
         of_subject[-1] = (of_subject[-1][0], first + count)
@@ -144,7 +146,7 @@ def file_name(first_offset: int, next_offset: int) -> str:
 def _write(
     lake: Lake, table: Table, frames: Iterable[ScannedFrame], within: LogRange, seen: _Seen
 ) -> tuple[DataFile, ...]:
-    """One file for each day, its rows ordered by subject; frames stand in the order of time."""
+    """Write one file for each day, sorted by subject; frames are in order of time."""
     name = file_name(within.first_offset, within.next_offset)
     files = []
     for day, of_day in groupby(frames, key=lambda frame: frame.header.stored_at_ms // 86_400_000):

@@ -1,4 +1,4 @@
-"""What one worker does for a data file whose tally is missing: read some of its columns, and write the tally."""
+"""One worker's part for a data file without a tally: read some columns, and write the tally."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qmq_pipeline.tables.tallies import AUDITED, Tallying
 
 
 def tally_piece(tables: str, table: str, path: str) -> int:
-    """Write the tally of one committed data file; its rows. Safe to do again."""
+    """Write the tally of one committed data file; the number of its rows. May be repeated."""
     lake, of_table = Lake(tables), table_named(table)
     tallying = Tallying(of_table)
     rows = 0
