@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import ssl
 from pathlib import Path
 
@@ -144,6 +145,31 @@ def test_a_renewed_certificate_is_taken_without_a_restart_and_a_broken_one_is_no
         Path(options[3]).write_text("no key")
         broker.wait_for(" certificate_not_read ")
         assert serial(broker, authority) == second
+
+
+def test_clients_of_an_authority_that_was_replaced_are_let_in_no_longer(
+    tmp_path: Path, authority: Authority
+) -> None:
+    before, after = Authority(tmp_path / "before"), Authority(tmp_path / "after")
+    clients = Path(shutil.copy(before.file, tmp_path / "clients.pem"))
+    options = [*authority.server_options(), "--tls-client-ca", str(clients)]
+    pairs = [one.issue("shop.example", as_file="client") for one in (before, after)]
+    old, new = (
+        {"ca_file": str(authority.file), "cert_file": pair[0], "key_file": pair[1]}
+        for pair in pairs
+    )
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        assert pull(broker.url, **old) == 0
+        with pytest.raises(BrokerUnreachableError, match="does not accept"):
+            pull(broker.url, **new)
+        after.file.replace(clients)
+        broker.wait_for(" certificate_read ")
+        assert pull(broker.url, **new) == 0
+        with pytest.raises(BrokerUnreachableError, match="does not accept"):
+            pull(broker.url, **old)
+        clients.write_text("no certificate")
+        broker.wait_for(" certificate_not_read ")
+        assert pull(broker.url, **new) == 0
 
 
 def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: Authority) -> None:

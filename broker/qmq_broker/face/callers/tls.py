@@ -1,7 +1,7 @@
-"""TLS of the listening socket: one context, whose certificate is read again when the files change.
+"""TLS of the listening socket: a context, which is made anew when its files change.
 
 TLS 1.2 or later. With a client CA, every client must show a certificate signed by it (mutual TLS).
-A renewed certificate is used for new connections; one that cannot be read leaves the old one in
+What was renewed counts for new connections; files that cannot be read leave the context before in
 place, with a line in the log.
 """
 
@@ -35,24 +35,24 @@ class TlsError(QmqError):
 
 
 class TlsContext:
-    """What the listener hands to each connection. Belongs to the loop thread."""
+    """What the listener hands to each new connection. Belongs to the loop thread."""
 
     def __init__(self, options: TlsOptions) -> None:
         """Raises `TlsError`."""
         self._options = options
         self._stamps = self._look()
+        #: For the next connection. Never changed, only replaced: OpenSSL adds authorities to those that
+        #: a context has, and sessions begun under those before could be resumed.
         self.context = _new_context(options)
 
     def step(self) -> bool:
-        """Check the files once; returns whether the certificate was replaced."""
+        """Check the files once; returns whether there is a new context."""
         stamps = self._look()
         if stamps == self._stamps:
             return False
         self._stamps = stamps
         try:
-            # Tried on a separate context: a pair that does not match would break the live one.
-            _new_context(self._options)
-            _load(self.context, self._options)
+            self.context = _new_context(self._options)
         except TlsError as error:
             log_event(_LOG, logging.ERROR, "certificate_not_read", reason=error)
             return False
