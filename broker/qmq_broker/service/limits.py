@@ -26,8 +26,10 @@ class ServiceLimits:
     groups: int = 10_000
     #: Consumers of one group that hold something or were seen lately.
     consumers_per_group: int = 1_000
-    #: A consumer that holds nothing is forgotten after this long without a sign of life.
-    consumer_idle_ms: int = 3_600_000
+    #: Where there is no room for another, those are forgotten that hold nothing and gave no sign of
+    #: life for this long: twice what a client waits for an answer. Processes that end and start
+    #: again, each under a name of its own, would else shut out those that come after them.
+    consumer_idle_ms: int = 60_000
     #: A broadcast consumer with a made-up name ends after not being seen for this long: five waits
     #: of the longest pull …
     ephemeral_idle_ms: int = 300_000

@@ -119,6 +119,23 @@ def test_B10_bounds_are_refusals_with_a_time_to_come_back(tmp_path: Path) -> Non
     rig.close()
 
 
+def test_B10_consumers_that_came_and_went_leave_their_room_to_others(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(consumers_per_group=3))
+    rig.send(*[b"%d" % number for number in range(8)])
+    holding = rig.pull("holding", max_messages=1, lease_ms=600_000)
+    for one in ("first", "second"):
+        rig.settle(rig.pull(one, max_messages=1).ack(), one)
+    with pytest.raises(BusyError, match="has 3 consumers") as refused:
+        rig.pull("third", max_messages=1)
+    rig.pass_ms(int(refused.value.retry_after_s * 1_000) + 1)
+    for one in ("third", "fourth"):
+        assert len(rig.pull(one, max_messages=1, lease_ms=600_000).bodies) == 1
+    with pytest.raises(BusyError, match="has 3 consumers"):
+        rig.pull("fifth", max_messages=1)
+    assert rig.settle(holding.ack(), "holding").settled == 1
+    rig.close()
+
+
 def test_B10_a_group_with_too_much_unsettled_gets_no_new_messages(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data", limits=ServiceLimits(unsettled_per_group=5))
     rig.send(*[b"%d" % number for number in range(10)])
