@@ -1,7 +1,7 @@
-"""The format `qmq`, as Spark finds it by itself: in modules named `pyspark_…`, under the name `DefaultSource`.
+"""Lets Spark find the format `qmq` by itself: in modules named `pyspark_…`, under the name `DefaultSource`.
 
-Spark imports every such module on its path when a format is asked for that nobody registered, and one that
-raises takes all others with it. So there is nothing here but the name.
+When a format is asked for that nobody registered, Spark imports every such module on its path, and
+one that raises breaks all others. So this module holds only the name.
 """
 
 from qmq_pipeline.sources.log_source import LogDataSource as DefaultSource

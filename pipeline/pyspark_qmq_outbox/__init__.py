@@ -1,4 +1,4 @@
-"""The format `qmq_outbox`, as Spark finds it by itself; see `pyspark_qmq`."""
+"""Lets Spark find the format `qmq_outbox` by itself; see `pyspark_qmq`."""
 
 from qmq_pipeline.sources.outbox_source import OutboxDataSource as DefaultSource
 

@@ -1,7 +1,7 @@
 """`qmq pipeline`: the life of every message as tables, and the proof that none was lost.
 
-Exit codes, the same as of the other commands: 0 done and nothing found; 1 the audit has findings, or
-a job could not go on; 2 wrong call; 3 the broker or a database could not be reached.
+Exit codes are those of the other commands: 0 done, nothing found; 1 the audit has findings, or a
+job could not go on; 2 wrong call; 3 the broker or a database could not be reached.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
 
     with running_job(options) as job:
         workers, config = job.workers(), job.config
-        # The outboxes first: what they show as sent is in the log when that is read.
+        # Outboxes first: what they show as sent is then in the log when it is read.
         outbox = ingest_outbox(workers, config, on_progress=job.on_progress)
         done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
         if config.place is not None or not config.databases:
@@ -85,7 +85,7 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
 
 
 def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
-    """Ingest until a signal comes; one line for each batch that brought something."""
+    """Ingest until a signal arrives; prints one line for each batch that brought something."""
     from qmq_pipeline.jobs.follow import follow
 
     with running_job(options) as job:
@@ -310,7 +310,7 @@ def run(
 
 
 def audit_text(done: AuditResult) -> str:
-    """The verdict in some lines."""
+    """The verdict in a few lines."""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in done.findings.items())
     verdict = "CLEAN" if done.is_clean else "FINDINGS"
     if done.is_clean and done.coverage:

@@ -1,4 +1,4 @@
-"""What all commands of the pipeline share: options, the session, progress, and how errors are told."""
+"""What all commands of the pipeline share: options, the session, progress, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
-#: What a shell says of a program that was ended by Ctrl-C.
+#: Exit code of a program that Ctrl-C ended, as shells report it.
 INTERRUPTED: Final = 130
 _SECONDS_MAX: Final = 100 * 365 * 86_400.0
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Seconds(click.FloatRange):
-    """A span of time: a number from some least one to a hundred years."""
+    """A span of time: a number between a given minimum and a hundred years."""
 
     name = "seconds"
 
@@ -51,7 +51,7 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Raises what click makes of a wrong call; "nan" is in no range, but click does not see it."""
+        """Raises click's error for a wrong call; click itself takes "nan" to be within any range."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail("not a number of seconds.", param, ctx)
@@ -91,7 +91,7 @@ def job_options(function: _Function) -> _Function:
 
 
 def audit_options(function: _Function) -> _Function:
-    """Options of whatever judges."""
+    """Options of jobs that audit."""
     seconds: dict[str, Any] = {"type": Seconds(0), "show_default": True, "metavar": "SECONDS"}
     for option in reversed(
         (
@@ -128,20 +128,20 @@ def audit_options(function: _Function) -> _Function:
 
 
 def expose_options(function: _Function) -> _Function:
-    """Where tables are exposed, besides as what."""
+    """Where tables are exposed."""
     for option in reversed(
         (
             click.option(
                 "--catalog",
                 default="",
                 metavar="NAME",
-                help="Of Iceberg: a catalog of pyiceberg's configuration; its default one otherwise.",
+                help="For Iceberg: a catalog from pyiceberg's configuration; its default one if not given.",
             ),
             click.option(
                 "--namespace",
                 default="qmq",
                 show_default=True,
-                help="Of Iceberg: the namespace in the catalog.",
+                help="For Iceberg: the namespace in the catalog.",
             ),
         )
     ):
@@ -150,13 +150,13 @@ def expose_options(function: _Function) -> _Function:
 
 
 def full_option(function: _Function) -> _Function:
-    """For jobs whose tables follow from others."""
+    """For jobs that derive tables from others."""
     text = "Rebuild the tables completely, not only what has changed."
     return click.option("--full", "is_full", is_flag=True, help=text)(function)
 
 
 class Job:
-    """One command under way: its configuration, its session, and how it speaks."""
+    """One command in progress: its configuration, its session, and its output."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.config = _config(options)
@@ -171,7 +171,7 @@ class Job:
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
-        """The session; made when it is first asked for, and then ended with the command."""
+        """The session, created when first asked for; such a session ends with the command."""
         if self._session is not None:
             return self._session
         from pyspark.sql import SparkSession
@@ -188,9 +188,9 @@ class Job:
         return self._session
 
     def workers(self) -> Workers:
-        """Who does work that needs no query: processes of this machine, ended with the command.
+        """Who does work that needs no query: processes of this machine, which end with the command.
 
-        Executors where a session is there or somebody else decides where Spark runs.
+        If a session exists, or somebody else decides where Spark runs: its executors.
         """
         from qmq_pipeline.spark.session import has_session, is_submitted
 
@@ -204,7 +204,7 @@ class Job:
         return self._workers
 
     def close(self) -> None:
-        """End the session and the processes that this command has started; a session that was there stays."""
+        """End the session and the processes that this command has started; any other session stays."""
         self._watching.close()
         self._own.close()
         if self._session is not None and self._is_own:
@@ -216,7 +216,7 @@ class Job:
         self._display.progress(progress)
 
     def answer(self, values: Any, text: str) -> None:
-        """Say what came of it; nothing is shown of tasks any more."""
+        """Print the result; tasks are no longer shown."""
         self._watching.close()
         self._display.over("")
         if self._as_json:
@@ -225,7 +225,7 @@ class Job:
             click.echo(f"{text} ({SYSTEM_CLOCK.monotonic_s() - self._began_s:.1f} s)")
 
     def line(self, values: Any, text: str) -> None:
-        """Say what came of one of many steps, each with its time; nothing when it is to be quiet."""
+        """Print the result of one step of many, with its time; nothing if quiet."""
         self._display.over("")
         at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(timespec="seconds")
         if self._as_json:
@@ -236,12 +236,13 @@ class Job:
 
 @contextmanager
 def until_signalled() -> Iterator[Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second one ends the process as it would any."""
+    """An event that the first SIGINT or SIGTERM sets; a second signal ends the process as usual."""
     stop = Event()
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
 
     def on_signal(_: int, __: FrameType | None) -> None:
-        # First: should `set` wait for the very `wait` that the signal came in, the second signal ends that.
+        # First, because the signal may have interrupted a `wait` that holds the event's lock: if `set` then
+        # waits for it, the second signal still ends the process.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         stop.set()
@@ -257,9 +258,9 @@ def until_signalled() -> Iterator[Event]:
 
 @contextmanager
 def running_job(options: dict[str, Any]) -> Iterator[Job]:
-    """Run a job; whatever it fails with becomes one line and an exit code.
+    """Run a job; any failure becomes one line and an exit code.
 
-    What the JVM said is kept only where that line names its file.
+    The JVM's log is kept only if that line names it.
     """
     from qmq_pipeline.spark.explain import explain
     from qmq_pipeline.spark.session import log_path
@@ -321,5 +322,5 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
 
 
 def _folder(given: str) -> str:
-    """A local folder as an absolute path: workers may stand elsewhere."""
+    """A local folder as an absolute path: workers may run in another directory."""
     return given if not given or "://" in given else str(Path(given).absolute())

@@ -1,8 +1,8 @@
-"""How a command shows how far it is: a bar that is written over on a terminal, now and then a line in a log.
+"""Shows how far a command is: on a terminal a bar, redrawn in place; in a log an occasional line.
 
-A log, as cron and Airflow keep it, gets a line when a job has come to its end, and in between at most every
-`LINE_S`: what takes seconds leaves a handful of lines, and what takes hours is seen to go on, within a step by the
-tasks that Spark has done of it.
+A log, as cron and Airflow keep it, gets a line at the end of each job, and in between at most one
+every `LINE_S`. So a job of seconds leaves a handful of lines, and a job of hours shows that it goes
+on, within a step by the number of Spark's finished tasks.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import click
 from qmq_client.clock import Clock
 from qmq_pipeline.jobs.progress import Progress
 
-#: A bar is written over the one before at most so often.
+#: A bar is redrawn at most this often.
 BAR_S: Final = 0.2
-#: What a job says of itself stands so long before the tasks of its next step are shown over it.
+#: A job's own progress is shown at least this long before the tasks of its next step replace it.
 STEP_S: Final = 2.0
-#: A line stays: a run of an hour leaves some hundred.
+#: Lines stay in a log: a run of an hour leaves some hundred.
 LINE_S: Final = 30.0
 _WIDTH: Final = 24
 
 
 class Display:
-    """What is under way, on a stream that is a terminal or is not; nothing at all when it is to be quiet."""
+    """Progress on a stream, be it a terminal or not; shows nothing if quiet."""
 
     def __init__(self, stream: TextIO, clock: Clock, *, is_quiet: bool = False) -> None:
         self._stream = stream
         self._clock = clock
         self._is_quiet = is_quiet
         self._is_terminal = stream.isatty()
-        #: Tasks are told from a thread of their own.
+        #: Task counts come from another thread.
         self._lock = Lock()
         self._began_s = self._shown_s = clock.monotonic_s()
 
     def progress(self, progress: Progress) -> None:
-        """Show how far a job is; left out when something was shown a moment ago, but not its end."""
+        """Show how far a job is; skipped if something was shown a moment ago, unless the job is at its end."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             pause_s = BAR_S if self._is_terminal else LINE_S
@@ -56,7 +56,7 @@ class Display:
             self._line(line)
 
     def tasks(self, done: int, total: int) -> None:
-        """Show how far the step under way is; left out while there is something else to show."""
+        """Show how far the current step is; skipped while something else is on show."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             if now_s - self._shown_s < (STEP_S if self._is_terminal else LINE_S):
@@ -73,7 +73,7 @@ class Display:
             click.echo(f"{at.isoformat(timespec='seconds')} {text}", file=self._stream)
 
     def over(self, text: str) -> None:
-        """On a terminal write this over what stands there, or nothing over it; in a log it would only be noise."""
+        """On a terminal, replace the current line by this text; in a log it would only be noise."""
         if self._is_terminal and not self._is_quiet:
             click.echo(f"\r\x1b[K{text}", file=self._stream, nl=False)
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from qmq_client.wire.errors import QmqError
 
-#: What to do where the system refuses a file.
+#: What to do when the system refuses a file.
 FILE_REMEDY: Final = "See that it is there, may be written, and has room."
 
 
@@ -66,13 +66,13 @@ class UnreachableError(SourceError):
 
 
 class ExpiredRangeError(SourceError):
-    """Retention has given up what was asked for."""
+    """Retention has deleted what was asked for."""
 
     code = "expired_range"
 
 
 class DamagedRangeError(SourceError):
-    """Accepted data is not as it was written; nothing of the range was given out."""
+    """Accepted data is not as it was written; nothing of the range was returned."""
 
     code = "damaged_range"
 
@@ -122,9 +122,9 @@ def _is_of_files(name: str) -> bool:
 
 
 def carried(name: str, text: str) -> PipelineError:
-    """An error that came from a worker as the name of its class and its text: of the same class when it is one of these.
+    """The error that a worker sent as the name of its class and its text; of the same class if that is one of these.
 
-    Its fields stayed in the worker. One that is not of the pipeline is told with the name of its class.
+    Its fields stayed in the worker. For any other class, the text begins with its name.
     """
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, PipelineError)):

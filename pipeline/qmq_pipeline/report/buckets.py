@@ -1,4 +1,4 @@
-"""The time of the charts in equal parts."""
+"""Divides the time of the charts into equal parts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-#: Lengths that a bucket may have, in seconds.
+#: Possible lengths of a bucket, in seconds.
 _BUCKETS_S: Final = (60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
 _BUCKETS_MAX: Final = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """So many parts of one length, from the first on."""
+    """A number of equal parts from a first time on."""
 
     first_s: int
     length_s: int
@@ -22,19 +22,19 @@ class Buckets:
 
     @property
     def times(self) -> tuple[datetime, ...]:
-        """Where each begins."""
+        """The beginning of each bucket."""
         first = datetime.fromtimestamp(self.first_s, UTC)
         return tuple(first + timedelta(seconds=i * self.length_s) for i in range(self.count))
 
     def sql(self, column: str) -> str:
-        """The number of the bucket that a time is in."""
+        """SQL for the number of the bucket that a time is in."""
         seconds = f"unix_seconds({column}) - {self.first_s}"
         return f"CAST(floor(({seconds}) / {self.length_s}) AS INT)"
 
     def spread(
         self, rows: Iterable[Any], column: str, *, nothing: float | None = None
     ) -> tuple[float | None, ...]:
-        """One column of rows that have a `bucket`, as a value for each; `nothing` where is no row."""
+        """A column of rows that have a `bucket`, as one value per bucket; `nothing` for buckets without a row."""
         values: list[float | None] = [nothing] * self.count
         for row in rows:
             if 0 <= row["bucket"] < self.count and row[column] is not None:
@@ -43,7 +43,7 @@ class Buckets:
 
 
 def buckets_of(first: datetime | None, last: datetime | None) -> Buckets:
-    """As few as show the time in enough detail, each of a length that people think in."""
+    """As few buckets as show enough detail, of a length that people are used to."""
     if first is None or last is None:
         return Buckets(first_s=0, length_s=_BUCKETS_S[0], count=1)
     first_s, last_s = int(first.timestamp()), int(last.timestamp())

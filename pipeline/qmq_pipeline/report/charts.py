@@ -1,7 +1,8 @@
 """Charts as SVG inside the page: lines over time, and bars.
 
-Colours are classes of the page's style, so a chart follows the page from light to dark; lines differ by
-dashes, too. Every bucket has a title, which browsers show where the mouse is and readers read out.
+Colours are classes of the page's style, so a chart follows the page from light to dark; lines also
+differ by dashes. Every bucket has a title, which browsers show under the mouse and screen readers
+read out.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ _X_LABELS: Final = 7
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3_600
 _DAY_S: Final = 86_400
-#: Between two times under a chart, so that they stand where people look for them: at full hours, days and weeks.
+#: Distances between times under a chart: full hours, days and weeks, where people expect them.
 _X_STEPS_S: Final = (
     *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
     *(days * _DAY_S for days in (1, 2, 7, 14, 28, 91, 182, 364)),
 )
-#: A label nearer to an end than this share of the chart would stick out of it.
+#: A label closer to an end than this share of the chart would be cut off.
 _X_EDGE: Final = 0.04
 _Y_TICKS: Final = 4
 _ENDS: Final = (1, 1.2, 1.6, 2, 2.4, 4, 6, 8, 10)
 _BAR_HEIGHT: Final = 26
 _BAR_LEFT: Final = 190
-#: Styles of lines in `page.py`.
+#: Line styles; see `page.py`.
 STYLES: Final = 8
 
 
 class _Axis:
-    """From values to heights."""
+    """Maps values to heights."""
 
     def __init__(self, values: Sequence[float], *, is_logarithmic: bool) -> None:
         positive = [value for value in values if value > 0]
@@ -66,7 +67,7 @@ class _Axis:
         return round(HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM), 1)
 
     def ticks(self) -> list[float]:
-        """Values with a line of their own."""
+        """Values that get a line of their own."""
         if self.is_logarithmic:
             decades = round(math.log10(self._last / self._first))
             step = max(1, math.ceil(decades / _Y_TICKS))
@@ -76,13 +77,13 @@ class _Axis:
 
 
 def nice_end(value: float) -> float:
-    """The next end whose quarters are numbers that people count in."""
+    """The next end of an axis whose quarters are round numbers."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in _ENDS if step * power >= value * 0.999)
 
 
 def time_chart(chart: TimeChart, *, bucket_s: int) -> str:
-    """Lines over time; of a single bucket bars, for one point is no line."""
+    """Lines over time; bars if there is a single bucket, because one point is no line."""
     if len(chart.times) != 1 or not any(series.values[0] for series in chart.series):
         return line_chart(chart, bucket_s=bucket_s)
     bars = [Bar(name=one.name, value=one.values[0] or 0.0) for one in chart.series]
@@ -107,7 +108,7 @@ def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, is_ordered: bool = True) -> str:
-    """Bars from the left, the longest first, or as they come."""
+    """Bars from the left, the longest first or in the order given."""
     if not bars:
         return ""
     most = max(bar.value for bar in bars) or 1
@@ -125,7 +126,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, is_ordered: bool = True) -> st
 
 
 def _wide(drawing: str) -> str:
-    """On a narrow page a drawing keeps a size that can be read, and is moved sideways."""
+    """On a narrow page the drawing stays readable and scrolls sideways."""
     return f'<div class="wide" tabindex="0">{drawing}</div>'
 
 
@@ -168,7 +169,7 @@ def _x_axis(times: Sequence[datetime], bucket_s: int) -> list[str]:
 
 
 def round_places(times: Sequence[datetime]) -> list[int]:
-    """Which buckets have their time written below: those where an hour, a day or the like begins."""
+    """The buckets with their time written below: those where an hour, a day or the like begins."""
     stamps = [int(at.timestamp()) for at in times]
     found: list[int] = []
     for step_s in _X_STEPS_S:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line of a chart: a value for each bucket of time, None where there is none."""
+    """One line of a chart: a value for each bucket of time, or None."""
 
     name: str
     values: tuple[float | None, ...]
@@ -20,9 +20,9 @@ class TimeChart:
     """Lines over time."""
 
     title: str
-    #: What one unit of the vertical axis is.
+    #: The unit of the vertical axis.
     unit: str
-    #: Begin of each bucket.
+    #: The beginning of each bucket.
     times: tuple[datetime, ...]
     series: tuple[Series, ...]
     is_logarithmic: bool = False
@@ -40,17 +40,17 @@ class Bar:
 class Grid:
     """A table: numbers to the right, texts to the left."""
 
-    #: Its heading; empty where it stands below one.
+    #: Its heading; empty if it continues under the one above.
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
-    #: How many rows there are altogether, when not all are shown.
+    #: The number of all rows, if not all are shown.
     total: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the newest audit said."""
+    """The result of the newest audit."""
 
     run: str
     as_of: datetime
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def findings(self) -> int:
-        """How many there are of all kinds."""
+        """The number of findings of all kinds."""
         return sum(self.counts.values())
 
 
@@ -92,7 +92,7 @@ class ReportFacts(GoldFacts):
     """Everything on the page."""
 
     made_at: datetime
-    #: Where the tables are.
+    #: The place of the tables.
     tables: str
     verdict: Verdict | None
     #: Kind of finding → its table, in the order of the audit.
@@ -100,5 +100,5 @@ class ReportFacts(GoldFacts):
 
 
 def known(values: Sequence[float | None]) -> list[float]:
-    """Those that are there."""
+    """Only those that are present."""
     return [value for value in values if value is not None]

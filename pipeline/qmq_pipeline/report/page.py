@@ -1,4 +1,4 @@
-"""The page: one file of HTML with everything in it, no script, no address of anybody."""
+"""The page: one HTML file with everything in it, without scripts and without links to other sites."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict, known
 from qmq_pipeline.report.style import STYLE
 from qmq_pipeline.report.words import cell, stamp
 
-#: A text of more characters may be broken into lines.
+#: Longer texts may be broken into lines.
 _LONG: Final = 40
-#: Ids are shown by their beginning, and are whole where they are copied or pointed at.
+#: Ids are shown by their beginning, but copied, and shown under the mouse, in full.
 ID_COLUMN: Final = "message"
 _KIND_TEXTS: Final = {
     "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
@@ -115,7 +115,7 @@ def _span(facts: ReportFacts) -> str:
 
 
 def banner(verdict: Verdict | None) -> str:
-    """The verdict in a line: no more than the audit could judge."""
+    """The verdict in one line; claims no more than the audit could judge."""
     if verdict is None:
         return (
             '<p class="verdict open"><strong>Not audited yet.</strong> '
@@ -151,7 +151,7 @@ def _reasons(facts: ReportFacts) -> str:
 
 
 def _lag(facts: ReportFacts) -> str:
-    """The chart, unless there is nothing but zeros to see."""
+    """The chart, unless all its values are zero."""
     if facts.lag.series and not any(any(known(one.values)) for one in facts.lag.series):
         return '<p class="none">No group was behind at the end of any minute.</p>'
     return time_chart(facts.lag, bucket_s=facts.bucket_s)

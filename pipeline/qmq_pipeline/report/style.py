@@ -1,4 +1,4 @@
-"""How the page looks, by day and by night."""
+"""How the page looks, in light and in dark mode."""
 
 from typing import Final
 

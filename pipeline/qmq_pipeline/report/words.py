@@ -1,4 +1,4 @@
-"""Numbers and times as the page writes them."""
+"""Numbers and times in the page's notation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
 def number(value: float) -> str:
-    """Short enough for an axis, exact where that is short."""
+    """Short enough for an axis, and exact where the exact number is short."""
     if value == 0:
         return "0"
     for step, letter in _STEPS:
@@ -44,7 +44,7 @@ def stamp(at: datetime) -> str:
 
 
 def time_label(at: datetime, bucket_s: int, *, is_whole: bool = False) -> str:
-    """A time under an axis: as much of it as tells two neighbours apart."""
+    """A time under an axis: as much of it as is needed to tell two neighbours apart."""
     at = at.astimezone(UTC)
     if is_whole:
         return at.strftime("%Y-%m-%d %H:%M UTC")

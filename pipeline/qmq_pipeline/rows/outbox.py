@@ -117,19 +117,20 @@ def plan_scan(
 
 
 def require_outbox(section: DatabaseSection) -> None:
-    """Raise what a scan would if there is no such database, or no outbox in it; costs one row."""
+    """Raise what a scan would if the database or its outbox does not exist; reads one row."""
     with _outbox(section) as (_, outbox, connection):
         connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a stream has come in one outbox."""
+    """How far a stream has read one outbox."""
 
     next_id: int = 0
-    #: The row right below, see `Witness`; None where nothing was read yet, or where numbers are given out once.
+    #: The row right below, see `Witness`; None if nothing was read yet, or the database never reuses
+    #: numbers.
     witness: Witness | None = None
-    #: Where the rows that lead here begin, when that is not where those before them ended.
+    #: Where the rows up to here begin, if not where those before them ended.
     again_from: int | None = None
 
 
@@ -141,10 +142,10 @@ def next_position(
     rows_max: int | None,
     safety_ms: int,
 ) -> Position:
-    """How far one who has come `here` may go on: so many settled rows at most; `here` itself when there are none.
+    """The position after `here`: at most `rows_max` settled rows further; `here` itself if there are none.
 
-    Where numbers were given out again the rows begin with the first that was made later than the last one
-    read, less the safety: none is missed, and some of that time may come twice.
+    If numbers were reused, reading begins again with the first row that was made after the last one
+    read, less the safety: no row is missed, and some rows of that time may come twice.
     """
     with _outbox(section) as (engine, outbox, connection):
         ids, first_id, again_from = outbox.c.id, here.next_id, None
@@ -173,7 +174,7 @@ def _is_renumbered(
     mark: int,
     witness: Witness | None,
 ) -> bool:
-    """Whether rows below the mark may have come in since `witness` was seen right below it."""
+    """Whether rows may have come in below the mark since `witness` was seen right below it."""
     if not mark or engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
         return False
     return witness is None or witness != _witness(engine, outbox, connection, mark)
@@ -182,7 +183,7 @@ def _is_renumbered(
 def _witness(
     engine: sa.Engine, outbox: sa.Table, connection: sa.Connection, mark: int
 ) -> Witness | None:
-    """The row right below the mark, where it is asked for."""
+    """The row right below the mark, if the database needs one."""
     if engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
         return None
     columns = outbox.c
@@ -202,16 +203,16 @@ def _now_and_next_id(
 def _settled_id(
     connection: sa.Connection, outbox: sa.Table, first_id: int, next_id: int, old_ms: int
 ) -> int:
-    """Behind the last row from `first_id` to before `next_id` below which no row can come in late.
+    """The id behind the last row of the range below which no row can come in late.
 
-    That is the last one before the first that was made after `old_ms`; `first_id` when there is none.
+    That is the last row before the first one made after `old_ms`; `first_id` if there is none.
     """
     ids = outbox.c.id
     is_here = (ids >= first_id) & (ids < next_id)
     young = sa.select(ids).where(is_here, outbox.c.created_at_ms > old_ms).order_by(ids).limit(1)
     first_young = connection.execute(young).scalar()
-    # One bound on each side, and the highest by its place in the index: SQLite walks through all rows to a `max`
-    # with two upper bounds.
+    # One bound on each side, and the highest by its place in the index: SQLite would walk through all
+    # rows for a `max` with two upper bounds.
     is_old = (ids >= first_id) & (ids < (next_id if first_young is None else first_young))
     last = sa.select(ids).where(is_old).order_by(ids.desc()).limit(1)
     last_old = connection.execute(last).scalar()
@@ -219,7 +220,7 @@ def _settled_id(
 
 
 def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple[int, int]]:
-    """Cut a range of ids into equal ones of so many rows, or wider; ids may be missing in them."""
+    """Cut a range of ids into equal ranges of `rows` ids or more; ids may be missing in them."""
     width = max(rows, -(-(next_id - first_id) // _RANGES_MAX))
     return [(first, min(first + width, next_id)) for first in range(first_id, next_id, width)]
 
@@ -229,7 +230,7 @@ def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[in
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
-        # Each by itself: asked for both at once SQLite walks through all rows.
+        # One query for each: for both at once SQLite walks through all rows.
         lower = sa.select(sa.func.min(ids)).where(ids >= from_id).scalar_subquery()
         upper = sa.select(sa.func.max(ids)).where(ids >= from_id).scalar_subquery()
         lowest, highest, now_ms = connection.execute(sa.select(lower, upper, now)).one()
@@ -244,7 +245,7 @@ def batches(
     scanned_at_ms: int,
     ids: Sequence[int] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with an id in the range, and those of `ids`; each in a batch of some thousand."""
+    """Rows with an id in the range, and those of `ids`, in batches of some thousand."""
     with _outbox(section) as (_, outbox, connection):
         read = row_reader(connection, outbox)
         for some in _chunks(ids, _IDS_PER_QUERY):
@@ -307,10 +308,10 @@ def _state_names(codes: Numbers) -> pa.Array:
 
 
 def head_columns(heads: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Checksum and due time of each record, from its first bytes; null for what is no record."""
+    """Checksum and due time of each record, from its first bytes; null for bytes that are no record."""
     ends, values = values_of(heads)
     first, lengths = ends[:-1], np.diff(ends)
-    # Behind the last one there is room to look at a head that is cut short.
+    # Padding behind the last one, so that a head that was cut short can be read as well.
     data = np.concatenate((np.frombuffer(values, np.uint8), np.zeros(HEAD_BYTES, np.uint8)))
     windows = np.lib.stride_tricks.sliding_window_view(data, HEAD_BYTES)[first]
     fixed = np.ascontiguousarray(windows[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]

@@ -1,11 +1,12 @@
-"""Rows of an outbox table as raw columns of Arrow, out of each database by the way that costs least.
+"""Rows of an outbox table as raw Arrow columns, read from each database in the cheapest way.
 
-The statements are SQLAlchemy's, on its connections; what comes back is taken from the driver's cursor, some hundred
-rows at a time, because rows of SQLAlchemy cost as much again as the driver's. PostgreSQL sends numbers and bytes as
-they are (`binary`), not as text. PyMySQL is written in Python and pays for every value: there the server makes one
-line of CSV out of each row, and Arrow reads the lines.
+The statements are SQLAlchemy's, on its connections. The results are taken from the driver's cursor,
+some hundred rows at a time, because SQLAlchemy's row objects cost as much again as the driver's.
+PostgreSQL sends numbers and bytes in binary. PyMySQL is written in Python and pays for every value,
+so there the server makes one line of CSV of each row, and Arrow parses the lines.
 
-Not for: what the columns mean; that is `rows/outbox.py`. Why no ADBC: `docs/decisions/0026-no-adbc.md`.
+Not for: the meaning of the columns; that is `rows/outbox.py`. Why not ADBC:
+`docs/decisions/0026-no-adbc.md`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from sqlalchemy import event
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES
 from qmq_pipeline.tables.columns import values_of
 
-#: Of a record that much is read: its checksum and due time are in there.
+#: Bytes to read of a record: its checksum and due time are among them.
 HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
-#: What is read of each row, in this order.
+#: The columns to read, in this order.
 RAW: Final = pa.schema(
     [
         ("id", pa.int64()),
@@ -41,7 +42,7 @@ RAW: Final = pa.schema(
 )
 #: So many rows stay in the processor's caches until they are columns: twice as fast as thousands.
 _PART_ROWS: Final = 500
-#: Without quotes nothing is NULL, with them it is the empty text.
+#: Without quotes nothing is NULL; with quotes, "" is the empty text.
 _CSV: Final = {
     "read_options": pyarrow.csv.ReadOptions(
         use_threads=False, column_names=RAW.names, block_size=1 << 30
@@ -57,7 +58,7 @@ _CSV: Final = {
     ),
 }
 
-#: Rows that fulfil a condition, in the order of their ids, and not more than so many.
+#: Reads at most so many rows that fulfil a condition, in order of their ids.
 ReadRows = Callable[[sa.ColumnElement[bool], int], pa.RecordBatch]
 
 
@@ -151,21 +152,21 @@ def _parsed(lines: list[str]) -> pa.RecordBatch:
 
 
 def _unhexed(digits: pa.Array) -> pa.Array:
-    """The bytes that each text has in hex digits; what is null has none."""
+    """The bytes of each text of hex digits; null becomes empty."""
     ends, data = values_of(digits)
     buffers = [None, pa.py_buffer(ends // 2), pa.py_buffer(binascii.unhexlify(data))]
     return pa.BinaryArray.from_buffers(pa.binary(), len(digits), buffers)
 
 
 def _parts(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[Any]]:
-    """Rows as the driver has them, some hundred at a time; the transaction ends with the last."""
+    """The driver's rows, some hundred at a time; the transaction ends with the last."""
     result = connection.execute(query)
     cursor = result.context.cursor
     try:
         while part := cursor.fetchmany(_PART_ROWS):
             yield part
     except result.dialect.loaded_dbapi.Error as error:
-        # SQLAlchemy translates what its own rows raise; these are read past them.
+        # SQLAlchemy translates errors of its own rows; these are read past it.
         raise sa.exc.OperationalError(str(query), None, error) from error
     finally:
         result.close()

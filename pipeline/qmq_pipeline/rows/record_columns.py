@@ -1,11 +1,11 @@
-"""The fields of records as columns: from thousands of records at once, where they stand in a buffer.
+"""The fields of thousands of records at once, as columns, read where the records are in a buffer.
 
-What a record holds stands in `qmq_client/wire/record.py` and `docs/format/record.md`; a test gives random records to
-both this and the wire's decoder and holds the answers equal.
+The format of a record is in `qmq_client/wire/record.py` and `docs/format/record.md`; a test gives
+random records to this module and to the wire's decoder, and compares the answers.
 
-The broker stores what passes the frame's checksum and never looks into a record, so a sender can store
-bytes that are none. Such a row has `body_kind` -1, its bytes behind the fixed part as the body, and no
-key, tags or headers: one strange sender must not stop everybody's pipeline.
+The broker stores whatever passes the frame's checksum and never looks into a record, so a sender
+can store bytes that are none. Such a row has `body_kind` -1, its bytes behind the fixed part as the
+body, and no key, tags or headers: one faulty sender must not stop everybody's pipeline.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _DELAYED_FLAG: Final = 0b100
 _EXPIRES_FLAG: Final = 0b1000
 _EXPIRES_BYTES: Final = 8
 _TIME: Final = np.dtype(">u8")
-#: In front of a header.
+#: What precedes each header.
 _PAIR: Final = np.dtype([("name_bytes", "u1"), ("value_bytes", ">u2")])
-#: Fields of a record behind its fixed part, as numbers of `Pieces`.
+#: Fields of a record behind its fixed part, as indexes into `Pieces`.
 _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
 _NOT_A_RECORD: Final = -1
 
 
 class Records:
-    """Columns that stand in the records; what several of them need is made once, when it is needed."""
+    """Columns read from records; what several columns need is computed once, on demand."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Records:
         lengths: Numbers,
         put_off_ms: Numbers | None,
     ) -> None:
-        """`put_off_ms`: due times that others have set, -1 for the record's own; None for none.
+        """`put_off_ms`: due times set by a rescheduling, -1 for the record's own; None if there are none.
 
-        Requires: `data` is shorter than 2³⁰ bytes, so that places in it are numbers of 32 bits.
+        Requires: `data` is shorter than 2³⁰ bytes, so that positions in it fit 32 bits.
         """
         self._data = data
         self._positions = positions.astype(np.int32)
@@ -137,7 +137,7 @@ class Records:
         return np.ascontiguousarray(self._fixed["flags"])
 
     def _at(self, positions: Numbers, kind: np.dtype[Any]) -> Numbers:
-        """What stands at these places, taken as one piece of memory each: numpy would go through its fields."""
+        """Values at these positions, each copied as one piece of memory: numpy would copy field by field."""
         count = len(self._data) - kind.itemsize + 1
         piece = f"V{kind.itemsize}"
         everywhere: Numbers = np.ndarray((count,), piece, buffer=self._data, strides=(1,))
@@ -145,7 +145,7 @@ class Records:
 
     @cached_property
     def _found(self) -> tuple[Numbers, Numbers]:
-        """Where key, tags, headers, expiry and body begin and the body ends; which rows are records."""
+        """The boundaries of key, tags, headers, expiry and body, and which rows are records."""
         fixed, flags, next_positions = self._fixed, self._flags, self._next_positions
         boundaries = np.empty((len(fixed), 6), np.int32)
         first = self._positions + np.int32(RECORD_FIXED_BYTES)
@@ -199,7 +199,7 @@ class Records:
         return pa.MapArray.from_arrays(_offsets(counts), pieces.text(0), pieces.text(1)).cast(kind)
 
     def _header_pieces(self) -> tuple[Numbers, Pieces | None]:
-        """How many headers each row has, and all their names and values in order.
+        """The number of headers of each row, and all their names and values in order.
 
         All first headers are found at once, then all second ones, and so on: as many rounds as the
         row with the most headers has. Headers that do not add up are left out as a whole.
@@ -219,10 +219,11 @@ class Records:
         found = np.zeros((int(counts.sum()), 3), np.int32)
         is_good = here + _PAIR.itemsize * counts <= after
         left = np.arange(len(rows))
-        # A sender may claim thousands of headers: a round costs what is left to do, and there are none for a false claim.
+        # A sender may claim thousands of headers: a round costs only what is left to do, and a false claim
+        # is dropped.
         for round_ in range(int(counts[is_good].max(initial=0))):
             left = left[(counts[left] > round_) & is_good[left]]
-            # Mostly all rows have as many, and numbers in order cost less than numbers picked out.
+            # Mostly all rows have equally many, and a range of numbers costs less than numbers picked out.
             at = slice(None) if len(left) == len(rows) else left
             first, bound = here[at], after[at]
             is_good[at] &= first + np.int32(_PAIR.itemsize) <= bound
@@ -240,7 +241,7 @@ class Records:
 
 
 def _bounded(milliseconds: Numbers) -> Numbers:
-    """Times a sender may have made up, brought into what a table can hold."""
+    """Times that a sender may have made up, clipped to what a table can hold."""
     return np.minimum(milliseconds, TIME_MAX_MS).astype(np.int64)
 
 

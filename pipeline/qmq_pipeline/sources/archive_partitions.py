@@ -1,6 +1,6 @@
-"""An archive read like a log: its Parquet files as the work of tasks, with the same options.
+"""Reads an archive like a log: its Parquet files become the tasks' partitions, with the same options.
 
-Which files are read is decided by what was noted when they were written; within them rows are chosen by
+Notes from the time of writing tell which files to read; within a file, rows are selected by
 subject, time and offset.
 """
 
@@ -38,7 +38,7 @@ def is_archive(place: Place) -> bool:
 
 
 def plan_archive(options: LogOptions) -> list[InputPartition]:
-    """One partition for each file that may have rows of these options.
+    """One partition for each file that may have rows for these options.
 
     Raises `ExpiredRangeError` for an offset below the archive's first.
     """

@@ -1,7 +1,8 @@
 """The batch readers of the format `qmq`.
 
-There are two because a reader that can take filters makes every read fail in a session where that is switched
-off, which is Spark's default. The option `pushdown` chooses; `spark/session.py` sets both.
+There are two, because Spark refuses every read of a reader that takes filters if its session has
+that switched off, which is the default. The option `pushdown` chooses; `spark/session.py` sets
+both.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
 
 def batch_reader(options: LogOptions) -> DataSourceReader:
-    """The reader that these options want."""
+    """The reader that these options ask for."""
     return FilteringLogBatchReader(options) if options.takes_filters else LogBatchReader(options)
 
 
 class LogBatchReader(DataSourceReader):
-    """Reads the log from where it begins, or the option says, to what is durable now."""
+    """Reads the log from its beginning, or from where the options say, to its durable end."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
@@ -57,12 +58,12 @@ class LogBatchReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, ArchivePartition):
             return read_archive(partition)
-        # Spark makes one partition of None out of none at all.
+        # Spark makes one partition of None from an empty list.
         return read_partition(partition) if isinstance(partition, LogPartition) else iter(())
 
 
 class FilteringLogBatchReader(LogBatchReader):
-    """The same; leaves out what the query's own conditions on subject, time and offset exclude."""
+    """The same, without what the query's own conditions on subject, time and offset exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._options, rest = narrow(self._options, filters)

@@ -1,4 +1,4 @@
-"""A part of a log as the work of tasks: planned in the driver, read in the workers."""
+"""Parts of a log as the partitions of tasks: planned in the driver, read in the workers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class LogPartition(InputPartition):
     """What one task reads."""
 
     options: LogOptions
-    #: Of the store that it was planned for.
+    #: The store that it was planned for.
     format: Format
     first_offset: int
     next_offset: int
 
 
 def log_of(options: LogOptions) -> str:
-    """Which log the table is read from."""
+    """The log from which the table is read."""
     return ACTION_LOG if options.table is ACTIONS else COMMIT_LOG
 
 
 def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
-    """From where to where these options want the log; raises `ExpiredRangeError`."""
+    """The range of the log that the options ask for; raises `ExpiredRangeError`."""
     bounds = log.bounds()
     first, after = bounds.first_offset, bounds.next_offset
     if options.first_offset is not None:
@@ -51,7 +51,7 @@ def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
 
 
 def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) -> None:
-    """Raise `ExpiredRangeError` when the log begins behind `first_offset`."""
+    """Raise `ExpiredRangeError` if the log begins behind `first_offset`."""
     if first_offset < bounds.first_offset:
         raise ExpiredRangeError(
             source=options.place.name,

@@ -1,15 +1,16 @@
-"""Spark's data source `qmq`: the logs of a broker as tables; `log_batches.py` reads batches, `log_stream.py` streams.
+"""Spark's data source `qmq`: the logs of a broker as tables.
 
 ::
 
     spark.read.format("qmq").option("path", "/var/lib/qmq").option("columns", "subject,stored_at").load()
 
-A partition is a range of the log that begins and ends at frames. The driver reads a few bytes of each
-segment to plan; workers read, verify and decode, and hand Arrow batches on. A range that is read twice
-gives the same rows (P1): what it holds never changes, and nothing beyond the durable end is planned.
+A partition is a range of the log that begins and ends at frames. To plan, the driver reads a few bytes
+of each segment; workers read, verify and decode, and pass Arrow batches on. A range that is read
+twice gives the same rows (P1): its content never changes, and nothing beyond the durable end is
+planned.
 
-Every session is told of this class, and few read with it at once. So it imports the readers, and all that they
-need, only when it is asked for one: by Spark, in a process of its own.
+This class is registered in every session, but most never read with it. So it imports the readers
+(`log_batches.py`, `log_stream.py`) only when Spark asks for one, in a process of its own.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
     spark.readStream.format("qmq").option("broker_url", "http://broker:9470").load()
 
-`maxBytesPerTrigger` bounds a micro-batch by bytes of log; with the trigger `availableNow` the query ends where
-the log ended when it began. A checkpoint names the store, so it is never gone on with on another log. From Spark
-4.2 on bounds are honoured; before, a batch holds everything that is there.
+`maxBytesPerTrigger` bounds a micro-batch by bytes of log. With the trigger `availableNow` the query ends
+where the log ended when it began. A checkpoint names its store, so no query continues on another log.
+Spark honours bounds from 4.2 on; before, a batch holds everything there is.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _OFFSET = "offset"
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log from where it begins, or the option says, and on."""
+    """Reads the log from its beginning, or from where the options say, and continues with what comes."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
         self._watch = LogWatch(options.place, log_of(options))
-        #: Where the log ended when a query for what is available began; None for any other query.
+        #: The end of the log when an `availableNow` query began; None for any other query.
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -76,12 +76,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _position(bounds.store_id, max(here, end))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        # For who watches the query: Spark asks in each micro-batch, right after it asked for the batch's end.
+        # For monitoring: in each micro-batch Spark asks for this right after the end of the batch.
         bounds = self._watch.known or self._watch.look()
         return _position(bounds.store_id, bounds.next_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        # A batch is planned right after its end was asked for; one that is planned again after a crash was not.
+        # A batch is usually planned right after its end was asked for, but not if it is repeated after a
+        # crash.
         bounds = self._watch.known or self._watch.look()
         first = _offset_of(start, bounds, self._options)
         after = _offset_of(end, bounds, self._options)
@@ -107,7 +108,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _position(store_id: str, offset: int) -> dict[str, Any]:
-    # Spark compares offsets as text in places: always the same keys in the same order.
+    # Spark compares offsets as text in places, so keys must always have the same order.
     return {_STORE: store_id, _OFFSET: offset}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OutboxBatchReader(DataSourceReader):
-    """Reads every row that is there when it is planned."""
+    """Reads every row that exists when the read is planned."""
 
     def __init__(self, options: OutboxOptions) -> None:
         self._options = options
@@ -24,5 +24,5 @@ class OutboxBatchReader(DataSourceReader):
         return [one for section in self._options.sections for one in plan(section, self._options)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark makes one partition of None out of none at all.
+        # Spark makes one partition of None from an empty list.
         return read_partition(partition) if isinstance(partition, OutboxPartition) else iter(())

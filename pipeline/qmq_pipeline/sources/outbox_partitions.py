@@ -1,4 +1,4 @@
-"""Ranges of outbox rows as the work of tasks: planned in the driver, read in the workers."""
+"""Ranges of outbox rows as the partitions of tasks: planned in the driver, read in the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutboxPartition(InputPartition):
 def plan(
     section: DatabaseSection, options: OutboxOptions, first: int = 0, after: int | None = None
 ) -> list[InputPartition]:
-    """One partition for each range of the rows that are there now, from `first` to before `after`."""
+    """One partition for each range of the rows that exist now, from `first` to before `after`."""
     keep_loaded()
     first_id, next_id, now_ms = first_and_next_id(section, from_id=first)
     end_id = next_id if after is None else min(next_id, after)
@@ -39,7 +39,7 @@ def plan(
 
 
 def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one range, as they are now; those that are gone are not there."""
+    """The rows of one range as they are now; rows that are gone are left out."""
     keep_loaded()
     for batch in batches(
         partition.section,

@@ -1,12 +1,13 @@
-"""Spark's data source `qmq_outbox`: the rows of one or many outbox tables; `outbox_batches.py` reads batches, `outbox_stream.py` streams.
+"""Spark's data source `qmq_outbox`: the rows of one or many outbox tables.
 
 ::
 
     spark.read.format("qmq_outbox").option("url", "postgresql://reader@db/orders").load()
     spark.read.format("qmq_outbox").option("database", "orders,payments").load()    # of qmq.toml
 
-Bodies stay in the database. A partition is a range of row numbers, read in short transactions. Readers are imported
-when one is asked for, as in `log_source.py`.
+`outbox_batches.py` reads batches, `outbox_stream.py` streams; they are imported only when a reader is
+asked for, as in `log_source.py`. Bodies stay in the database. A partition is a range of row numbers,
+read in short transactions.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OutboxDataSource(DataSource):
         from qmq_pipeline.places.outbox_options import parse_outbox_options
         from qmq_pipeline.tables.schemas import OUTBOX
 
-        # A wrong option is said here, by `load`: a stream would say it in a thread of its own.
+        # A wrong option is reported here, by `load`: a stream would report it in a thread of its own.
         parse_outbox_options(self.options, os.environ, OUTBOX.names)
         return OUTBOX.ddl()
 

@@ -4,16 +4,16 @@
 
     spark.readStream.format("qmq_outbox").option("database", "orders").option("safety_s", "30").load()
 
-Numbers are taken before their transactions commit, so a stream comes no further than where no row can come
-in late: behind the youngest row that is `safety_s` old. Each row is given once, when it is that old, as it
-is then. What came and went before is never seen, and no row a second time when it changes: a stream of
-an outbox is every commit only where accepted rows are kept for longer than that.
+Numbers are assigned before their transactions commit, so a stream reads only as far as no row can
+still come in: behind the youngest row that is `safety_s` old. Each row is given once, when it is that
+old, as it is then. A row that was deleted before is never seen, and a later change is not shown. So
+a stream of an outbox has every commit only if accepted rows are kept for longer than that.
 
-SQLite gives numbers out again once the highest rows are gone. So an offset also says which row stood at its end: when that
-one is gone, the stream goes on with the first row that may be new, see `next_position`.
+SQLite reuses numbers once the highest rows are gone. So an offset also records the row at its end: when
+that row is gone, the stream continues with the first row that may be new, see `next_position`.
 
-`maxRowsPerTrigger` bounds a micro-batch, in equal shares of the databases; with the trigger `availableNow` the query
-comes no further than where the tables ended when it began. From Spark 4.2 on bounds are honoured.
+`maxRowsPerTrigger` bounds a micro-batch, in equal shares of the databases. With the trigger
+`availableNow` the query ends where the tables ended when it began. Spark honours bounds from 4.2 on.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from qmq_pipeline.sources.read_limits import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: By the name of the database: the fields of its `Position`.
+#: Database → the fields of its `Position`.
 Offset = dict[str, list[Any]]
 
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads each outbox from its first row on; a database that is added later, from its first too."""
+    """Reads each outbox from its first row on, including those of databases that are added later."""
 
     def __init__(self, options: OutboxOptions) -> None:
         self._options = options
-        #: Where the tables ended when a query for what is available began; None for any other query.
+        #: The ends of the tables when an `availableNow` query began; None for any other query.
         self._target: dict[str, int] | None = None
 
     def initialOffset(self) -> Offset:
-        # Not the first row that is there: one of a lower number may be about to commit.
+        # Not the lowest id in the table: a row with a lower number may be about to commit.
         return _encoded({section.name: Position() for section in self._options.sections})
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -60,7 +60,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        # Spark before 4.2 neither says where it stands nor asks for less.
+        # Spark before 4.2 passes neither its position nor a limit.
         here = self._decoded(self.initialOffset() if start is None else start)
         rows_max = getattr(limit, "max_rows", None)
         share = None if rows_max is None else max(1, int(rows_max) // len(here))
@@ -96,7 +96,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition) if isinstance(partition, OutboxPartition) else iter(())
 
     def _decoded(self, offset: Mapping[str, Sequence[Any]]) -> dict[str, Position]:
-        """One entry for each database; one that the checkpoint does not know begins at its first row."""
+        """One position for each database; one that the checkpoint does not know begins at its first row."""
         found = {section.name: Position() for section in self._options.sections}
         gone = sorted(offset.keys() - found.keys())
         if gone:
@@ -112,7 +112,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _encoded(positions: Mapping[str, Position]) -> Offset:
-    """Always in one order: Spark compares offsets as text in places."""
+    """Always in one order, because Spark compares offsets as text in places."""
     return {
         name: [one.next_id, list(one.witness) if one.witness else None, one.again_from]
         for name, one in sorted(positions.items())

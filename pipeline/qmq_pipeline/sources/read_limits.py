@@ -1,4 +1,4 @@
-"""What Spark from 4.2 on knows of bounds of a micro-batch, with stand-ins for before: then there are none."""
+"""The classes with which Spark, from 4.2 on, bounds micro-batches; for older versions stand-ins, and no bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ except ImportError:  # Spark before 4.2
     ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]  # as below
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # mypy sees the newer Spark
-        """Stands in for what this Spark does not have."""
+        """Stands in for a class that this Spark does not have."""
 
 
 __all__ = [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register(session: SparkSession) -> None:
-    """Let `session.read.format("qmq")` and its kin work; may be called again."""
+    """Make `session.read.format("qmq")` and the other formats work; may be called again."""
     from pyspark.errors import AnalysisException
 
     for source in (LogDataSource, OutboxDataSource, TaskDataSource):

@@ -1,4 +1,4 @@
-"""The batch reader of the format `qmq_task`: one task for each piece of work, and its answer as a row."""
+"""The batch reader of the format `qmq_task`: one task per piece of work, one row per answer."""
 
 from __future__ import annotations
 

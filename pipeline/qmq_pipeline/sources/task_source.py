@@ -1,11 +1,12 @@
-"""Work for the executors as a data source: one task for each piece of work, a text back from each.
+"""Work for the executors as a data source: one task for each piece of work, and a text back from each.
 
-Spark's other doors to a worker want pandas (`mapInArrow`) or the classic API that shared clusters lack
-(RDDs). A data source wants neither. A piece of work is the name of a function of this package and its
-arguments as JSON; it must be safe to do twice, because Spark runs tasks again when it likes.
+Spark's other ways to run code in a worker need pandas (`mapInArrow`), or the classic API that
+shared clusters lack (RDDs). A data source needs neither. A piece of work is the name of a function
+of this package and its arguments as JSON. It must be safe to repeat, because Spark reruns tasks at
+will.
 
-Who wants work done calls `run_tasks` in `tasks.py`; tasks are planned and done in `task_batches.py`, which is imported
-by who is asked to, as with the other sources.
+Callers use `run_tasks` in `tasks.py`. Tasks are planned and done in `task_batches.py`, which is
+imported only when a reader is asked for, as with the other sources.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Who does pieces of work: Spark's executors, or processes of this machine.
+"""Runs pieces of work: on Spark's executors, or in processes of this machine.
 
-A piece of work is the name of a function of this package and its arguments, which JSON can say. Executors do it as
-tasks of a data source (`task_source.py`). Where no session is there and none is needed for more than that,
-`LocalWorkers` do the same without one. This module does not import Spark, so jobs that need none start without it.
+A piece of work is the name of a function of this package and its JSON arguments. Executors run it
+as a task of a data source (`task_source.py`). If there is no session, and nothing else needs one,
+`LocalWorkers` run it without. This module does not import Spark, so jobs that need no Spark start
+without it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     Workers: TypeAlias = LocalWorkers | SparkSession
 
 TASK_FORMAT: Final = "qmq_task"
-#: Spark shows options in plans, but not those whose name says that they hold a secret.
+#: Spark shows options in plans, except those whose names suggest a secret.
 WORK_OPTION: Final = "work_with_token"
 
 
 def run_tasks(workers: Workers, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
     """The answers of `function` to each piece, in order.
 
-    `function` is the full name of one in this package; arguments and answers are what JSON can say. Raises what
-    the first piece to fail raised: `LocalWorkers` as an error of the pipeline, Spark within its own.
+    `function` is the full name of one in this package; arguments and answers are JSON values.
+    Raises the error of the first piece that failed: `LocalWorkers` as an error of the pipeline,
+    Spark within its own.
     """
     if not pieces:
         return []

@@ -1,1 +1,1 @@
-"""The session, the Java under it, and its errors in our words."""
+"""The session, the Java under it, and Spark's errors in our words."""

@@ -1,7 +1,7 @@
-"""Out of 250 lines of a JVM, the one that says what happened.
+"""Finds, in 250 lines from a JVM, the one that says what happened.
 
-An error of ours that is raised in a worker comes back as text inside text: Python's traceback in Spark's
-message in the JVM's stack. The last line of that traceback has our class and our words.
+An error of ours that is raised in a worker comes back as text inside text: Python's traceback in
+Spark's message in the JVM's stack. The last line of that traceback has our class and our words.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
 
 
 def explain(error: BaseException, log: str) -> QmqError:
-    """The error of ours that is inside this one, or one that says in a line what Spark or the system said.
+    """The error of ours inside this one, or a new one that says in a line what Spark or the system said.
 
-    `log`: the file that says more; named where it does.
+    `log`: the file with the details; named if it has any.
     """
     if isinstance(error, QmqError):
         return error
@@ -47,7 +47,7 @@ def _is_of_spark(error: BaseException, text: str) -> bool:
 
 
 def _of_this_process(error: BaseException, log: str) -> PipelineError:
-    """Of what no JVM had a part in: files, mostly."""
+    """An error without a part of the JVM: mostly about files."""
     said = (_first(str(error)) or type(error).__name__).strip()[:500].rstrip(".")
     if isinstance(error, OSError):
         return PipelineError(f"{said}. {FILE_REMEDY}")
@@ -56,7 +56,7 @@ def _of_this_process(error: BaseException, log: str) -> PipelineError:
 
 def _first(text: str) -> str:
     found = _SPARK.search(text)
-    # The bridge to the JVM names its own call first; the exception stands behind a colon.
+    # The bridge to the JVM names its own call first; the exception follows behind a colon.
     lines = [line.lstrip(": ") for line in text.splitlines() if line.strip(": ")]
     if len(lines) > 1 and lines[0].startswith(_BRIDGE):
         lines = lines[1:]

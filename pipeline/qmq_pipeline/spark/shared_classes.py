@@ -1,13 +1,15 @@
-"""Classes of Spark as the JVM keeps them after loading, in a file of this user's cache: half the work of a start.
+"""Reuses the JVM's loaded classes of Spark from a file in this user's cache: half the work of a start.
 
-A local session loads and verifies twenty thousand classes out of two hundred jars. The second JVM that finds no file
-for its Java, its Spark and its class path writes one when it ends (`-XX:ArchiveClassesAtExit`, from Java 13 on), and
-those after it map that into their memory. The JVM itself compares file, build and jars at every start and goes on
-without the file when they do not fit; so a wrong one costs time, never an answer.
+A local session loads and verifies twenty thousand classes from two hundred jars. If there is no
+file for this Java, this Spark and this class path, the second JVM to start writes one when it ends
+(`-XX:ArchiveClassesAtExit`, from Java 13 on), and later JVMs map it into memory. At every start the
+JVM itself checks the file against its build and the jars, and goes on without a file that does not
+fit. So a wrong file costs time, but never gives a wrong answer.
 
-A JVM that maps a file that was cut short may die. So what one wrote is a draft first, named by the boot of the machine
-that it was written in: it is taken when its first bytes stand, which the JVM writes last, when no power cut can have
-taken anything of it, and by a name that says its length. Where nothing can be written a start takes as long as ever.
+A JVM that maps a truncated file may die. So a JVM writes a draft, named by the current boot of the
+machine. The draft is accepted once its first bytes are set, which the JVM writes last, and only
+within the same boot, so that no power cut can have taken a part of it; its final name contains its
+length. If nothing can be written, a start takes as long as without.
 """
 
 from __future__ import annotations
@@ -21,17 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: What `spark-submit` adds to the arguments of its JVM; settings of Spark with the same use stay the user's.
+#: What `spark-submit` adds to its JVM's arguments; Spark's settings with the same effect stay the
+#: user's.
 _ARGUMENTS: Final = "SPARK_SUBMIT_OPTS"
-#: Standard output is the program's own; what is said of each class that cannot be kept is of no use to anybody.
+#: Standard output belongs to the program; messages about classes that cannot be archived help nobody.
 _QUIET: Final = ("-Xlog:disable", "-Xlog:all=warning:stderr", "-Xlog:cds*=off:stderr")
 #: Settings and variables that put something in front of Spark's jars.
 _CLASS_PATH_SETTING: Final = "spark.driver.extraClassPath"
 _CLASS_PATH_VARIABLES: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR")
-#: Making one costs a start a tenth, and some seconds at its end. So it is made by the second start at the earliest,
-#: for in a container that is thrown away there is none; and where nothing came of it, not every time.
+#: Writing the file costs a start a tenth more, and some seconds at its end. So the second start
+#: does it at the earliest (a container that is thrown away never does), and if it failed it is not
+#: tried again at once.
 _AGAIN_S: Final = 86_400
-#: A file of 150 MiB that nobody has started with for so long goes: its Java or its Spark did, too.
+#: A file of 150 MiB that no start has used for so long is removed: its Java or its Spark is
+#: probably gone.
 _UNUSED_S: Final = 30 * 86_400
 _SUFFIX: Final = ".jsa"
 _DRAFT: Final = ".draft"
@@ -41,19 +46,19 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedClasses:
-    """What the JVM of one session is told of the file."""
+    """The JVM arguments of one session about the file."""
 
     arguments: tuple[str, ...] = ()
-    #: The file that it is to use.
+    #: The file to use.
     file: Path | None = None
-    #: The JVM writes the file when it ends, which takes it some seconds.
+    #: Whether the JVM writes the file when it ends, which takes some seconds.
     is_made: bool = False
 
 
 def key_of(
     java_home: Path, jars: Path, settings: Mapping[str, str], environment: Mapping[str, str]
 ) -> str:
-    """Names what a file is good for: one Java, one Spark, one class path."""
+    """A key for what a file fits: one Java, one Spark, one class path."""
     parts = [os.path.realpath(java_home), os.path.realpath(jars)]
     parts += [str(_changed_ns(one)) for one in (java_home / "bin" / "java", java_home / "release")]
     parts += [str(_changed_ns(jars)), settings.get(_CLASS_PATH_SETTING, "")]
@@ -62,7 +67,7 @@ def key_of(
 
 
 def shared_classes(folder: Path, key: str, now_ms: int, boot: str) -> SharedClasses:
-    """Take the file for `key` that is in `folder`, or have one made; nothing of both where that cannot be."""
+    """Use the file for `key` in `folder`, or have one written; neither if that is not possible."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = _whole(folder, key) or _accepted(folder, key, boot)
@@ -78,7 +83,7 @@ def shared_classes(folder: Path, key: str, now_ms: int, boot: str) -> SharedClas
 
 
 def boot_id() -> str:
-    """Another one after each start of the machine; empty where the system does not say."""
+    """Differs after each boot of the machine; empty if the system does not tell."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -91,7 +96,7 @@ def _whole(folder: Path, key: str) -> Path | None:
 
 
 def _accepted(folder: Path, key: str, boot: str) -> Path | None:
-    """The first draft that its JVM has finished, on the disk and under its name."""
+    """The first finished draft, synced and under its final name."""
     for draft in folder.glob(f"{key}-{boot}-*{_DRAFT}"):
         with draft.open("rb") as file:
             if not any(file.read(_HEAD_BYTES)):
@@ -105,7 +110,7 @@ def _accepted(folder: Path, key: str, boot: str) -> Path | None:
 
 @contextlib.contextmanager
 def told_to_jvm(arguments: Sequence[str], environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Let a JVM that is started now have the arguments, in front of those that the user has for it, which win."""
+    """Let a JVM that starts within the block have the arguments, in front of the user's own, which win."""
     known = environment.get(_ARGUMENTS)
     every = [*map(_quoted, arguments), *([known] if known else [])]
     environment[_ARGUMENTS] = " ".join(every)
@@ -119,7 +124,7 @@ def told_to_jvm(arguments: Sequence[str], environment: MutableMapping[str, str])
 
 
 def _is_to_be_made(starts: Path, now_ms: int) -> bool:
-    """Whether this folder outlives its starts, and nobody tried of late; notes what is done now."""
+    """Whether this folder outlives a start, and no recent start tried; notes this try."""
     if not starts.exists():
         starts.touch()
         return False
@@ -133,7 +138,7 @@ def _is_to_be_made(starts: Path, now_ms: int) -> bool:
 
 
 def _sweep(folder: Path, used: Path | None, now_ms: int) -> None:
-    """Note the use of a file, and remove those that nobody uses or that were never finished."""
+    """Note that a file is in use, and remove files that are unused or were never finished."""
     now_s = now_ms / 1000
     with contextlib.suppress(OSError):  # others sweep too, and some may only read
         if used is not None:

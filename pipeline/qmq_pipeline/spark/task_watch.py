@@ -1,7 +1,7 @@
-"""How far Spark is with the step under way: a job says when a step is done, and one step may take an hour.
+"""Shows how far Spark is within a step: a job reports whole steps, and one step may take an hour.
 
-Spark counts the tasks of its stages; a thread beside the job looks at them now and then and tells somebody.
-Where a session does not count (Spark Connect), nothing is told.
+Spark counts the tasks of its stages; a thread beside the job reads the counts now and then and
+passes them on. If a session does not count (Spark Connect), nothing is passed on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_S: Final = 1.0
-#: Tasks done, and all tasks, of the stages under way.
+#: Tasks done, and all tasks, of the active stages.
 OnTasks = Callable[[int, int], None]
 
 
@@ -24,7 +24,7 @@ OnTasks = Callable[[int, int], None]
 def watched_tasks(
     spark: SparkSession, on_tasks: OnTasks, *, look_s: float = LOOK_S
 ) -> Iterator[None]:
-    """Call `on_tasks` from a thread of its own, as long as the block lasts, when stages are under way."""
+    """While the block lasts, call `on_tasks` from a separate thread whenever stages are active."""
     tracker = _tracker(spark)
     if tracker is None:
         yield
@@ -59,7 +59,7 @@ def _watch(tracker: StatusTracker, on_tasks: OnTasks, is_over: Event, look_s: fl
 
 
 def _counts(tracker: StatusTracker) -> tuple[int, int] | None:
-    """Tasks done and all tasks; None when no stage is under way."""
+    """Tasks done and all tasks; None if no stage is active."""
     every = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     stages = [one for one in every if one is not None]
     if not stages:
