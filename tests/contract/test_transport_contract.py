@@ -9,6 +9,7 @@ import pytest
 from qmq_client.errors import BrokerRefusedError, TransportError
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.transport.port import Transport
+from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.frame import build_message_frame, read_header
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import (
@@ -17,6 +18,7 @@ from qmq_client.wire.requests import (
     Nack,
     PullRequest,
     Reject,
+    SettleAnswer,
     Settlement,
     Tags,
 )
@@ -32,6 +34,7 @@ from tests.contract.asking import (
     record_of,
     settle,
     span,
+    within_a_lease,
 )
 
 
@@ -121,10 +124,14 @@ def test_C1_each_group_gets_every_message(transport: Transport, subject: str) ->
 
 
 def test_C1_an_acked_message_never_comes_again(transport: Transport, subject: str) -> None:
-    transport.send(frame_of(subject, b"a"))
-    got = pull(transport, subject, lease_ms=SHORT_LEASE_MS, wait_ms=WAIT_MS)
-    assert settle(transport, subject, acks(got)).settled == 1
-    assert pull(transport, subject, wait_ms=3 * SHORT_LEASE_MS).messages == ()
+    def ask(subject: str, lease_ms: int) -> SettleAnswer:
+        transport.send(frame_of(subject, b"a"))
+        got = pull(transport, subject, lease_ms=lease_ms, wait_ms=WAIT_MS)
+        return settle(transport, subject, acks(got))
+
+    used, lease_ms, answer = within_a_lease(subject, ask)
+    assert answer.settled == 1
+    assert pull(transport, used, wait_ms=3 * lease_ms).messages == ()
 
 
 def test_F30_C3_a_silent_consumer_loses_its_message_and_its_late_ack_is_stale(
@@ -141,14 +148,18 @@ def test_F30_C3_a_silent_consumer_loses_its_message_and_its_late_ack_is_stale(
 
 
 def test_C3_an_extended_lease_holds(transport: Transport, subject: str) -> None:
-    transport.send(frame_of(subject, b"a"))
-    got = pull(transport, subject, lease_ms=SHORT_LEASE_MS, wait_ms=WAIT_MS)
-    longer = Settlement(
-        token=got.head.token, extends=(Extend(range=span(got), lease_ms=LONG_LEASE_MS),)
-    )
-    assert settle(transport, subject, longer).stale == ()
-    assert pull(transport, subject, consumer="two", wait_ms=3 * SHORT_LEASE_MS).messages == ()
-    assert settle(transport, subject, acks(got)).settled == 1
+    def ask(subject: str, lease_ms: int) -> tuple[Deliveries, SettleAnswer]:
+        transport.send(frame_of(subject, b"a"))
+        got = pull(transport, subject, lease_ms=lease_ms, wait_ms=WAIT_MS)
+        longer = Settlement(
+            token=got.head.token, extends=(Extend(range=span(got), lease_ms=LONG_LEASE_MS),)
+        )
+        return got, settle(transport, subject, longer)
+
+    used, lease_ms, (got, answer) = within_a_lease(subject, ask)
+    assert answer.stale == ()
+    assert pull(transport, used, consumer="two", wait_ms=2 * lease_ms).messages == ()
+    assert settle(transport, used, acks(got)).settled == 1
 
 
 def test_C4_attempts_are_counted_at_hand_out(transport: Transport, subject: str) -> None:
@@ -212,11 +223,15 @@ def test_a_rejected_message_comes_no_more(transport: Transport, subject: str) ->
 
 
 def test_a_nack_with_a_delay_holds_the_message_back(transport: Transport, subject: str) -> None:
-    transport.send(frame_of(subject, b"a"))
-    got = pull(transport, subject, wait_ms=WAIT_MS)
-    settle(transport, subject, nacks(got, delay_ms=SHORT_LEASE_MS))
-    assert pull(transport, subject).messages == ()
-    again = pull(transport, subject, wait_ms=WAIT_MS)
+    def ask(subject: str, delay_ms: int) -> Deliveries:
+        transport.send(frame_of(subject, b"a"))
+        got = pull(transport, subject, wait_ms=WAIT_MS)
+        settle(transport, subject, nacks(got, delay_ms=delay_ms))
+        return pull(transport, subject)
+
+    used, delay_ms, meanwhile = within_a_lease(subject, ask)
+    assert meanwhile.messages == ()
+    again = pull(transport, used, wait_ms=delay_ms + WAIT_MS)
     assert [(one.sequence, one.attempt) for one in again.messages] == [(0, 2)]
 
 
