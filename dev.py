@@ -65,6 +65,10 @@ class DevError(Exception):
     """The command cannot go on; the message says what to do."""
 
 
+class WrongCallError(DevError):
+    """There is no such check."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command of dev.py."""
@@ -87,9 +91,6 @@ COMMANDS = {
     "clean": Command(summary="remove the caches and the virtual environment"),
 }
 
-#: Groups that a command does without where they cannot be had.
-WISHES = {"demo": ("spark",), "bench": ("spark",)}
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; 2 for a wrong call."""
@@ -109,15 +110,33 @@ def main(arguments: Sequence[str]) -> int:
     if os.environ.get("LC_ALL") in {"C", "POSIX"}:
         os.environ["LC_ALL"] = "C.UTF-8"
     try:
+        wishes = wishes_of(name, rest)
         prepare(COMMANDS[name].groups)
-        if name in WISHES and "--no-spark" not in rest:
-            prepare_if_possible(WISHES[name])
+        prepare_if_possible(wishes)
         if name == "check":
             return check(rest)
     except DevError as error:
         print(f"dev.py: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongCallError) else 1
     return become(command_line(name, rest))
+
+
+def wishes_of(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the groups that this call does without where they cannot be had.
+
+    A wrong call is refused here, before minutes are spent on an environment for it.
+    """
+    # Imported here: they are the commands' own options, and an older Python must not reach them.
+    from benchmarks import options as bench
+    from examples.flights import options as demo
+
+    if name == "check":
+        refuse_unknown_checks(arguments)
+    if name == "demo":
+        return () if demo.parse(arguments).no_spark else ("spark",)
+    if name == "bench":
+        return () if bench.parse(arguments).list else ("spark",)
+    return ()
 
 
 def usage() -> str:
@@ -169,6 +188,13 @@ def checks() -> dict[str, list[str]]:
     }
 
 
+def refuse_unknown_checks(names: Iterable[str]) -> None:
+    """Raise WrongCallError for a name that is no check's."""
+    known = checks()
+    if unknown := [name for name in names if name not in known]:
+        raise WrongCallError(f"no check {unknown[0]!r}; there are: {', '.join(known)}")
+
+
 def has_python(path: Path) -> bool:
     """Tell whether the path is a Python file or a folder with one."""
     return path.is_file() or any(path.rglob("*.py"))
@@ -177,8 +203,6 @@ def has_python(path: Path) -> bool:
 def check(names: Sequence[str]) -> int:
     """Run every check, or those named, whatever the others say; 1 when one failed."""
     lines = checks()
-    if unknown := [name for name in names if name not in lines]:
-        raise DevError(f"no check {unknown[0]!r}; there are: {', '.join(lines)}")
     outcomes = {}
     for name in names or lines:
         print(f"\n── {name}: {' '.join(shown(lines[name]))}", flush=True)

@@ -1,8 +1,4 @@
-"""The demo: a month of real flights through the whole product, with crashes on the way.
-
-`python3 dev.py demo` runs it. Exit code 0 when every count is right, 1 when anything differs, a process
-fails, or no server is to be had, 2 for a wrong call. Ctrl-C or SIGTERM ends every process of it.
-"""
+"""The supervisor of the demo, and the services it starts; how it is called says `options.py`."""
 
 from __future__ import annotations
 
@@ -18,14 +14,10 @@ from rich.console import Console
 
 from examples.flights import consumers, departures
 from examples.flights.data import data_file
-from examples.flights.database import (
-    KINDS,
-    ServerMissingError,
-    open_databases,
-    version_of,
-)
+from examples.flights.database import ServerMissingError, open_databases, version_of
 from examples.flights.expected import count_by_hand
 from examples.flights.judge import judge
+from examples.flights.options import parse
 from examples.flights.plan import (
     BOARD,
     COUNTER,
@@ -46,15 +38,11 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in (DEPARTURES, TALLIES, COUNTER):
         _service(arguments[0])
         return 0
-    options = _parse(arguments)
+    options = parse(arguments)
     signal.signal(signal.SIGTERM, _on_stop)  # unasked, it would leave its processes behind
     if options.keep is not None:
-        directory = Path(options.keep)
-        if directory.exists() and any(directory.iterdir()):
-            print(f"--keep: {directory} is not empty; name a new folder", file=sys.stderr)
-            return 2
-        directory.mkdir(parents=True, exist_ok=True)
-        return _demo(directory.resolve(), options)
+        options.keep.mkdir(parents=True, exist_ok=True)
+        return _demo(options.keep.resolve(), options)
     with tempfile.TemporaryDirectory(prefix="qmq-flights-") as folder:
         return _demo(Path(folder), options)
 
@@ -104,7 +92,7 @@ def _run(plan: Plan, options: argparse.Namespace) -> int:
     for line in proof.lines() if proof is not None else ():
         Console(soft_wrap=True).print(line, highlight=False)
     if options.json is not None:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if result["ok"] else 1
 
 
@@ -114,35 +102,6 @@ def _service(name: str) -> None:
         departures.main(plan)
     else:
         consumers.main(plan, name)
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dev.py demo", description=__doc__)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--month", type=int, choices=range(1, 13), default=1, help="which month of 2013 (1)"
-    )
-    which.add_argument("--all", action="store_true", help="the whole year: 336,776 flights")
-    parser.add_argument(
-        "--days",
-        type=int,
-        choices=range(3, 32),
-        default=31,
-        metavar="N",
-        help="only the first N days of a month, 3 to 31 (31)",
-    )
-    parser.add_argument(
-        "--database",
-        choices=tuple(KINDS),
-        default="sqlite",
-        help="where the services keep their tables; a server is found or started (sqlite)",
-    )
-    parser.add_argument(
-        "--no-spark", action="store_true", help="leave out the audit and the report by Spark"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures for programs")
-    parser.add_argument("--keep", metavar="DIR", help="leave files, logs and history there")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase
 
+from examples.flights.options import KINDS
 from examples.flights.plan import BOARD, TALLIES
 
-#: What `--database` takes, and what the ladder calls it.
-KINDS = {"sqlite": "sqlite", "mariadb": "mysql", "postgresql": "postgresql"}
 _VERSION = {
     "sqlite": "SELECT 'SQLite ' || sqlite_version()",
     "mysql": "SELECT version()",

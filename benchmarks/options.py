@@ -1,0 +1,36 @@
+"""`python3 dev.py bench [NAME …]`: run benchmarks, show their figures, write the page.
+
+A full run puts its results into `docs/benchmarks/` beside those of benchmarks that were not run
+this time; a quick one shows them only, because three short rounds are no figure to publish.
+"""
+
+# Imports the standard library alone: dev.py reads a call with it before anything is installed.
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measure import Effort
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a call; a wrong one ends the process with 2, `--help` with 0."""
+    parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="number, name or group (outbox); all when none"
+    )
+    parser.add_argument("--list", action="store_true", help="show the benchmarks and stop")
+    parser.add_argument("--quick", action="store_true", help="three short rounds, no page")
+    parser.add_argument(
+        "--effort", choices=[effort.value for effort in Effort], default=Effort.FULL.value
+    )
+    parser.add_argument(
+        "--full-size", action="store_true", help="as much data as the goals speak of; takes long"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    parser.add_argument("--pages", type=Path, metavar="DIR", help="write the page here")
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIR", help="measure here; must be on a disk"
+    )
+    return parser.parse_args(arguments)
