@@ -49,10 +49,10 @@ class World:
         )
         return expose(PipelineConfig(tables=self.lake.root), options)
 
-    def listing(self, form: str, table: Table) -> Listing:
+    def listing(self, form: str, table: Table, namespace: str = "qmq") -> Listing:
         if form == "delta":
             return DeltaListing(self.lake, table)
-        return IcebergListing(self.lake, table, self.catalog, "qmq")
+        return IcebergListing(self.lake, table, self.catalog, namespace)
 
     def read(self, form: str, table: Table) -> list[Row]:
         if form == "delta":

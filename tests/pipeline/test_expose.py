@@ -126,7 +126,7 @@ class Dying:
     """A listing whose program is killed at its change: before it counts, or right after."""
 
     def __init__(self, listing: Listing, *, has_changed: bool) -> None:
-        self.name = listing.name
+        self.name, self.kept_as = listing.name, listing.kept_as
         self.files = listing.files
         self._change = listing.apply if has_changed else None
 
@@ -145,7 +145,7 @@ def test_a_run_that_dies_beside_the_change_leaves_all_readable_and_the_next_one_
     world.parts(DEAD_LETTERS, "2", {"a": range(4)})
     dying = Dying(world.listing(form, DEAD_LETTERS), has_changed=has_changed)
     with pytest.raises(KeyboardInterrupt):
-        update(world.lake, DEAD_LETTERS, dying, form)
+        update(world.lake, DEAD_LETTERS, dying)
     for run in ("3", "4"):  # after which no commit names what is listed
         world.parts(DEAD_LETTERS, run, {"a": range(6)})
     assert len(world.read(form, DEAD_LETTERS)) == (4 if has_changed else 10)
@@ -154,6 +154,32 @@ def test_a_run_that_dies_beside_the_change_leaves_all_readable_and_the_next_one_
     assert world.read(form, DEAD_LETTERS) == world.committed(DEAD_LETTERS)
     world.lake.sweep(DEAD_LETTERS)
     assert len(data_files(world)) == 1
+
+
+def test_what_any_listing_names_is_never_swept_for_another_one(world: World, form: str) -> None:
+    """Two catalogs, or namespaces, may have the same table, and be brought up to date at other times."""
+
+    def rows(namespace: str) -> int:
+        found = world.catalog.load_table(f"{namespace}.dead_letters")
+        count: int = found.scan().to_arrow().num_rows
+        return count
+
+    def listed(*namespaces: str) -> None:
+        for one in namespaces:
+            update(world.lake, DEAD_LETTERS, world.listing("iceberg", DEAD_LETTERS, one))
+
+    world.parts(DEAD_LETTERS, "1", {"a": range(10), "b": range(10, 20)})
+    listed("one.two", "one")
+    world.parts(DEAD_LETTERS, "2", {"a": range(5)})
+    listed("one")
+    if form == "delta":
+        world.expose(form)
+    world.parts(DEAD_LETTERS, "3", {"a": range(6)})
+    assert (rows("one.two"), rows("one")) == (20, 15)
+    listed("one", "one.two")
+    world.lake.sweep(DEAD_LETTERS)
+    assert (rows("one.two"), rows("one")) == (16, 16)
+    assert len(data_files(world)) == (3 if form == "delta" else 2)
 
 
 def test_a_table_without_rows_is_there_and_empty(world: World, form: str) -> None:

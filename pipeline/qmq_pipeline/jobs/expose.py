@@ -41,7 +41,7 @@ def expose(
     done: dict[str, Updated] = {}
     with lake.writing():
         for number, table in enumerate(chosen, start=1):
-            done[table.name] = update(lake, table, listing_of(table), options.format)
+            done[table.name] = update(lake, table, listing_of(table))
             rows = sum(one.rows for one in done.values())
             stage = f"expose {options.format}"
             on_progress(Progress(stage=stage, done=number, total=len(chosen), rows=rows))

@@ -47,6 +47,9 @@ _TEXT_MAX: Final = 64
 class DeltaListing:
     """See `listing.py`."""
 
+    #: A folder has one such log.
+    kept_as = "delta"
+
     def __init__(self, lake: Lake, table: Table) -> None:
         """Raises `LakeError` for a folder whose name the library misreads."""
         self._lake = lake

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -74,6 +75,8 @@ class IcebergListing:
         self._catalog = catalog
         self._namespace = namespace
         self.name = f"{namespace}.{table.name}"
+        #: Several catalogs may have the table, and one catalog in several namespaces.
+        self.kept_as = ".".join(("iceberg", *map(_word, (catalog.name, namespace))))
         url = lake.url(lake.folder(table))
         self._folder = url if "://" in url else f"file://{url}"
 
@@ -172,3 +175,8 @@ class IcebergListing:
                 reason=f"Iceberg says: {' '.join(str(error).split())}",
                 remedy="If another run has changed it, run again; see that the catalog answers and its warehouse can be written",
             ) from error
+
+
+def _word(name: str) -> str:
+    """As part of a file's name between dots."""
+    return quote(name, safe="").replace(".", "%2E")

@@ -35,6 +35,8 @@ class Listing(Protocol):
 
     #: Where programs find it: a folder or URL, or the name in a catalog.
     name: str
+    #: By which name its files are kept in the lake; no two listings of a table have the same.
+    kept_as: str
 
     def files(self) -> dict[str, int] | None:
         """The files it names now, below the table's folder, with their bytes; None if it does not exist yet."""
@@ -55,8 +57,8 @@ class Updated:
     removed: int
 
 
-def update(lake: Lake, table: Table, listing: Listing, name: str) -> Updated:
-    """Make a listing name the files of the table's current commits; `name` is that of its format.
+def update(lake: Lake, table: Table, listing: Listing) -> Updated:
+    """Make a listing name the files of the table's current commits.
 
     First the old and the new files are protected from sweeping, then the listing changes in one
     step, then only the new ones stay protected. Whenever a run dies, every listed file exists and
@@ -72,8 +74,8 @@ def update(lake: Lake, table: Table, listing: Listing, name: str) -> Updated:
         path for path, size in listed.items() if path not in wanted or wanted[path].bytes != size
     ]
     if found is None or added or removed:
-        lake.keep(table, name, {*wanted, *listed})
+        lake.keep(table, listing.kept_as, {*wanted, *listed})
         listing.apply(Change(commit=commits[-1].name, added=added, removed=removed))
-    lake.keep(table, name, wanted)
+    lake.keep(table, listing.kept_as, wanted)
     rows = sum(file.rows for file in wanted.values())
     return Updated(where=listing.name, rows=rows, added=len(added), removed=len(removed))
