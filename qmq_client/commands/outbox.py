@@ -183,11 +183,12 @@ def retry(
 ) -> None:
     """Make parked rows due again, so that they are sent.
 
-    Their attempts are counted from the start. Exit code 1 when a row was named that is not parked.
+    Their attempts are counted from the start. A row that is parked meanwhile waits for the next
+    call. Exit code 1 when a row was named that is not parked.
     """
     chosen = _chosen(message_ids, is_all, filters)
     with _store(the_database(database, config_file)) as store:
-        total = _until_none_is_left(lambda: store.retry(chosen))
+        total = store.retry(chosen)
     _report("retried", total, chosen, as_json)
 
 
@@ -234,15 +235,8 @@ def purge(
             rows = f"{_counted(count)} {state} {'row' if count == 1 else 'rows'}"
             question = f"Delete {rows} of database {section.name} unsent?"
             click.confirm(question, abort=True, err=True)
-        total = _until_none_is_left(lambda: store.purge(chosen, state=number))
+        total = store.purge(chosen, state=number)
     _report("purged", total, chosen, as_json)
-
-
-def _until_none_is_left(batch: Callable[[], int]) -> int:
-    total = 0
-    while count := batch():
-        total += count
-    return total
 
 
 def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any]) -> RowFilter:

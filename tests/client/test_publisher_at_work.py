@@ -215,7 +215,7 @@ def test_the_store_counts_and_purges_what_a_person_asks_for(world: World) -> Non
     assert (row.is_owned, row.subject, row.state) == (True, SUBJECT, 0)
     assert world.store.purge(RowFilter(older_than_ms=30_000)) == 1
     assert world.store.purge(RowFilter(message_ids=[bytes.fromhex(ids[4])])) == 1
-    assert world.store.purge(limit=1) == 1
+    assert world.store.purge() == 1
     assert world.store.purge() == 0
     assert world.stored_ids() == set(ids[:2])
 

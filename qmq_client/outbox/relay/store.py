@@ -21,8 +21,9 @@ from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
+from qmq_client.outbox.relay.by_hand import CHANGED_ROWS_MAX, change_by_hand
 from qmq_client.outbox.relay.choice import conditions, stored_rows
-from qmq_client.outbox.relay.deletes import IDS_PER_STATEMENT_MAX, chunks
+from qmq_client.outbox.relay.deletes import chunks
 from qmq_client.outbox.relay.settling import Settling
 from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
@@ -40,7 +41,7 @@ _Result = TypeVar("_Result")
 #: Rows looked at to tell the oldest: constant work however many wait.
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
-_CHOSEN_ROWS_MAX: Final = 10_000
+_PURGED_ROWS_MAX: Final = 10_000
 _MAKE_TABLES: Final = (
     " Run `qmq db migrate`, or `qmq_client.create_tables(engine)` for a first try."
 )
@@ -154,7 +155,7 @@ class OutboxStore:
 
         return self._removed(remove)
 
-    def purge_sent(self, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
+    def purge_sent(self, *, limit: int = _PURGED_ROWS_MAX) -> int:
         """Delete up to `limit` rows that were kept for an audit and whose time is over."""
         chosen = (
             sa.select(self._outbox.c.id)
@@ -261,50 +262,39 @@ class OutboxStore:
             )
         return found
 
-    def retry(self, chosen: RowFilter = ALL_ROWS, *, limit: int = _CHOSEN_ROWS_MAX) -> int:
+    def retry(self, chosen: RowFilter = ALL_ROWS, *, rows_max: int = CHANGED_ROWS_MAX) -> int:
         """Make parked rows live and due again, attempts counted from the start; returns how many.
 
-        One bounded batch; call again until it returns 0.
+        Those that were parked when it began, in transactions of up to `rows_max` each.
         """
         again = (
             sa.update(self._outbox)
             .where(self._outbox.c.state == PARKED)
             .values(state=LIVE, due_at_ms=self._now_ms, attempts=0, token=None)
         )
-        return self._change(again, chosen, state=PARKED, limit=limit)
+        return self._change(again, chosen, state=PARKED, rows_max=rows_max)
 
     def purge(
-        self, chosen: RowFilter = ALL_ROWS, *, state: int = PARKED, limit: int = _CHOSEN_ROWS_MAX
+        self,
+        chosen: RowFilter = ALL_ROWS,
+        *,
+        state: int = PARKED,
+        rows_max: int = CHANGED_ROWS_MAX,
     ) -> int:
         """Delete rows of `state` for good, unsent; returns how many.
 
-        One bounded batch; call again until it returns 0. Requires: a person asked for it.
+        Those that were there when it began, as `retry` takes them. Requires: a person asked for it.
         """
         delete = sa.delete(self._outbox).where(self._outbox.c.state == state)
-        return self._change(delete, chosen, state=state, limit=limit)
+        return self._change(delete, chosen, state=state, rows_max=rows_max)
 
     def _change(
-        self, change: sa.Update | sa.Delete, chosen: RowFilter, *, state: int, limit: int
+        self, change: sa.Update | sa.Delete, chosen: RowFilter, *, state: int, rows_max: int
     ) -> int:
-        """Do it to up to `limit` of the chosen rows. Requires: `change` names the state as well.
-
-        Somebody may have had a row between its choice and its change.
-        """
-        columns = self._outbox.c
-        query = (
-            sa.select(columns.id)
-            .where(*self._conditions(chosen, state=state))
-            .order_by(columns.due_at_ms)
-            .limit(min(limit, _CHOSEN_ROWS_MAX))
+        fitting = list(self._conditions(chosen, state=state))
+        return change_by_hand(
+            self._dialect, self._sibling, change, fitting, state=state, rows_max=rows_max
         )
-        with self._dialect.write(self._sibling) as connection:
-            ids = connection.scalars(query).all()
-            return sum(
-                connection.execute(
-                    change.where(columns.id.in_(ids[first : first + IDS_PER_STATEMENT_MAX]))
-                ).rowcount
-                for first in range(0, len(ids), IDS_PER_STATEMENT_MAX)
-            )
 
     def _conditions(
         self, chosen: RowFilter, *, state: int | None, is_due: bool = False

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, ParkedRow
-from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.table import PARKED, create_tables
 from qmq_watchdog.databases import Database as Ward
 from tests.services.databases import Database
 from tests.watchdog.rows import OUTBOX, put_rows
@@ -72,6 +72,55 @@ def test_O3_a_row_that_somebody_retries_meanwhile_keeps_its_next_owner(shop: War
     assert met
     sent = tuple(row.message_id for row in shop.store.list_rows())
     assert other.settle(BatchOutcome(sent=sent), token=WATCHDOG) == 3
+    other.close()
+
+
+#: Of the last row, and of those before it.
+CHOICES = (f"SELECT max({OUTBOX}.id)", f"SELECT {OUTBOX}.id ")
+
+
+@contextmanager
+def before_each_choice(act: Callable[[], object]) -> Iterator[None]:
+    """Do it whenever rows to be changed are about to be chosen."""
+    doing: list[bool] = []
+
+    def before(*arguments: object) -> None:
+        if str(arguments[2]).startswith(CHOICES) and not doing:
+            doing.append(True)
+            act()
+            doing.clear()
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", before)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", before)
+
+
+@pytest.mark.parametrize("command", ["retry", "purge"])
+def test_O7_what_is_parked_meanwhile_is_neither_retried_nor_purged(
+    shop: Ward, command: str
+) -> None:
+    """A sweep parks at once what is damaged, so that there is always something to retry."""
+    there = {row.message_id for row in shop.store.list_rows()}
+    other, choices = OutboxStore(shop.engine), []
+
+    def sweep() -> None:
+        choices.append("one more")
+        assert len(choices) < 10, "it does not end"
+        if len(choices) > 1:
+            put_rows(shop)
+        taken = other.claim(token=WATCHDOG, limit=9, lease_ms=60_000)
+        parked = tuple(ParkedRow(message_id=row.message_id, error="no") for row in taken)
+        other.settle(BatchOutcome(parked=parked), token=WATCHDOG)
+
+    change = getattr(shop.store, command)
+    with before_each_choice(sweep):
+        assert change(rows_max=1) == 3
+    left = {row.message_id: row.state for row in shop.store.list_rows()}
+    assert len(left.keys() - there) == len(choices) - 1, "the new ones are all there"
+    assert {left[new] for new in left.keys() - there} == {PARKED}
+    assert len(left.keys() & there) == (3 if command == "retry" else 0)
     other.close()
 
 
