@@ -6,9 +6,7 @@ of the module run. The working directory is on the import path, as with `python 
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -16,6 +14,7 @@ import click
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
+from qmq_client.commands.targets import load_target
 from qmq_client.consumer import Consumers
 from qmq_client.consumer.runner import STOP_DEADLINE_S, StopReport
 from qmq_client.errors import ConfigurationError
@@ -93,46 +92,3 @@ def _refuse_flags(target: str, **flags: str | None) -> None:
                 value=f"{shorten(value)}, and {shorten(target)} is a Consumers",
                 remedy=f"Leave {option} out, or name its handlers instead.",
             )
-
-
-def load_target(target: str) -> object:
-    """What `module` or `module:attribute` names; raises `ConfigurationError`."""
-    module_name, _, attribute = target.partition(":")
-    if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
-        name = module_name.replace("\\", "/").rpartition("/")[2].removesuffix(".py").strip(".")
-        raise ConfigurationError(
-            setting="handlers",
-            value=f"{shorten(target)} is a path, not the name of a module",
-            remedy=f"Go to the directory that has it and give {name or 'MODULE'}, or a dotted name.",
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: object = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise _not_imported(target, module_name, error) from error
-    try:
-        for name in attribute.split(".") if attribute else ():
-            found = getattr(found, name)
-    except AttributeError as error:
-        raise ConfigurationError(
-            setting="handlers",
-            value=f"{shorten(target)} ({shorten(str(error))})",
-            remedy=f"Give module:attribute with what module {module_name} has.",
-        ) from error
-    return found
-
-
-def _not_imported(target: str, module_name: str, error: Exception) -> ConfigurationError:
-    missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-    value = f"{shorten(target)} ({type(error).__name__}: {shorten(str(error))})"
-    remedy = "Give module or module:attribute, importable from here."
-    if module_name.endswith(".py"):
-        remedy = f"Give the module without .py: {module_name.removesuffix('.py')}."
-    elif missing is not None and not f"{module_name}.".startswith(f"{missing}."):
-        value = f"{shorten(target)} was found, but imports {missing}, which is not there"
-        remedy = f"Install {missing}, or fix the import."
-    elif isinstance(error, ImportError) and missing is None:
-        value = f"{shorten(target)} was found, but an import in it failed: {shorten(str(error))}"
-        remedy = "Fix the import."
-    return ConfigurationError(setting="handlers", value=value, remedy=remedy)

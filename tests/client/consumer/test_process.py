@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qmq_client.commands.consume import consume, load_target
+from qmq_client.commands.consume import consume
 from qmq_client.errors import ConfigurationError
 from tests.client.consumer.kit import WAIT_S
 from tests.kit.waiting import wait_for
@@ -101,33 +101,6 @@ def test_what_a_consumers_has_already_is_refused(
     given = CliRunner().invoke(consume, ["shop_with_all:consumers", option, "one"])
     assert isinstance(given.exception, ConfigurationError)
     assert str(given.exception).startswith(f"{option}: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("import no_such_thing", "imports no_such_thing, which is not there"),
-        ("from json import no_such_name", "an import in it failed"),
-    ],
-)
-def test_an_import_that_fails_inside_the_module_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str
-) -> None:
-    name = f"handlers_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=named):
-        load_target(name)
-
-
-@pytest.mark.parametrize(
-    "target", ["../cons", "./cons.py", "dir/cons.py:handle", ".cons", "a\\cons"]
-)
-def test_a_path_in_place_of_a_module_is_answered_with_the_module(target: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        load_target(target)
-    assert "is a path, not the name of a module" in str(refused.value)
-    assert "and give cons, or a dotted name" in str(refused.value)
 
 
 def test_the_command_logs_nothing_of_each_request_and_as_much_as_asked() -> None:
