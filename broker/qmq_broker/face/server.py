@@ -60,6 +60,15 @@ _TICK_AFTER_FAILURE_S: Final = 1.0
 #: thousands.
 _YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: Of all limits those that a deployment changes or that clients meet first.
+_LIMITS_TOLD: Final = (
+    "wire.record_bytes",
+    "wire.frame_bytes",
+    "face.connections",
+    "store.retain_ms",
+    "store.retain_bytes",
+    "store.reserve_bytes",
+)
 _OTHER_ADDRESS: Final = "Choose another address with --listen HOST:PORT."
 #: What to do about an address that cannot be bound, by the system's error number.
 _ADDRESS_REMEDIES: Final = {
@@ -197,12 +206,7 @@ class _Process:
     def _on_listening(self, sockets: list[socket.socket]) -> None:
         host, port = sockets[0].getsockname()[:2]
         scheme = "http" if self._entrance.tls is None else "https"
-        limits = {
-            **values("wire", self._settings.wire),
-            **values("service", self._settings.limits),
-            **values("face", self._face_limits),
-        }
-        log_event(_LOG, logging.INFO, "limits", details=limits)
+        log_event(_LOG, logging.INFO, "limits", details=self._limits_told())
         # The last line of a start: short, for people who wait for it at a terminal.
         log_event(
             _LOG,
@@ -212,6 +216,18 @@ class _Process:
             pid=os.getpid(),
             tokens=self._entrance.tokens_count(),
         )
+
+    def _limits_told(self) -> dict[str, object]:
+        """All at debug level, where nobody minds the length of the line."""
+        limits = {
+            **values("wire", self._settings.wire),
+            **values("service", self._settings.limits),
+            **values("face", self._face_limits),
+            **values("store", self._settings.store),
+        }
+        if _LOG.isEnabledFor(logging.DEBUG):
+            return limits
+        return {name: limits[name] for name in _LIMITS_TOLD}
 
     async def _tick(self, broker: Broker, server: BrokerServer) -> None:
         """Advance everything driven by time."""

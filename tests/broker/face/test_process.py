@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import threading
@@ -11,9 +12,13 @@ import httpx
 import pytest
 
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.options import StoreOptions
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import parse_message_frame
+from qmq_client.wire.limits import Limits
 from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
@@ -261,8 +266,18 @@ def test_B10_a_start_tells_its_limits_and_ends_with_a_short_line_of_where_it_lis
     with BrokerProcess(tmp_path / "data") as broker:
         *_, limits, listening = broker.lines
         assert "INFO qmq_broker limits wire.record_bytes=4194304 " in limits
+        assert " store.retain_ms=259200000 " in limits
+        assert len(limits) < 250, "a line for people; --log-level debug has all of them"
         where = listening.partition(" listening ")[2].strip()
         assert re.fullmatch(rf'url={re.escape(broker.url)} pid=\d+ tokens="none needed"', where)
+
+
+def test_B10_a_start_at_debug_level_tells_every_limit(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--log-level", "debug") as broker:
+        (limits,) = (line for line in broker.lines if " qmq_broker limits " in line)
+        for options in (Limits(), ServiceLimits(), FaceLimits(), StoreOptions()):
+            for field in dataclasses.fields(options):
+                assert f".{field.name}=" in limits
 
 
 def test_an_unknown_format_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
