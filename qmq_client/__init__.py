@@ -1,9 +1,9 @@
 """Transactional messages: sent if and only if the database transaction commits.
 
-Names are loaded when they are first used, so that importing this package costs nothing: no database
-driver, no HTTP library. Some have the name of the module that they are in (`consumer`, `request_headers`):
-as an attribute of the package it is always the public name, and `from qmq_client.consumer import …` works
-as well.
+Names are loaded on first use, so importing this package costs nothing: no database driver, no HTTP
+library. Some public names equal the name of their module (`consumer`, `request_headers`). As an
+attribute of the package such a name is always the public object, and `from qmq_client.consumer
+import …` works as well.
 """
 
 import sys as _sys
@@ -140,7 +140,7 @@ def __dir__() -> list[str]:
 
 
 class _Face(_ModuleType):
-    """Importing a submodule puts it into its package; a public name is not covered by that."""
+    """The package's class: keeps the import of a submodule from replacing a public name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in _MODULES or not isinstance(value, _ModuleType):

@@ -1,4 +1,4 @@
-"""The `qmq` command: loads the one sub-command that was asked for, and nothing for a question.
+"""The `qmq` command: loads only the sub-command that was asked for.
 
 Sub-commands are entry points of the group `qmq.commands`. Help and version are answered here, from
 names alone and without click, so that `qmq --help` stays under 100 ms; everything else is the click
@@ -16,7 +16,7 @@ from qmq_client.commands.refused_output import let_go_of_output
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and leave with its exit code."""
+    """Run one command and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in {"-h", "--help"}:
         _tell(help_text(found_commands()))
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _tell(text: str) -> None:
-    """Print this; where nobody takes it, end as the sub-commands do."""
+    """Print this; if nobody reads standard output, end as the sub-commands do."""
     try:
         print(text, flush=True)
     except OSError as error:

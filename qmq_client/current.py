@@ -1,7 +1,8 @@
-"""The transaction that this thread or task is in, for code that does not pass it on.
+"""The transaction that this thread or task is in, for code that does not pass it along.
 
 Set by `@transactional`, `transaction` and the inbox around the application's code; read by
-`producer.send` and by `current_session()`. Follows the task, not the thread: a context variable.
+`producer.send` and by `current_session()`. It is a context variable, so it follows the task, not
+the thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a configured database to an engine, for the processes that open databases by themselves.
+"""Opens engines for configured databases, in processes that have no engine of their own.
 
-Applications bring engines of their own. What SQLAlchemy and the drivers raise is translated at the
-one door here, `database_errors`; no text that leaves it shows a password.
+Applications bring their engines. Errors of SQLAlchemy and the drivers are translated in one place,
+`database_errors`; no text that leaves it contains a password.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.config import DatabaseSection, mask_secrets
 
-#: Those with a module in `outbox/` and `inbox/`.
+#: Databases with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
-#: The driver for a URL that names none; applications with a loop use others, these processes do not.
+#: The driver for a URL that names none; applications with an event loop use others, these processes
+#: do not.
 _DRIVERS: Final = {
     "mariadb": "pymysql",
     "mysql": "pymysql",
@@ -32,20 +33,20 @@ _DRIVERS: Final = {
     "sqlite": "pysqlite",
 }
 _DRIVERS_WITH_A_LOOP: Final = ("aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg_async")
-#: What installs a driver that the product does not bring along.
+#: What installs a driver that does not come with the product.
 _EXTRAS: Final = {"postgresql": 'pip install "qmq[postgres]"'}
-#: Long enough for a far network; an address where nobody answers costs no more than this.
+#: Long enough for a distant network, short enough for an address where nobody answers.
 _CONNECT_S_MAX: Final = 5
-#: PyMySQL's connect time-out ends where the kernel has accepted; a server that is frozen then says
-#: nothing for ever. Longer than any statement of ours but those of a migration.
+#: PyMySQL's connect time-out ends as soon as the kernel accepts; a server that is frozen then never
+#: answers. Longer than any statement of ours except those of a migration.
 _ANSWER_S_MAX: Final = 60
 _MIGRATION_ANSWER_S_MAX: Final = 3_600
 _ERROR_CHARACTERS_MAX: Final = 300
 _PASSWORD_CHARACTERS_MAX: Final = 4_096
-#: What drivers say of a table, a column or a schema that is not there; they share no error for it.
+#: Codes for a missing table, column or schema; drivers have no common error for these.
 _MISSING_CODES: Final = (1146, 1054, "42P01", "42703", "3F000")
-#: MySQL's word for a schema that is not there, and for the database of a URL, which a migration does not
-#: make: MariaDB speaks of the table where a statement names the schema.
+#: MySQL's code for a missing schema, and for a URL's database, which a migration does not create.
+#: MariaDB reports the table instead if a statement names the schema.
 _NO_DATABASE: Final = 1049
 _MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 
@@ -53,11 +54,11 @@ _MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 def open_engine(
     section: DatabaseSection, environment: Mapping[str, str], *, may_create: bool = False
 ) -> sa.Engine:
-    """An engine for this database; connects to nothing yet. Raises `ConfigurationError`.
+    """An engine for this database; does not connect yet. Raises `ConfigurationError`.
 
-    A file that is not there is an error unless `may_create`, which is for migrations: SQLite would
-    make an empty one. An address where nobody answers fails within seconds, a server that stopped
-    answering within a minute; the URL may say otherwise.
+    A missing file is an error unless `may_create`, which is for migrations: SQLite would create an
+    empty one. Connecting to an address where nobody answers fails within seconds, and waiting for a
+    server that has stopped answering within a minute, unless the URL says otherwise.
     """
     url = with_driver(database_url(section, environment))
     backend = url.get_backend_name()
@@ -74,7 +75,7 @@ def open_engine(
             remedy="Give a file, like sqlite:////var/lib/shop/orders.db.",
         )
     try:
-        # A second one is for what a sweep does beside itself; it goes with `OutboxStore.rest`.
+        # The second one is for work beside a sweep; `OutboxStore.rest` closes it.
         engine = sa.create_engine(
             url,
             pool_size=2,
@@ -98,14 +99,14 @@ def open_engine(
 
 
 def _is_in_memory(url: URL) -> bool:
-    """Whether it ends with its only connection: SQLAlchemy gives it no pool that we could bound."""
+    """Whether the database ends with its only connection; SQLAlchemy then uses a pool without bounds."""
     return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 
 def with_driver(url: URL) -> URL:
-    """The same database through a driver that is ours to use.
+    """The same database through a driver that these processes can use.
 
-    That is a driver without a loop, and the one we install where the URL names none.
+    That is a blocking driver, and the one we install if the URL names none.
     """
     backend, _, driver = url.drivername.partition("+")
     if backend == "postgres":  # what some hosts write, and SQLAlchemy no longer reads
@@ -116,13 +117,13 @@ def with_driver(url: URL) -> URL:
 
 
 def _driver_option(url: URL) -> dict[str, Any]:
-    """The driver's module, where SQLAlchemy shall not take it as it is."""
+    """The driver's module, if SQLAlchemy should use another than its own choice."""
     is_pymysql = url.drivername.endswith(f"+{pymysql_connect.DRIVER}")
     return {"module": pymysql_connect.driver()} if is_pymysql else {}
 
 
 def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
-    """Arguments of the driver, as far as the URL has not said it already."""
+    """Time-outs as arguments for the driver, as far as the URL does not set them."""
     answer_s = _MIGRATION_ANSWER_S_MAX if may_create else _ANSWER_S_MAX
     bounds = {
         "pymysql": {
@@ -132,7 +133,7 @@ def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
         },
         "psycopg": {
             "connect_timeout": _CONNECT_S_MAX,
-            # A host that went away is noticed by the kernel, in the midst of a statement too.
+            # The kernel then notices a host that is gone, even in the middle of a statement.
             "tcp_user_timeout": _ANSWER_S_MAX * 1000,
             "keepalives_idle": _ANSWER_S_MAX // 4,
         },
@@ -142,14 +143,14 @@ def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
 
 
 def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
-    """The URL with its password, wherever that was kept."""
+    """The URL with its password, wherever that is kept."""
     try:
         url = make_url(section.url)
     except (sa.exc.ArgumentError, ValueError):
-        # The cause would show the URL, and with it the password.
+        # The cause would show the URL, and the password in it.
         raise _not_usable(section, "not a database URL") from None
     if "@" in (url.host or ""):
-        # Drivers tell the host in their errors, and here it begins with the end of the password.
+        # Drivers name the host in their errors, and here it would begin with the end of the password.
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
             value=f"{mask_secrets(section.url)}: an @ before the host",
@@ -169,12 +170,12 @@ def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> UR
 
 
 def _read_password(section: DatabaseSection) -> str:
-    """The first line of the file that holds it."""
+    """The first line of the password file."""
     try:
         with Path(section.password_file).open(encoding="utf-8") as file:
             return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        # The cause of the second would show what the file holds.
+        # The cause of the second would show the file's contents.
         problem = error.strerror if isinstance(error, OSError) else "no text"
         raise ConfigurationError(
             setting=f"database.{section.name}.password_file",
@@ -190,9 +191,9 @@ def section_tables(section: DatabaseSection) -> Tables:
 
 @contextmanager
 def database_errors(name: str, *, remedy: str = "Run `qmq db migrate` for it.") -> Iterator[None]:
-    """Translate what the database library raises inside into errors of ours.
+    """Translate exceptions of the database library within the block into our own.
 
-    `remedy` makes the tables that are asked for.
+    `remedy` creates the missing tables.
     """
     try:
         yield
@@ -210,7 +211,7 @@ def _is_missing(error: sa.exc.SQLAlchemyError) -> bool:
     first = origin.args[0] if origin.args else ""
     if first == _NO_DATABASE:
         return error.statement is not None
-    # PyMySQL tells both, and its numbers say more.
+    # PyMySQL reports both, and its numbers are more precise.
     codes = (first, getattr(origin, "sqlstate", None))
     return any(code in _MISSING_CODES for code in codes) or str(first).startswith(
         _MISSING_IN_SQLITE
@@ -238,7 +239,7 @@ def _refuse_missing_directory(
 
 
 def _file(arguments: Sequence[Any]) -> Path | None:
-    """The file that SQLite is to open; None in memory and for a URI of its own."""
+    """The file that SQLite would open; None for a database in memory or a SQLite URI."""
     path = str(arguments[0])
     return None if path == ":memory:" or path.startswith("file:") else Path(path)
 

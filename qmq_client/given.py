@@ -1,7 +1,7 @@
 """What applications pass in: SQLAlchemy's engines, session makers, sessions and connections.
 
-The asynchronous ones are imported for type checkers only, and recognized by their attributes: loading
-their module would load asyncio.
+The asynchronous classes are imported for type checkers only, and recognized by their attributes:
+loading their module would load asyncio.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     )
     from sqlalchemy.orm import Session, scoped_session
 
-#: An engine, or what makes sessions on one.
+#: An engine, or a maker of sessions on one.
 AnyEngine: TypeAlias = "sa.Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]"
-#: What has a transaction that is awaited.
+#: An object whose transaction is awaited.
 AnyAsyncSession: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
-#: What has a transaction.
+#: An object with a transaction.
 AnySession: TypeAlias = "Session | scoped_session[Any] | sa.Connection | AnyAsyncSession"
 
 
 def engine_of(given: Any) -> sa.Engine | None:
-    """The synchronous engine behind what should be an `AnyEngine`; None when it is not."""
+    """The synchronous engine behind an `AnyEngine`; None if it is not one."""
     settings = getattr(given, "kw", None)
     bind = settings.get("bind") if isinstance(settings, dict) else given
     engine = getattr(bind, "sync_engine", bind)
@@ -40,13 +40,13 @@ def engine_of(given: Any) -> sa.Engine | None:
 
 
 def session_of(given: Any) -> Any:
-    """The session that a scoped one stands for here, or what was given."""
+    """The session that a scoped session currently stands for, or the object as given."""
     registry = getattr(given, "registry", None)
     return given if registry is None else registry()
 
 
 def engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
-    """`engine_of`, and what makes sessions of the given kind; raises `ConfigurationError`."""
+    """`engine_of`, and a maker of such sessions; raises `ConfigurationError`."""
     engine = engine_of(given)
     if engine is None:
         raise ConfigurationError(

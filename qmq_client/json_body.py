@@ -1,7 +1,7 @@
-"""A body as JSON: what JSON cannot say, or not every reader could read, is refused.
+"""Bodies as JSON; refuses what JSON cannot express, or some readers could not read.
 
-msgspec writes NaN as null, two keys that look alike in JSON as they come, and as many levels as the
-stack has room for, which is another number in each version of Python and for each thread.
+By itself msgspec writes NaN as null, writes keys that become equal in JSON, and nests as many
+levels as the stack allows, which depends on the version of Python and on the thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
-#: Lists and objects inside one another: half of what Python 3.11 reads, so that a handler that is
-#: itself called from deep within reads it too.
+#: Levels of lists and objects: half of what Python 3.11 can read, so that a handler that is itself
+#: called deep in the stack can read it too.
 LEVELS_MAX: Final = 500
-#: Types of values in which nothing else can be.
+#: Types of values that contain no others.
 _SINGLE: Final = frozenset({str, int, float, bool, type(None), bytes})
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 
 
 def encode_json(body: Any) -> bytes:
-    """The body in JSON; raises `ValueError`, `TypeError`, or whatever a model of its own raises."""
+    """The body in JSON; raises `ValueError`, `TypeError`, or any error of a model."""
     dump = getattr(body, "model_dump_json", None)
     data: bytes = dump().encode() if dump is not None else msgspec.json.encode(body)
-    # NaN and infinities are written as null, which would alter the body. The look at each value is
-    # spared where no null was written.
+    # NaN and infinities are written as null, which would alter the body. Without a null in the output,
+    # the values need not be checked.
     if b"null" in data:
         builtins = msgspec.to_builtins(body) if dump is None else body.model_dump()
         if _has_non_finite(builtins):
@@ -45,7 +45,7 @@ def _has_non_finite(value: Any) -> bool:
 
 
 def _check_containers(body: Any) -> None:
-    """Raise for keys of one mapping that JSON writes alike, as 1 and "1", and for too many levels."""
+    """Raise for keys of one mapping that are equal in JSON, like 1 and "1", and for too many levels."""
     level, levels = [body], 0
     while level:
         inside: list[Any] = []

@@ -1,8 +1,8 @@
-"""Asking the broker for JSON: what commands for people need, beside the transport for messages.
+"""JSON requests to the broker, for commands that people use; messages go by the transport.
 
-As careful as the transport: a cap on the answer, no content encoding, no proxy from the environment,
-one deadline. A refusal, trouble with the connection and an answer that makes no sense are the errors
-of the transport, so that exit codes are the same everywhere.
+As careful as the transport: a cap on the answer, no content encoding, no proxy from the
+environment, one deadline. Refusals, connection failures and malformed answers raise the transport's
+errors, so exit codes are the same everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def broker_options(function: _Function) -> _Function:
 
 
 def broker_address(broker: str | None, config_file: Path | None) -> BrokerAddress:
-    """The broker that was meant, with what shows it who is asking."""
+    """The broker's address, with this caller's credentials."""
     flags = {} if broker is None else {"broker.url": broker}
     return BrokerAddress.of_section(loaded(config_file, flags=flags).config.broker)
 
@@ -61,9 +61,10 @@ def get_json(
     known: Collection[str],
     statuses: Collection[int] = (200,),
 ) -> dict[str, Any]:
-    """The answer to a GET, an object that has at least the `known` fields; None is not asked.
+    """The answer to a GET: an object with at least the `known` fields. Parameters of None are not sent.
 
-    Answers of other `statuses` are refusals. Raises `ConfigurationError` for an address that is none, else a `TransportError`.
+    Answers with a status not in `statuses` are refusals. Raises `ConfigurationError` for a
+    malformed address, and a `TransportError` otherwise.
     """
     given = {name: str(value) for name, value in question.items() if value is not None}
     return _ask("GET", address, path, known, statuses, params=given)
@@ -72,7 +73,7 @@ def get_json(
 def post_json(
     address: BrokerAddress, path: str, body: Mapping[str, object], *, known: Collection[str]
 ) -> dict[str, Any]:
-    """The answer to a POST that changes something; as `get_json`."""
+    """The answer to a POST that changes something; like `get_json`."""
     said = {name: value for name, value in body.items() if value is not None}
     return _ask("POST", address, path, known, (200,), json=said)
 

@@ -1,7 +1,7 @@
-"""`qmq broker status | readonly | drain`: what a running broker serves, asked and changed over HTTP.
+"""`qmq broker status | readonly | drain`: show and change over HTTP what a running broker serves.
 
-They stand beside `serve` and `token` of the broker's own package, which knows of the client the wire
-alone: entry points of the group `qmq.commands.broker` bring them there.
+They join `serve` and `token`, commands of the broker's own package, by entry points of the group
+`qmq.commands.broker`: the broker's package imports nothing of the client but the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qmq_client.commands.keepers import keeper_lines
 from qmq_client.errors import TransportError
 from qmq_client.transport.address import BrokerAddress
 
-#: A read-only broker is among them: it serves its consumers.
+#: Includes a read-only broker: it serves its consumers.
 _SERVING: Final = frozenset({"serving", "read-only"})
 _reason_option = click.option("--reason", help="Shown to clients that are refused.")
 
@@ -37,7 +37,7 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     broker answers.
     """
     address = broker_address(broker, config_file)
-    # 503 is what load balancers go by; the answer is a whole one.
+    # Load balancers act on the 503; its answer is complete nevertheless.
     answer = get_json(address, "/readyz", {}, known=("status",), statuses=(200, 503))
     kept = _keepers(address) if answer["status"] in _SERVING else []
     _show(answer | ({"keepers": kept} if kept else {}), as_json)
@@ -81,7 +81,7 @@ def drain(
 
 
 def _keepers(address: BrokerAddress) -> list[dict[str, Any]]:
-    """Those that there are; a caller who may not see all subjects is not told, nor by an old broker."""
+    """The keepers; none for a caller who may not see all subjects, or from an older broker."""
     try:
         answer = get_json(address, "/v1/keepers", {}, known=("keepers",))
     except TransportError:

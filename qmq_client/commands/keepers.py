@@ -1,4 +1,4 @@
-"""`qmq broker keepers | remove-keeper`: who keeps the logs elsewhere, and lets retention wait."""
+"""`qmq broker keepers | remove-keeper`: the archives that retention waits for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def remove_keeper(
 
 
 def keeper_lines(found: list[dict[str, Any]]) -> list[str]:
-    """Keepers, for people."""
+    """Keepers as lines for people."""
     rows = [tuple(_text(keeper.get(name)) for name in _COLUMNS) for keeper in found]
     return list(table_lines(_COLUMNS, rows))
 

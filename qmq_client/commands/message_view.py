@@ -1,6 +1,6 @@
-"""Messages as a broker tells them in JSON, as lines for people.
+"""Messages from the broker's JSON as lines for people.
 
-Whatever stands in a message cannot move the cursor of a terminal.
+Control characters in a message cannot move the terminal's cursor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Outbox rows as people and programs read them: one line of a table, or all of one row.
+"""Outbox rows for people and programs: one line of a table, or everything about one row.
 
-Bodies are shown up to a bound, and whatever is in a message cannot move the cursor of a terminal.
+Bodies are shown up to a bound, and control characters in a message cannot move the terminal's
+cursor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HEX_SHOWN_BYTES: Final = 64
 
 
 def row_values(row: StoredRow) -> dict[str, Any]:
-    """What the columns of a row say."""
+    """The values of a row's columns."""
     return {
         "message_id": format_message_id(row.message_id),
         "state": STATE_NAMES.get(row.state, str(row.state)),
@@ -41,7 +42,7 @@ def row_values(row: StoredRow) -> dict[str, Any]:
 
 
 def record_values(row: StoredRow, data: bytes) -> dict[str, Any]:
-    """What the record of a row says; why it says nothing, where it is damaged."""
+    """The contents of a row's record, or why it cannot be read."""
     try:
         record = decode_record(row.subject, data)
     except ProtocolError as error:
@@ -75,7 +76,7 @@ def _body(record: Record) -> dict[str, Any]:
 
 
 def row_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows as a table, of an error its beginning."""
+    """The rows as a table, with the beginning of each error."""
     return table_lines(_COLUMNS, [[_cell(row, column) for column in _COLUMNS] for row in rows])
 
 
@@ -88,7 +89,7 @@ def _cell(row: dict[str, Any], column: str) -> object:
 
 
 def detail_lines(values: dict[str, Any]) -> Iterator[str]:
-    """A line for each thing that is known of one row."""
+    """One line for each known fact about a row."""
     for name, value in values.items():
         if name == "headers":
             yield from (

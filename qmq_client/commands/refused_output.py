@@ -1,4 +1,4 @@
-"""What to do when nobody takes a command's standard output: its disk is full, or its reader went away."""
+"""What to do when nobody reads a command's standard output: its disk is full, or its reader has exited."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 
 
 def let_go_of_output() -> None:
-    """Have the rest of it go nowhere.
+    """Discard the rest of the output.
 
-    Otherwise the interpreter tries to write it once more when it ends, shows how that fails, and
-    since Python 3.12 ends with an exit code of its own.
+    Otherwise the interpreter tries to write it again when it exits, prints that this fails, and
+    since Python 3.12 returns an exit code of its own.
     """
     with contextlib.suppress(io.UnsupportedOperation):  # a caller's stream, which is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

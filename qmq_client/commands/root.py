@@ -1,8 +1,7 @@
 """The click group behind `qmq`: loads the one sub-command that was named.
 
-An error that this product foresaw (`QmqError`), and a disk that takes no more behind standard
-output, become one line and an exit code here, never a traceback; anything else is a fault of ours and
-keeps its traceback.
+A `QmqError`, and a disk that is full behind standard output, become one line and an exit code here,
+never a traceback. Any other exception is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class RootGroup(click.Group):
 
 
 def _tell_whole_sentences(command: click.Command) -> None:
-    """Have a listing of sub-commands tell each one's first sentence, which click would break off."""
+    """List sub-commands with their whole first sentence, which click would truncate."""
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
         _tell_whole_sentences(below)

@@ -148,7 +148,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _tell_who_types() -> None:
-    """A terminal gives no sign by itself that something is waited for."""
+    """On a terminal, say that input is expected: nothing else shows it."""
     if sys.stdin is None:  # closed by whoever started this
         raise click.UsageError("standard input is closed: give BODY.")
     if sys.stdin.isatty():

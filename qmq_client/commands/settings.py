@@ -42,7 +42,7 @@ def loaded(
 
 
 def the_database(database: str | None, config_file: Path | None) -> DatabaseSection:
-    """The one database that was meant; raises `ConfigurationError` when that is not clear."""
+    """The one database that was meant; raises `ConfigurationError` if that is ambiguous."""
     known = loaded(config_file, () if database is None else (database,)).config.databases
     if len(known) == 1:
         return known[0]

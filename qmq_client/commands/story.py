@@ -1,4 +1,4 @@
-"""The story of one message, as steps in time: stored, given out, what came of it, where it is now."""
+"""The story of one message as steps in time: stored, delivered, settled, and where it is now."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Step = Mapping[str, Any]
 
 
 def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
-    """What happened to a message at one place, in the order of time; where it is now comes last.
+    """What happened to a message at one place, in order of time; its present place comes last.
 
-    A step has `at_ms`, None for what has no time, `group` (empty for the message itself), `what`, and
-    what else is known of it.
+    A step has `at_ms` (None without a time), `group` (empty for the message itself), `what`, and
+    any further facts.
     """
     stored = {
         "at_ms": place["stored_at_ms"],
@@ -30,7 +30,7 @@ def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
 
 
 def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
-    """What the story of this place does not tell, as sentences."""
+    """What this story cannot tell, as sentences."""
     if (first_ms := place.get("told_from_ms")) is not None:
         yield (
             f"what was done before {time_text(first_ms)} is no longer kept, but for attempts that "

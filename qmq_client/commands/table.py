@@ -1,4 +1,4 @@
-"""What a broker says, as lines for people: columns under each other, times as they are written."""
+"""The broker's answers as lines for people: aligned columns, readable times."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-#: What a listing for people says when there is nothing to list; for programs the list is empty.
+#: Printed for an empty listing; programs get an empty list.
 NONE: Final = "none"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A heading and a line for each row, `none` without rows. Whatever is in it stays in it."""
+    """A heading and a line for each row, or `none`. No cell can break out of its line."""
     if not rows:
         yield NONE
         return
@@ -24,14 +24,14 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Ite
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what a terminal would obey written as Python writes it."""
+    """The text on one line, with control characters escaped as in Python."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def time_text(time_ms: int) -> str:
-    """A time in UTC; the number itself when no calendar has it."""
+    """A time in UTC; the plain number if no calendar has it."""
     try:
         return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
     except OverflowError:

@@ -19,11 +19,11 @@ from qmq_client.commands.table import printable, time_text
 from qmq_client.errors import BrokerRefusedError, TransportError
 from qmq_client.transport.address import BrokerAddress
 
-#: Of one request.
+#: Messages in one request.
 _COUNT_MAX: Final = 500
-#: Between looks at a subject that has nothing new.
+#: Pause between requests for a subject without new messages.
 _LOOK_S: Final = 0.5
-#: Between questions to a broker that is away.
+#: Pause between requests to a broker that does not answer.
 _AWAY_S: Final = 1.0
 
 
@@ -92,7 +92,7 @@ def tail(
 
 
 def _last(address: BrokerAddress, subject: str, count: int) -> int:
-    """The sequence with which the last `count` messages begin."""
+    """The first sequence of the last `count` messages."""
     subjects = get_json(address, "/v1/subjects", {}, known=("subjects",))["subjects"]
     for one in subjects:
         if one["subject"] == subject:
@@ -103,7 +103,7 @@ def _last(address: BrokerAddress, subject: str, count: int) -> int:
 def _messages(
     address: BrokerAddress, subject: str, first: int, count: int, *, is_awaited: bool
 ) -> tuple[list[dict[str, Any]], int]:
-    """What is there, and the sequence to go on with."""
+    """The messages from a sequence on, and the sequence to continue with."""
     question = {"subject": subject, "first": first, "count": count}
     try:
         answer = get_json(address, "/v1/messages", question, known=("messages",))
@@ -112,7 +112,7 @@ def _messages(
             return [], first
         raise
     messages = list(answer["messages"])
-    # A broker of yesterday does not tell how far it looked.
+    # An older broker does not tell how far it looked.
     behind = messages[-1]["sequence"] + 1 if messages else first
     return messages, answer.get("next_sequence", behind)
 

@@ -11,7 +11,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """An ISO 8601 time, UTC where it names no zone; as milliseconds since 1970."""
+    """An ISO 8601 time, UTC unless it names a zone, as milliseconds since 1970."""
 
     name = "time"
 

@@ -1,4 +1,4 @@
-"""A message that is in no subject because it waits for its due time, or was taken back while it did."""
+"""Messages that are in no subject: delayed ones that wait for their due time, or were cancelled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq_client.transport.address import BrokerAddress
 
 
 def waiting_message(address: BrokerAddress, message_id: str) -> dict[str, Any] | None:
-    """What the broker knows of a delayed message; None where it is none, or not to be seen."""
+    """What the broker knows about a delayed message; None if it is not one, or may not be seen."""
     try:
         return get_json(address, f"/v1/delayed/{message_id}", {}, known=("places",))
     except BrokerRefusedError as error:

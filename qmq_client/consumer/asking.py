@@ -1,6 +1,7 @@
-"""The requests of one consumer, from its options: what was not set is not said.
+"""The requests of one consumer, made from its options.
 
-A field that is not said stands in no bytes, so that a broker which does not know it is not asked.
+Options that were not set are left out of the bytes, so that a broker which does not know them is
+not asked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where a child that a handler forked ends, when it comes back out of the handler.
+"""Ends a forked child of a handler when it returns out of the handler.
 
-It has a copy of everything that its parent works with: the message and its lease, the open
-transaction of the inbox, connections, the event loop. Each of them belongs to the parent, and an ack
-or a COMMIT of the child's would go over the parent's own sockets. To await something is to come out
-as well: the loop would go on with the other handlers' tasks in the child (Python 3.14 refuses that,
-and the child would wait for ever).
+The child has a copy of everything its parent works with: the message and its lease, the open
+transaction of the inbox, connections, the event loop. All of these belong to the parent, and an ack
+or a COMMIT of the child would go over the parent's own sockets. An `await` returns to the loop as
+well: in the child the loop would run the other handlers' tasks (Python 3.14 refuses that, and the
+child would wait forever).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _AWAITED: Final = (
     "a child that a handler forked may not await: the event loop is its parent's. Let it do its work "
     "without `await` or under `asyncio.run`, and end it with `os._exit`"
 )
-#: What an event loop takes steps of.
+#: What an event loop can step through.
 _Work = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
 class Forks:
-    """How many forks are behind this process; cheaper to ask than the number of the process."""
+    """Counts the forks behind this process; cheaper to read than the process id."""
 
     count = 0
 
@@ -42,7 +42,7 @@ os.register_at_fork(after_in_child=Forks.add)
 
 
 def keep_in_process(function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    """The same function, out of which nobody comes but the process that went in."""
+    """The same function; only the process that entered it can return from it."""
     return _keep_async(function) if is_async else _keep_plain(function)
 
 
@@ -74,9 +74,9 @@ def _keep_async(function: Callable[..., Any]) -> Callable[..., Any]:
 def keep_task_in_process(
     loop: asyncio.AbstractEventLoop, work: _Work, **named: Any
 ) -> asyncio.Task[Any]:
-    """A task out of which nobody comes but the process that made it.
+    """A task that only the process that made it can continue.
 
-    For `loop.set_task_factory` of a loop of handlers: tasks that a handler makes are kept as it is.
+    For `loop.set_task_factory` of the handlers' loop; it also covers tasks that a handler creates.
     """
     return asyncio.Task(_awaited(work), loop=loop, **named)
 
@@ -87,7 +87,7 @@ async def _awaited(work: _Work) -> Any:
 
 @coroutine
 def _steps(work: _Work) -> Generator[Any, Any, Any]:
-    """What `await work` does (PEP 380), with a look at the process before the loop goes on."""
+    """What `await work` does (PEP 380), with a check of the process before the loop continues."""
     before = Forks.count
     resume: Callable[[Any], Any] = work.send
     given: Any = None
@@ -116,7 +116,7 @@ def _steps(work: _Work) -> Generator[Any, Any, Any]:
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
-    """End as a program does, but without the handlers of `atexit`, which are the parent's."""
+    """End as a program does, but without the `atexit` handlers, which belong to the parent."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

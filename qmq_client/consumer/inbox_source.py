@@ -1,7 +1,7 @@
-"""From what a consumer was given as `inbox=` to the inbox itself.
+"""Turns what a consumer was given as `inbox=` into the inbox itself.
 
-Whether it is one is known at decoration; whether it leads to a database only when consumers are made,
-because a session maker may be bound in between.
+The kind of object is checked at decoration; whether it leads to a database only when consumers are
+made, because a session maker may be bound in between.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REMEDY: Final = (
 
 
 def check_source(source: object) -> None:
-    """Raise `ConfigurationError` for what can be no inbox."""
+    """Raise `ConfigurationError` for an object that cannot be an inbox."""
     import sqlalchemy as sa
 
     from qmq_client.inbox import Inbox
@@ -50,7 +50,7 @@ def check_source(source: object) -> None:
 def make_inbox(
     source: InboxSource | None, options: ConsumerOptions, *, is_async: bool
 ) -> Inbox | AsyncInbox | None:
-    """The inbox of a handler, sync or async; raises `ConfigurationError` when it does not fit it."""
+    """The inbox of a handler, sync or async; raises `ConfigurationError` if it does not fit the handler."""
     if source is None:
         return None
     inbox = _made(source, options)

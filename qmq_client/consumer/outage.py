@@ -1,8 +1,8 @@
-"""While the broker does not answer: how long to wait between calls, and when to wait no longer.
+"""How long to wait between calls while the broker does not answer, and when to stop waiting.
 
-All threads of one `Consumers` ask the same broker, so the first answer that any of them gets ends the
-waits of the others. A wait lasts at least `_LEAST_S` whatever is answered elsewhere: a broker that
-answers one kind of call and not the other is not asked in a loop without pause.
+All threads of one `Consumers` ask the same broker, so the first answer that any of them gets ends
+the waits of the others. A wait still lasts at least `_LEAST_S`: a broker that answers one kind of
+call but not another must not be asked in a tight loop.
 """
 
 from __future__ import annotations

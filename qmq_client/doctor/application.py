@@ -1,4 +1,4 @@
-"""The application's own engine and sessions: what only the process itself can show."""
+"""The application's own engine and sessions: facts that only the application's process can show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLLOWER: Final = calls.__name__.removeprefix("qmq_client")
 
 
 def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.Table) -> Findings:
-    """Of one session, which is closed again. `engine` is the one that the producer was given."""
+    """Facts about a new session, which is closed again. `engine` is the one given to the producer."""
     session: Any = session_factory()
     plain: Session = getattr(session, "sync_session", session)
     bind = plain.get_bind(clause=outbox)
@@ -53,7 +53,7 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
 
 
 def pool(engine: sa.Engine, threads: int) -> Findings:
-    """Whether as many threads find a connection each."""
+    """Whether the pool has a connection for each of that many threads."""
     made = engine.pool
     if not isinstance(made, QueuePool):
         return
@@ -80,7 +80,7 @@ def relay(engine: sa.Engine) -> Findings:
 
 
 def _followers(engine: sa.Engine) -> int:
-    """How many copies of the product stand before the dialect, one behind the other."""
+    """How many copies of the product follow this dialect, one behind the other."""
     count = 0
     method: Any = engine.dialect.do_commit
     while method is not None:
@@ -90,7 +90,7 @@ def _followers(engine: sa.Engine) -> int:
 
 
 def _has_begun(connection: sa.Connection) -> bool:
-    """On SQLite the driver may wait with its BEGIN until a change; servers have no such gap."""
+    """On SQLite the driver may defer its BEGIN until the first change; servers have no such gap."""
     if connection.dialect.name != "sqlite":
         return True
     connection.exec_driver_sql("SELECT 1")

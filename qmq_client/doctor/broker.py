@@ -1,5 +1,6 @@
-"""The broker, as far as it tells over HTTP. Who holds its data directory it does not tell: a second
-process on that directory refuses by itself (promise B9)."""
+"""What the broker reports over HTTP. It does not report whether two processes use its data
+directory: the second one refuses to start by itself (promise B9).
+"""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from qmq_client.transport.http_errors import as_transport_error
 
 _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
-#: It has a line for each subject.
+#: The answer has a line for each subject.
 _STATUS_BYTES_MAX: Final = 16 * 1024 * 1024
 _DURABLE: Final = "durable"
-#: A state that somebody asked for; a broker that ran out of room still says "serving".
+#: States that somebody asked for; a broker without disk space still says "serving".
 _READ_ONLY: Final = "read-only"
 
 
 def broker(given: str | BrokerAddress) -> Findings:
-    """Ask whether it is ready, and whether it knows who asks."""
+    """Ask whether it is ready, and whether it accepts this caller."""
     address = BrokerAddress.of(given)
     url = address.url
     answer = _ask(address, "/readyz")
@@ -57,7 +58,7 @@ def broker(given: str | BrokerAddress) -> Findings:
 
 
 def _access(address: BrokerAddress) -> Findings:
-    """Whether it lets this caller in, and who hears what it says to it."""
+    """Whether it lets this caller in, and who can read the traffic."""
     answer = _ask(address, "/v1/caller")
     url = mask_secrets(address.url)
     if not isinstance(answer, str) and answer[0] == 401:
@@ -72,7 +73,7 @@ def _access(address: BrokerAddress) -> Findings:
 
 
 def _delayed(address: BrokerAddress) -> Findings:
-    """What holds delayed messages back. A caller who may not see all subjects is not told."""
+    """What holds delayed messages back; not reported to a caller who may not see all subjects."""
     answer = _ask(address, "/v1/delayed/status", bytes_max=_STATUS_BYTES_MAX)
     if isinstance(answer, str) or answer[0] != 200:
         return
@@ -91,7 +92,9 @@ def _delayed(address: BrokerAddress) -> Findings:
 
 
 def _keepers(address: BrokerAddress) -> Findings:
-    """Who keeps retention from what is old. A caller who may not see all subjects is not told, nor by an old broker."""
+    """The archives that retention waits for; not reported to a caller who may not see all subjects,
+    nor by an older broker.
+    """
     answer = _ask(address, "/v1/keepers")
     if isinstance(answer, str) or answer[0] != 200:
         return

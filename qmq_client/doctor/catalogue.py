@@ -1,4 +1,4 @@
-"""Everything that the doctor looks for: one check each, with what it means when it strikes.
+"""Everything that the doctor checks, one entry each, with the meaning of a finding.
 
 `docs/doctor.md` shows the same table; a test holds both equal.
 """

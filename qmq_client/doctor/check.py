@@ -1,4 +1,4 @@
-"""What a check of the doctor is; which ones there are is in `catalogue.py`."""
+"""The type of the doctor's checks; `catalogue.py` lists them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that is looked at."""
+    """One thing that the doctor checks."""
 
     id: str
     severity: Severity
     #: Id of the promise in `docs/guarantees.md`; empty for a note.
     promise: str
-    #: What it is about: kinds of database, or the broker.
+    #: Where it applies: kinds of database, or the broker.
     where: tuple[str, ...]
-    #: What it means when found.
+    #: The meaning of a finding.
     meaning: str
 
 
 def check_of(
     id_: str, severity: Severity, promise: str, where: tuple[str, ...], meaning: str
 ) -> Check:
-    """A line of a catalogue."""
+    """An entry of a catalogue."""
     return Check(id=id_, severity=severity, promise=promise, where=where, meaning=meaning)

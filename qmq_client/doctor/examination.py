@@ -1,7 +1,7 @@
-"""One look at one database: everything that breaks a promise, from one connection and few queries.
+"""Examines one database for everything that breaks a promise, over one connection with few queries.
 
-Nothing is changed. The connection is not given back to the application's pool, so that the time limit
-of its statements stays with it.
+Changes nothing. The connection is not returned to the application's pool, because a time limit for
+its statements stays set on it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def examine(
     thresholds: Thresholds = _DEFAULTS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[Finding, ...]:
-    """What is wrong with this database and how to mend it, the worst first; empty when sound.
+    """What is wrong with this database and how to fix it, the worst first; empty when sound.
 
-    `engine`: the application's, asynchronous or not. With `session_factory` also how its sessions
-    work, after its Producer was made; with `threads` whether its pool is large enough for as many;
-    with `broker_url` the broker. Blocks: an asynchronous application calls it in a thread. Raises
-    SQLAlchemy's errors when the database does not answer, `ConfigurationError` for one of a kind
-    that the outbox does not know.
+    `engine`: the application's, asynchronous or not. With `session_factory` it also checks how its
+    sessions work, once its Producer exists; with `threads` whether its pool has a connection for
+    each; with `broker_url` the broker. Blocks: an asynchronous application calls it in a thread.
+    Raises SQLAlchemy's errors if the database does not answer, `ConfigurationError` for an unknown
+    kind of database.
     """
     application_engine = engine if isinstance(engine, sa.Engine) else engine.sync_engine
     findings: list[Finding] = []
@@ -79,7 +79,7 @@ def examine(
 
 
 def examine_configured(engine: sa.Engine, tables: Tables) -> tuple[Finding, ...]:
-    """`examine` for an engine that is no application's: what belongs to connections is left out."""
+    """`examine` for an engine that is not the application's: checks of connections are left out."""
     findings: list[Finding] = []
     with _connection(engine) as connection:
         findings += _of_database(connection, _DEFAULTS, is_application=False)

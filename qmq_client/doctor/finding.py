@@ -1,4 +1,4 @@
-"""One thing that was found, with the value that was read and how to fix it."""
+"""One finding, with the value that was read and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Finding:
     read: str
     #: What it means.
     meaning: str
-    #: The statement or command that mends it; several are separated by "; ".
+    #: The statement or command that fixes it; several are separated by "; ".
     fix: str
 
     def as_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ Findings = Iterator[Finding]
 
 
 def found(id_: str, read: str, fix: str) -> Finding:
-    """The finding of this check. No password leaves here, wherever the text comes from."""
+    """The finding of this check, with every password masked."""
     check = CHECK_BY_ID[id_]
     return Finding(
         id=check.id,
@@ -53,17 +53,17 @@ def found(id_: str, read: str, fix: str) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From where on something is a finding."""
+    """Above these values something is a finding."""
 
-    #: A transaction that is open for longer.
+    #: A transaction open for longer.
     transaction_s_max: float = 300.0
     #: A prepared transaction that nobody has ended for longer.
     prepared_s_max: float = 60.0
-    #: A row that is due for longer; a watchdog takes one within seconds.
+    #: A row overdue for longer; a watchdog takes one within seconds.
     overdue_s_max: float = 30.0
-    #: A message that waits for longer.
+    #: A message waiting for longer.
     unsent_s_max: float = 600.0
-    #: Difference of the clocks, beyond what asking takes.
+    #: Difference between the clocks, beyond the time that asking takes.
     clock_s_max: float = 1.0
-    #: What messages may measure.
+    #: Size limits of messages.
     limits: Limits = DEFAULT_LIMITS

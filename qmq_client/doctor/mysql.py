@@ -16,14 +16,15 @@ _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
 #: 1 syncs at each commit; MariaDB's 3 does so twice.
 _FLUSHES: Final = (1, 3)
 _TORN: Final = ("OFF", "0", "DETECT_ONLY")
-#: Two bytes of text for each byte of a record, and what stands around it; see `outbox/database/mysql.py`.
+#: Two characters for each byte of a record, and the statement around it; see
+#: `outbox/database/mysql.py`.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
 _MEBIBYTE: Final = 1024 * 1024
 _TRANSACTIONS_MAX: Final = 5
 
 
 def bound(connection: sa.Connection) -> None:
-    """No statement of this connection runs long."""
+    """Limit how long a statement of this connection may run."""
     connection.exec_driver_sql(WITHOUT_LIMITS)  # or it would see a part of what is there
     dialect: Any = connection.dialect
     if dialect.is_mariadb:
@@ -33,7 +34,7 @@ def bound(connection: sa.Connection) -> None:
 
 
 def settings(connection: sa.Connection, thresholds: Thresholds) -> Findings:
-    """What the server was told, and what this session was."""
+    """The server's settings, and those of this session."""
     dialect: Any = connection.dialect
     only_reads = session_read_only(dialect.is_mariadb)
     row = connection.exec_driver_sql(
@@ -80,7 +81,7 @@ def _packet(packet_bytes: int, thresholds: Thresholds) -> Findings:
 
 
 def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
-    """Transactions that are prepared or open for long."""
+    """Transactions that are prepared or open for too long."""
     try:
         rows = connection.execute(_OPEN).all()
     except sa.exc.DBAPIError as error:
@@ -98,8 +99,8 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
         yield found("transactions.old", read, f"KILL {live[0].trx_mysql_thread_id}")
 
 
-#: Those of no connection are prepared ones whose connection is gone. Their ages begin with a restart
-#: of the server. The column is in the server's own time zone, whatever that of the session is.
+#: Rows without a connection are prepared transactions whose connection is gone. Their age counts
+#: from a restart of the server. The column is in the server's time zone, whatever the session's is.
 _OPEN: Final = sa.text(
     "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, "
     "CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')) AS age_s "
@@ -110,7 +111,7 @@ _OPEN: Final = sa.text(
 
 def _prepared(connection: sa.Connection, age: str) -> Findings:
     dialect: Any = connection.dialect
-    # Names may be any bytes: both servers can spell them, each in its own way.
+    # Names may be any bytes; both servers can write them as text, each in its own way.
     spelled = "FORMAT='SQL'" if dialect.is_mariadb else "CONVERT XID"
     try:
         rows = connection.exec_driver_sql(f"XA RECOVER {spelled}").all()
@@ -128,7 +129,7 @@ def _prepared(connection: sa.Connection, age: str) -> Findings:
 
 
 def _xid(row: Any) -> str:
-    """Of MySQL, which tells all bytes of both parts as one hexadecimal number."""
+    """MySQL's form: all bytes of both parts as one hexadecimal number."""
     digits = str(row.data).removeprefix("0x")
     middle = 2 * row.gtrid_length
     return f"X'{digits[:middle]}',X'{digits[middle:]}',{row.formatID}"

@@ -1,4 +1,4 @@
-"""The tables and what waits in them."""
+"""The tables, and the rows that wait in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.relay.undeleted import UNDELETED
 from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 
-#: Words of a difference → the check that it belongs to; the first that fits counts.
+#: Words in a difference → the check it belongs to; the first match counts.
 _KINDS: Final = (
     ("is of engine", "table.engine"),
     ("is UNLOGGED", "table.unlogged"),
@@ -26,21 +26,21 @@ _KINDS: Final = (
     ("revision", "schema.missing"),
     ("older than", "schema.missing"),
 )
-#: Rows that are counted and grouped; more are "at least" as many.
+#: Rows that are counted and grouped; above this the count is "at least".
 _ROWS_MAX: Final = 10_000
 _GROUPS_MAX: Final = 5
 _ERROR_CHARACTERS: Final = 120
 
 
 def drifted(connection: sa.Connection, tables: Tables) -> Findings:
-    """What `qmq db check` says, sorted by what it breaks."""
+    """The differences that `qmq db check` reports, sorted by the promise they break."""
     for drift in find_drift(connection, tables):
         kinds = (id_ for word, id_ in _KINDS if word in drift.fault)
         yield found(next(kinds, "column.type"), drift.fault, drift.remedy)
 
 
 def waiting(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
-    """Rows that are parked, overdue, or not accepted for long. Requires: the tables are there."""
+    """Rows that are parked, overdue, or waiting for long. Requires: the tables exist."""
     yield from _parked(connection, tables.outbox)
     yield from _undeleted(connection, tables.outbox)
     columns = tables.outbox.c

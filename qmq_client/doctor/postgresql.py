@@ -33,12 +33,12 @@ _OLDEST: Final = (
 
 
 def bound(connection: sa.Connection) -> None:
-    """No statement of this connection runs long."""
+    """Limit how long a statement of this connection may run."""
     connection.exec_driver_sql(f"SET statement_timeout = {_STATEMENT_MS_MAX}")
 
 
 def settings(connection: sa.Connection, _: Thresholds) -> Findings:
-    """What the server was told, and what this session was."""
+    """The server's settings, and those of this session."""
     rows = {row.name: row for row in connection.execute(_SETTINGS)}
     for name in _SERVER_SETTINGS:
         if rows[name].setting == "off":
@@ -66,7 +66,7 @@ def settings(connection: sa.Connection, _: Thresholds) -> Findings:
 
 
 def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
-    """Transactions that are prepared or open for long."""
+    """Transactions that are prepared or open for too long."""
     prepared = connection.exec_driver_sql(_PREPARED).all()
     if prepared and prepared[0].age_s >= thresholds.prepared_s_max:
         names = [_literal(row.gid) for row in prepared[:_TRANSACTIONS_MAX]]
@@ -84,7 +84,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 
 def _pooler(connection: sa.Connection) -> Findings:
-    """The process that the driver was told at the connect, and the one that answers."""
+    """The backend process that the driver was told when it connected, and the one that answers now."""
     driver: Any = driver_of(connection)
     told = driver.info.backend_pid
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()

@@ -1,4 +1,4 @@
-"""What this user may not read or write: told as findings, with the GRANT that somebody else may give."""
+"""What this user may not read or write: findings with the GRANT that an administrator can issue."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from qmq_client.outbox.table import Tables
 
 
 def missing(connection: sa.Connection, right: str, read: str) -> Finding:
-    """A check was left out; `right` is what stands between GRANT and TO."""
+    """A check that was left out; `right` is the text between GRANT and TO."""
     return found("rights.missing", read, f"GRANT {right} TO {user(connection)}")
 
 
 def roles(connection: sa.Connection, tables: Tables) -> Findings:
-    """Which of our processes this user may be. Requires: the tables are there."""
+    """Which of our processes this user can run. Requires: the tables exist."""
     rights = Rights(connection, tables)
     lacking = {role: rights.lacking(role) for role in ROLES}
     if not any(lacking.values()):
         return
     outbox, lacks = tables.outbox, lacking[PRODUCER]
-    # Who may not even read it is a consumer, whose affair it is not.
+    # A user who may not even read the outbox is a consumer's; the outbox does not concern it.
     is_told = lacks and lacking[WATCHDOG] and rights.has("SELECT", outbox)
     if is_told:
         names = ", ".join(right.name for right in lacks if not right.on.startswith("SEQUENCE"))

@@ -15,7 +15,7 @@ _NO_JOURNAL: Final = ("off", "memory")
 
 
 def settings(connection: sa.Connection, *, is_application: bool) -> Findings:
-    """Of the file, and where the connection is one of the application's also of that."""
+    """Settings of the file, and, for a connection of the application, of that."""
     path = str(_pragma(connection, "database_list", column=2))
     if not path:
         return  # in memory there is nothing to lose
@@ -42,7 +42,7 @@ def settings(connection: sa.Connection, *, is_application: bool) -> Findings:
 
 
 def _journal_mode(connection: sa.Connection, path: str) -> str:
-    """Raises an error that tells the cause where the file cannot even be read: a log is to be made first."""
+    """The journal mode. Raises an error with the cause if the file cannot even be read."""
     statement = "PRAGMA journal_mode"
     try:
         return str(connection.exec_driver_sql(statement).scalar_one())

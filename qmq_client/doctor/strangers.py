@@ -1,7 +1,7 @@
 """What others have put on our tables: triggers, rules, foreign keys, row security.
 
-Any of these may veto a statement of ours, with an error or without a word, or alter what it stores. Most
-do neither; which ones do is not told by a catalog, so each is shown and a person decides.
+Any of these may veto a statement of ours, with an error or silently, or alter what it stores. Most
+do neither. No catalog tells which ones do, so each is shown and a person decides.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SHOWN_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Stranger:
-    """One thing that somebody has put there."""
+    """One such object."""
 
-    #: Kind, name and table, as a person reads it.
+    #: Kind, name and table, for a person.
     read: str
-    #: The statement that takes it away.
+    #: The statement that removes it.
     fix: str
 
 
 def strangers(connection: sa.Connection, tables: Tables) -> Findings:
-    """Everything that may come between our statements and our tables. Requires: the tables are there."""
+    """Everything that may interfere with our statements. Requires: the tables exist."""
     kind = connection.dialect.name
     here = [each for table in tables.all for each in _FINDERS[kind](connection, table)]
     if here:
@@ -92,7 +92,7 @@ _FINDERS: Final[dict[str, Callable[[sa.Connection, sa.Table], Iterator[_Stranger
     "postgresql": _of_postgresql,
     "sqlite": _of_sqlite,
 }
-#: Without those that serve foreign keys, and those that are disabled.
+#: Without those that implement foreign keys, and disabled ones.
 _POSTGRESQL_TRIGGERS: Final = sa.text(
     "SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = to_regclass(:name) "
     "AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname"
@@ -101,7 +101,7 @@ _POSTGRESQL_RULES: Final = sa.text(
     "SELECT quote_ident(rulename) FROM pg_rewrite WHERE ev_class = to_regclass(:name) "
     "AND ev_enabled <> 'D' ORDER BY rulename"
 )
-#: Those that forbid to delete what they refer to; others let it go.
+#: Those that forbid deleting the referenced row; others allow it.
 _POSTGRESQL_KEYS: Final = sa.text(
     "SELECT quote_ident(conname), CAST(CAST(conrelid AS regclass) AS text) FROM pg_constraint "
     "WHERE contype = 'f' AND confrelid = to_regclass(:name) AND confdeltype IN ('a', 'r') "
@@ -129,7 +129,7 @@ _SEES_TRIGGERS: Final = sa.text(
 
 
 def _unseen(connection: sa.Connection, tables: Tables) -> Findings:
-    """MySQL shows triggers to nobody who may not make them."""
+    """MySQL shows triggers only to users who may create them."""
     outbox = tables.outbox
     values = {"schema": outbox.schema, "name": outbox.name}
     if connection.execute(_SEES_TRIGGERS, values).first() is None and not _has_roles(connection):
@@ -138,13 +138,13 @@ def _unseen(connection: sa.Connection, tables: Tables) -> Findings:
 
 
 def _has_roles(connection: sa.Connection) -> bool:
-    """Whether rights of this user may come by a role, where no table lists them."""
+    """Whether this user's rights may come from a role, and so appear in no table."""
     grants = connection.exec_driver_sql("SHOW GRANTS").scalars()
     return any(" ON " not in grant for grant in grants)
 
 
 def _row_security(connection: sa.Connection, table: sa.Table) -> Findings:
-    """Where it counts for this user, and is not open to all of them."""
+    """Where it applies to this user, and its policies do not allow everything."""
     name = table_text(connection, table)
     if not connection.scalar(_IS_SECURED, {"name": name}):
         return
@@ -157,7 +157,7 @@ def _row_security(connection: sa.Connection, table: sa.Table) -> Findings:
 
 
 def _are_open(policies: Any) -> bool:
-    """Whether one of them allows everything and none takes anything back."""
+    """Whether one policy allows everything and none restricts it."""
     return all(policy.polpermissive for policy in policies) and any(
         policy.cmd == "*" and policy.is_open for policy in policies
     )
@@ -165,7 +165,7 @@ def _are_open(policies: Any) -> bool:
 
 _COMMANDS: Final = {"*": "all", "r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
 _IS_SECURED: Final = sa.text("SELECT row_security_active(to_regclass(:name))")
-#: Of this user, by name or by role.
+#: Policies for this user, by name or by role.
 _POLICIES: Final = sa.text(
     "SELECT polname, polpermissive, CAST(polcmd AS text) AS cmd, "
     "pg_get_expr(polqual, polrelid) = 'true' "

@@ -24,11 +24,11 @@ _MODULES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """What an insert found."""
+    """The result of an insert."""
 
-    #: Ids that were not there before.
+    #: Ids that were new.
     new: set[bytes]
-    #: What the dialect wants to know again at `confirm`.
+    #: What the dialect needs again at `confirm`.
     mark: object = None
 
 
@@ -38,30 +38,31 @@ class InboxDialect(Protocol):
     For an asynchronous engine each call happens inside SQLAlchemy's `run_sync`.
     """
 
-    #: Execution options of a connection that is to purge.
+    #: Execution options of a connection for a purge.
     purge_options: Mapping[str, Any]
 
     def begin(self, connection: sa.Connection) -> None:
-        """Make sure that a transaction is open which may write.
+        """Make sure that a transaction is open and may write.
 
-        Raises `AutocommitError` when the connection would commit each statement by itself.
+        Raises `AutocommitError` if the connection would commit each statement by itself.
         """
         ...
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
-        """Note these ids, in a transaction to be confirmed; which of them were not there before.
+        """Note these ids, in a transaction that `confirm` will check; which of them are new.
 
-        Waits for another transaction that is noting one of them. Raises `InboxRowLostError` for one
-        that is neither new nor there before. Requires: at least one id, none twice, in ascending
-        order, so that two transactions never wait for each other in a circle.
+        Waits for another transaction that is noting one of them. Raises `InboxRowLostError` for an
+        id that is neither stored now nor was there before. Requires: at least one id, none twice,
+        in ascending order, so that two transactions cannot deadlock.
         """
         ...
 
     def confirm(self, connection: sa.Connection, noted: Noted) -> None:
         """Raise `InboxTransactionError` unless the transaction of `insert` is still open.
 
-        Whoever ended it and however: the database itself says so. Once, before the commit. Raises
-        `InboxRowLostError` for a new id that is not there, where `insert` cannot know that.
+        The database itself is asked, so it does not matter who ended it or how. Called once, before
+        the commit. Raises `InboxRowLostError` for a new id that is not there, if `insert` could not
+        know that.
         """
         ...
 
@@ -70,8 +71,8 @@ class InboxDialect(Protocol):
     ) -> int:
         """Delete up to `limit` ids older than that by the database's clock; how many.
 
-        Of one group, or the oldest of all. Any number of purges may run at once; an id that was
-        deleted and noted anew meanwhile is young, and stays.
+        Ids of one group, or the oldest of all. Any number of purges may run at once. An id that was
+        deleted and noted anew in between is young, and stays.
         """
         ...
 

@@ -1,9 +1,9 @@
 """The inbox: a message's id, the change it causes and what it sends are one transaction.
 
-The id is noted first. When it was there before, the effect has happened and the message is skipped;
-when the transaction rolls back, the id goes with it and the next delivery tries again. So the
-effect happens once for each id within the retention, whatever is delivered twice, and whoever dies
-when. What a handler does outside this database is not covered.
+The id is noted first. If it was there before, the effect has already happened, and the message is
+skipped. If the transaction rolls back, the id goes with it, and the next delivery tries again. So
+within the retention the effect happens once for each id, even if messages are delivered twice or
+processes die at any moment. What a handler does outside this database is not covered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InboxWork(Generic[_Session]):
     session: _Session
     #: Ids that were not handled before; only these may have effects now.
     new: set[bytes]
-    #: The block adds ids whose messages are to be handled another time; they are not noted after all.
+    #: Ids that the block adds are not noted after all: their messages will be handled another time.
     forgotten: set[bytes] = field(default_factory=set)
 
 

@@ -1,18 +1,18 @@
 """The inbox on MySQL and MariaDB: two statements before the handler and one after it, besides COMMIT.
 
-A plain INSERT of all ids, and only when it meets a known row a look at which ids are there. The error
-alone is no proof: a trigger may have put another id in place of a new one, or another unique key of the
-table refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY UPDATE` does not say
-which rows were there.
+A plain INSERT of all ids, and a query for the known ones only if it meets a known row. The error
+alone is no proof: a trigger may have replaced a new id by another one, or another unique key of the
+table refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY UPDATE` does not
+say which rows were there.
 
-An INSERT without an error is no proof either: a trigger may have put an id in place that is new, too, or
-another group, and the next copy of the message would not be known. MariaDB returns what it has stored;
-MySQL is asked for it, by one statement more.
+An INSERT without an error is no proof either: a trigger may have stored another id, or another
+group, and then the next copy of the message would not be recognized. MariaDB returns what it has
+stored; on MySQL one more statement reads it back.
 
-A deadlock or a definition of tables ends the transaction without a word to a handler that swallows the
-error; the savepoint around its work is gone then, and its RELEASE fails. Two consumers that note the
-same ids can meet in a deadlock; the server undoes one of them, nothing of it is acked, and its message
-comes again.
+A deadlock or a DDL statement ends the transaction without the notice of a handler that swallows the
+error. The savepoint around the handler's work is gone then, and its RELEASE fails. Two consumers
+that note the same ids can deadlock; the server undoes one of them, nothing of it is acked, and its
+message comes again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> MySqlInboxDialect:
 class MySqlInboxDialect:
     """See `InboxDialect`."""
 
-    #: At the default level a delete would keep other consumers from inserting beside its rows.
+    #: At the default level a delete would keep other consumers from inserting next to its rows.
     purge_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
 
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
@@ -90,7 +90,7 @@ class MySqlInboxDialect:
         if len(ids) == 1:
             self._see(connection, group, ids[0])
             return set()
-        # What this read does not see yet (a snapshot older than this) is met again below.
+        # What this read cannot see yet (its snapshot is older) is found again below.
         known = set(connection.scalars(self._find(group, ids), execution_options=AS_NAMED))
         left = [one for one in ids if one not in known]
         if not left or self._try(connection, group, left):
@@ -104,10 +104,10 @@ class MySqlInboxDialect:
         return new
 
     def _see(self, connection: sa.Connection, group: str, message_id: bytes) -> None:
-        """Raise `InboxRowLostError` unless this id, whose INSERT has met a row, is there.
+        """Raise `InboxRowLostError` unless this id, whose INSERT met a row, is there.
 
-        The INSERT has locked the row that it met, so this read, which locks too, waits for nobody.
-        A plain one may be of a snapshot that does not have the row yet.
+        The INSERT has locked the row that it met, so this locking read waits for nobody. A plain
+        read may use a snapshot that does not have the row yet.
         """
         here = self._find(group, [message_id]).with_for_update(read=True)
         if connection.scalar(here, execution_options=AS_NAMED) is None:
@@ -120,7 +120,7 @@ class MySqlInboxDialect:
         )
 
     def _try(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> bool:
-        """Insert all of these or, when one of them is known, none; whether they were inserted.
+        """Insert all of these, or none if one of them is known; whether they were inserted.
 
         Waits for another transaction that is inserting one of them. The server undoes the whole
         statement and leaves the transaction as it was.
@@ -137,7 +137,7 @@ class MySqlInboxDialect:
             stored = {message_id for of_group, message_id in done if of_group == group}
         else:
             stored = set(connection.scalars(self._find(group, ids), execution_options=AS_NAMED))
-        # A trigger may put another id in place of one, and on MariaDB skip it without an error.
+        # A trigger may replace an id, and on MariaDB skip it without an error.
         if lost := [one for one in ids if one not in stored]:
             raise self._texts.refuse(lost)
         return True
@@ -155,7 +155,7 @@ class MySqlInboxDialect:
     ) -> int:
         of_group, groups = of_one_group(group, "%s")
         sql = self._old_sql.format(of_group=of_group)
-        # In the order in which consumers note them, so that no two wait for each other in a circle.
+        # In the order in which consumers note them, so that no two can deadlock.
         old = sorted(map(tuple, connection.exec_driver_sql(sql, (older_than_ms, *groups, limit))))
         return sum(
             delete_by(
@@ -163,7 +163,7 @@ class MySqlInboxDialect:
                 self._inbox.c.message_id,
                 ids,
                 where={"consumer_group": name},
-                # Asked again: a consumer may have noted it anew since another purge deleted it.
+                # Asked again: a consumer may have noted it anew after another purge deleted it.
                 below={"received_at_ms": f"{NOW_MS} - {older_than_ms:d}"},
             )
             for name, rows in groupby(old, itemgetter(0))

@@ -1,6 +1,7 @@
-"""What an inbox does inside one session, the same for blocking and asynchronous ones.
+"""What an inbox does inside one session, for blocking and asynchronous inboxes alike.
 
-An asynchronous inbox calls these inside SQLAlchemy's `run_sync`, with the session behind its own.
+An asynchronous inbox calls these inside SQLAlchemy's `run_sync`, with the synchronous session
+behind its own.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Notes:
 
 
 def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
-    """The age in milliseconds; raises `ConfigurationError` for what cannot be meant."""
+    """The age in milliseconds; raises `ConfigurationError` for values that make no sense."""
     older_than_ms = round(older_than.total_seconds() * 1000)
     if older_than_ms < 0 or (rows_max is not None and rows_max < 1):
         raise ConfigurationError(
@@ -120,7 +121,7 @@ def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
 
 
 def purge_limit(purged: int, rows_max: int | None) -> int:
-    """How many the next transaction may delete; 0 at the end."""
+    """How many the next transaction may delete; 0 when done."""
     if rows_max is None:
         return PURGED_ROWS_PER_TRANSACTION
     return min(PURGED_ROWS_PER_TRANSACTION, rows_max - purged)

@@ -1,12 +1,13 @@
 """The inbox on PostgreSQL: one statement before the handler and one after it, besides BEGIN and COMMIT.
 
-One more looks whether ids that were not new are really there, or a trigger has skipped their INSERT. What
-was new is looked for with the question after the handler: a trigger may have altered it, or taken it away.
+If some ids were not new, one more statement checks that they are really there, and not skipped by a
+trigger. New ids are looked for in the statement after the handler: a trigger may have altered or
+removed them.
 
-After an error that a handler swallowed, COMMIT returns normally and stores nothing, and after a COMMIT
-of its own the rest would be another transaction. Both show when the server is asked for the number of
-the transaction: it refuses, or gives another one. A savepoint would tell as much, for one statement
-more and a number of its own for every transaction.
+After an error that a handler swallowed, COMMIT returns normally and stores nothing; and after a
+COMMIT by the handler, the rest would be another transaction. Asking the server for the
+transaction's number reveals both: it refuses, or gives another number. A savepoint would do as
+well, but costs one more statement, and a number of its own for every transaction.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> PostgresInboxDialect:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What tells the transaction again, and whose ids it has noted."""
+    """Identifies the transaction later, and names the ids it has noted."""
 
-    #: None where nothing was new.
+    #: None if nothing was new.
     number: int | None
     group: str
 
@@ -63,8 +64,8 @@ class PostgresInboxDialect:
             f"SELECT txid_current(), ARRAY(SELECT message_id FROM {table} "
             "WHERE consumer_group = %s AND message_id = ANY(%s))"
         )
-        # A row that another purge deletes meanwhile is no row any more, and its place is not given
-        # away while this statement may see it.
+        # A row that another purge deletes meanwhile no longer counts, and its place is not reused while
+        # this statement may see it.
         self._purge_sql = (
             f"DELETE FROM {table} WHERE ctid = ANY (ARRAY("
             f"SELECT ctid FROM {table} WHERE received_at_ms < {NOW_MS} - CAST(%s AS bigint) "
@@ -88,7 +89,7 @@ class PostgresInboxDialect:
         return Noted(new=new, mark=_Mark(number, group))
 
     def _check_known(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> None:
-        """Raise `InboxRowLostError` for what was neither new nor there before: a trigger kept it out."""
+        """Raise `InboxRowLostError` for ids that are neither new nor were there before: a trigger kept them out."""
         found = connection.exec_driver_sql(self._texts.find(len(ids)), (group, *ids))
         known = {bytes(row[0]) for row in found}
         if lost := [one for one in ids if one not in known]:

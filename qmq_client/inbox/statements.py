@@ -1,4 +1,4 @@
-"""Pieces of the statements that note ids, the same on all databases."""
+"""Parts of the statements that note ids, the same on all databases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from qmq_client.errors import AutocommitError, InboxRowLostError
 
-#: Far from every database's limit of parameters, and with 16 bytes each, written as text, from the
+#: Far below every database's limit of parameters, and, at 16 bytes each written as text, below the
 #: smallest `max_allowed_packet` of MySQL.
 IDS_PER_STATEMENT_MAX: Final = 500
 
@@ -30,7 +30,7 @@ class NoteTexts:
         return self._head + ", ".join([self._row] * count) + self._ending
 
     def find(self, count: int) -> str:
-        """SELECT of those of so many ids that are there; its parameters are the group and the ids."""
+        """SELECT of those ids that are there; its parameters are the group and the ids."""
         places = ", ".join([self._placeholder] * count)
         return (
             f"SELECT message_id FROM {self._table} "
@@ -38,7 +38,7 @@ class NoteTexts:
         )
 
     def refuse(self, message_ids: Sequence[bytes]) -> InboxRowLostError:
-        """The error for ids that are not there, although the database took their INSERT."""
+        """The error for ids that are not there although the database accepted their INSERT."""
         return InboxRowLostError(self._table, message_ids)
 
 
@@ -48,7 +48,7 @@ def pairs(group: str, message_ids: Sequence[bytes]) -> tuple[object, ...]:
 
 
 def in_statements(message_ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The ids as many at a time as one statement takes."""
+    """The ids in portions for one statement each."""
     for first in range(0, len(message_ids), IDS_PER_STATEMENT_MAX):
         yield message_ids[first : first + IDS_PER_STATEMENT_MAX]
 
@@ -61,7 +61,7 @@ def of_one_group(group: str | None, placeholder: str) -> tuple[str, tuple[str, .
 
 
 def autocommit_error() -> AutocommitError:
-    """The error for a connection on which nothing can be undone."""
+    """The error for a connection on which nothing can be rolled back."""
     return AutocommitError(
         "the inbox's connection commits every statement by itself; "
         "remove isolation_level='AUTOCOMMIT' from its engine"
