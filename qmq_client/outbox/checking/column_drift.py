@@ -1,7 +1,7 @@
-"""One live column beside the one we need: what it holds, and what it merges.
+"""Compares one live column with the one we need: what it holds, and which values it merges.
 
-Databases spell types in many ways, so not the words are compared but three facts: what sort of value
-it is, how much of it fits, and whether comparing is exact. More room than needed is no fault.
+Databases spell types in many ways, so the type's words are not compared, but three facts: the sort
+of value, how much of it fits, and whether comparison is exact. More room than needed is no fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-#: Bytes of an integer's type, by the word that databases use for it.
+#: Bytes of an integer type, by the databases' words for it.
 _INTEGER_BYTES: Final = {
     "TINYINT": 1,
     "SMALLINT": 2,
@@ -21,7 +21,7 @@ _INTEGER_BYTES: Final = {
     "INT": 4,
     "BIGINT": 8,
 }
-#: What fits into MySQL's types that have no length.
+#: Capacity of MySQL's types that have no length.
 _MYSQL_BYTES: Final = {
     "TINYBLOB": 2**8 - 1,
     "BLOB": 2**16 - 1,
@@ -44,13 +44,13 @@ _MYSQL_COLLATION: Final = (
     "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table "
     "AND column_name = :column"
 )
-#: SQLite tells nobody the collation of a column, but a UNION takes it from its first part. How many
-#: different values these are, and of which two it makes one.
+#: SQLite does not report a column's collation, but a UNION takes it from its first part. The query
+#: counts how many different values remain, and which two became one.
 _SQLITE_MERGES: Final = (
     ("NOCASE", "SELECT {column} FROM {table} WHERE 0 UNION SELECT 'a' UNION SELECT 'A'"),
     ("RTRIM", "SELECT {column} FROM {table} WHERE 0 UNION SELECT 'a' UNION SELECT 'a '"),
 )
-#: As exact as ours, and the same for ever, on PostgreSQL.
+#: Collations of PostgreSQL that are as exact as ours and never change.
 _LASTING: Final = ("C", "POSIX", "ucs_basic")
 
 
@@ -60,16 +60,16 @@ class _Shape:
 
     #: "integer", "bytes", "text", or the type's own word.
     sort: str
-    #: How much fits: bytes, or characters of text.
+    #: Capacity in bytes, or in characters of text.
     room: int
-    #: Shorter values come back longer.
+    #: Shorter values are padded.
     is_padded: bool = False
 
 
 def compare_column(
     connection: sa.Connection, column: sa.Column[Any], live: Any
 ) -> Iterator[tuple[str, str]]:
-    """Each fault of the live column, as the inspector describes it, with the statement against it."""
+    """Each fault of the live column, as the inspector describes it, with the statement that fixes it."""
     kind = connection.dialect.name
     wanted = column.type.dialect_impl(connection.dialect)
     need, has = _shape(wanted, kind), _shape(live["type"], kind)
@@ -96,7 +96,7 @@ def _shape(kind_of: Any, dialect_name: str) -> _Shape:
     word = word.replace("SMALL_INTEGER", "SMALLINT")
     is_mysql = dialect_name in _MYSQL
     if isinstance(kind_of, sa.Integer):
-        # SQLite keeps every integer in as many bytes as it needs.
+        # SQLite stores every integer in as many bytes as it needs.
         room = 8 if dialect_name == "sqlite" else _INTEGER_BYTES.get(word, 4)
         return _Shape(sort="integer", room=room)
     if isinstance(kind_of, sa.types._Binary):
@@ -111,7 +111,7 @@ def _shape(kind_of: Any, dialect_name: str) -> _Shape:
 
 
 def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    """The live collation and what is wrong with it; empty for a good one."""
+    """The live collation and its fault; empty for a good one."""
     if connection.dialect.name == "sqlite":
         return _merging(connection, column)
     wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
@@ -119,20 +119,20 @@ def _wrong_collation(connection: sa.Connection, column: sa.Column[Any]) -> str:
         return ""
     if connection.dialect.name == "postgresql":
         found = _live(connection, column, _POSTGRESQL_COLLATION)
-        # Equal is equal in most of them, but their order comes from the operating system.
+        # Most of them compare exactly, but take their order from the operating system.
         return (
             "" if found in _LASTING else f"{found}, whose order an upgrade of the system may change"
         )
     found = _live(connection, column, _MYSQL_COLLATION)
     if not found.startswith((wanted.split("_")[0], "utf8mb4")):
         return f"{found}, which lacks characters that we store"
-    # Text is only shown; names are compared.
+    # Text is only displayed; names are compared.
     is_good = isinstance(column.type, sa.Text) or found.endswith("_bin")
     return "" if is_good else f"{found}, which is not exact"
 
 
 def _merging(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    """What SQLite's collation of a name merges; text is only shown, and bytes have none."""
+    """Values that SQLite's collation of a name merges; text is only displayed, and bytes have no collation."""
     if not isinstance(column.type, sa.String) or isinstance(column.type, sa.Text):
         return ""
     table = _table(connection, column)
@@ -210,11 +210,11 @@ def _table(connection: sa.Connection, column: sa.Column[Any]) -> str:
 
 
 def statement_text(connection: sa.Connection, element: sa.sql.ClauseElement) -> str:
-    """One line for a person; SQLAlchemy's own is for a driver, to which a percent sign means more."""
+    """One line for a person; SQLAlchemy's own text is for a driver, which needs percent signs doubled."""
     text = str(element.compile(dialect=connection.dialect)).replace("%%", "%")
     return " ".join(text.split())
 
 
 def table_text(connection: sa.Connection, table: Any) -> str:
-    """The table's name as a person would write it into a statement."""
+    """The table's name as a person would write it in a statement."""
     return connection.dialect.identifier_preparer.format_table(table).replace("%%", "%")

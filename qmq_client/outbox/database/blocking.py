@@ -1,10 +1,10 @@
-"""Blocking connections to where an application's asynchronous engine leads.
+"""Blocking connections to the database of an application's asynchronous engine.
 
-What says how to connect is more than the URL: `connect_args` hold certificates or a search path, and
-listeners of `do_connect` put in a password that is fetched anew each time. SQLAlchemy keeps all of it
-inside the engine's pool. So that pool is asked to connect, and the arguments are caught on their way to
-the asynchronous driver, for every blocking connection anew. Listeners that are added behind a producer
-are not heard; an engine with an `async_creator` keeps everything to itself, and there the URL is used.
+More than the URL says how to connect: `connect_args` hold certificates or a search path, and
+listeners of `do_connect` insert a password that is fetched anew each time. SQLAlchemy keeps all of
+it inside the engine's pool. So that pool is asked to connect, and for each blocking connection the
+arguments are intercepted on their way to the asynchronous driver. Listeners added after the
+producer are not called; an engine with an `async_creator` reveals nothing, so the URL is used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 
-#: What only an asynchronous driver takes, by the blocking driver in its place.
+#: Arguments that only an asynchronous driver takes, by the blocking driver that replaces it.
 _UNKNOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "psycopg": ("cursor_factory",),
     "pymysql": ("cursor_cls", "echo", "password_creator", "sock"),
     "pysqlite": ("iter_chunk_size", "loop"),
 }
-#: What it calls by another name.
+#: Arguments with another name there.
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {"pymysql": {"db": "database"}}
 
 
@@ -47,7 +47,7 @@ def blocking_engine(engine: sa.Engine, url: sa.URL, **settings: Any) -> sa.Engin
 
 
 class _Catching(threading.local):
-    """Whether this thread wants the arguments and no connection."""
+    """Whether this thread wants the arguments instead of a connection."""
 
     is_on = False
 

@@ -1,12 +1,11 @@
-"""What a claim asks for and what it gets, in the words of any database.
+"""What a claim asks for and what it returns, independent of the database.
 
-Two claims: of rows whose time has come, oldest due first; and of the followers of an ordering key, in
-the order of their commits, when the rows before them have just been sent. Followers were given back
-to come due later, so they are taken before their time; they belong to nobody, which the missing token
-says.
+There are two claims: of due rows, oldest due first; and of the followers of an ordering key, in
+commit order, when the rows before them have just been sent. Followers were given back to come due
+later, so they are taken before their time. They belong to nobody, so their token is empty.
 
-A claim ends with the row that makes its records as large as was asked for: how large the next ones are
-nobody knows before they are read, and a thousand may be more than there is memory.
+A claim ends with the row at which its records reach the size asked for: the size of the next ones
+is unknown before they are read, and a thousand may be more than memory holds.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ import sqlalchemy as sa
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import LIVE
 
-#: Records of one claim, all together; its last row may pass that.
+#: Total bytes of records in one claim; its last row may exceed that.
 CLAIM_BYTES_MAX: Final = 32 * 1024 * 1024
 row_id: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTerms:
-    """How much somebody takes, and for how long it is theirs."""
+    """How much a claim takes, and how long it lasts."""
 
     token: bytes
-    #: Rows; fewer where their records come to `bytes_max`.
+    #: Rows; fewer if their records reach `bytes_max`.
     limit: int
     lease_ms: int
-    #: Ordering keys whose followers are wanted; without any, rows that are due.
+    #: Ordering keys whose followers are wanted; if empty, rows that are due.
     keys: Sequence[str] = ()
     bytes_max: int = CLAIM_BYTES_MAX
 
 
 class Wanted(NamedTuple):
-    """WHERE of a claim and its parameters, and the column to take the rows in the order of."""
+    """The WHERE of a claim, its parameters, and the column that orders the rows."""
 
     where: str
     parameters: tuple[str, ...]
@@ -48,11 +47,11 @@ class Wanted(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What follows WHERE."""
+        """The text behind WHERE."""
         return f"{self.where} ORDER BY {self.order}"
 
     def fitting(self, sized_rows: str, bytes_max: int) -> str:
-        """A query for the ids of those rows that fit, of one with `id`, `due_at_ms`, `record_bytes`."""
+        """A query for the ids of rows that fit, from a query of `id`, `due_at_ms`, `record_bytes`."""
         return (
             "SELECT id FROM (SELECT id, sum(record_bytes) OVER "
             f"(ORDER BY {self.order} ROWS UNBOUNDED PRECEDING) - record_bytes AS before_bytes "
@@ -61,7 +60,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_rows(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
-    """Rows that are due or, with `keys`, those of these ordering keys that nobody owns."""
+    """Rows that are due or, with `keys`, rows of these ordering keys that nobody owns."""
     if not keys:
         return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms}", (), "due_at_ms")
     places = ", ".join([placeholder] * len(keys))
@@ -85,5 +84,5 @@ def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
 
 
 def table_text(connection: sa.Connection, table: sa.Table) -> str:
-    """The table as it is written in a statement."""
+    """The table's name as written in a statement."""
     return connection.dialect.identifier_preparer.format_table(table)

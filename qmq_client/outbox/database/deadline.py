@@ -1,9 +1,10 @@
-"""Ends what a server never answers: a connection whose transaction takes too long is cut.
+"""Cuts connections whose transaction takes too long, because a server may never answer.
 
-A driver may wait for ever on a connection that is established and silent (a frozen server behind a
-proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions are
-short, so each has an end: then the socket is shut down, the driver finds its connection lost, and the
-thread goes on with an error. One thread watches over all of them and sleeps while there are none.
+A driver may wait forever on a connection that is established and silent (a frozen server behind a
+proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions
+are short, so each has a deadline. At the deadline the socket is shut down, the driver finds its
+connection lost, and the thread goes on with an error. One thread watches over all of them and
+sleeps while there are none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qmq_client.outbox.database.driver import file_number
 
 #: Far above what a batch takes, and below what people call hanging.
 TRANSACTION_S_MAX: Final = 60.0
-#: Between two looks at the deadlines; after some without any the thread sleeps until there is one.
+#: Interval of the checks; after some without any deadline the thread sleeps until there is one.
 _LOOK_S: Final = 1.0
 _IDLE_LOOKS_MAX: Final = 60
 
@@ -36,7 +37,7 @@ class _Deadlines:
         self._is_asleep = False
 
     def add(self, number: int, seconds: float) -> int:
-        """Cut this socket after so long; returns the key to take that back with."""
+        """Cut this socket after that time; returns the key for `remove`."""
         with self._changed:
             self._next_key += 1
             self._ends[self._next_key] = (SYSTEM_CLOCK.monotonic_s() + seconds, number)
@@ -48,7 +49,7 @@ class _Deadlines:
             return self._next_key
 
     def remove(self, key: int) -> None:
-        """Its transaction is over. From here on the socket is nobody's to cut."""
+        """The transaction is over: from here on the socket must not be cut."""
         with self._changed:
             self._ends.pop(key, None)
 
@@ -60,7 +61,7 @@ class _Deadlines:
                 for key in [key for key, (end_s, _) in self._ends.items() if end_s <= now_s]:
                     _cut(self._ends.pop(key)[1])
                 idle_looks = 0 if self._ends else idle_looks + 1
-                # Looking is cheaper than being woken for every transaction.
+                # Checking costs less than being woken for every transaction.
                 self._is_asleep = idle_looks > _IDLE_LOOKS_MAX
                 self._changed.wait(None if self._is_asleep else _LOOK_S)
                 self._is_asleep = False
@@ -79,9 +80,9 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def answered_within(driver: Any, seconds: float) -> Iterator[None]:
-    """Around a transaction: when the block takes longer, the driver's connection is cut.
+    """Around a transaction: if the block takes longer, the driver's connection is cut.
 
-    `driver` is a blocking connection with a `fileno`, or one that has none: then nothing is done.
+    `driver` is a blocking connection. Without a `fileno` nothing is done.
     """
     number = file_number(driver)
     if number is None:

@@ -1,8 +1,8 @@
-"""What to do when the database chose our transaction to break a deadlock: the same again, at once.
+"""Repeats a transaction that the database undid to break a deadlock.
 
-On MySQL and MariaDB a claim and somebody's settlement may meet on an index and its rows from two
-sides. Both are short, whole transactions that name their token, so the one that was undone is simply
-repeated; without that its rows would wait for the end of a lease, and be sent twice.
+On MySQL and MariaDB a claim and another process's settlement may lock an index and its rows in
+opposite order. Both are short, whole transactions that name their token, so the one that was undone
+is simply repeated. Otherwise its rows would wait for the end of a lease, and be sent twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
-#: Each time somebody else got on with their work, so this many in a row are no accident any more.
+#: Each time another transaction got through, so this many in a row are no coincidence.
 TRIES_MAX: Final = 5
 #: MySQL: deadlock, and the same within a batch of statements.
 _MYSQL: Final = (1213, 1614)

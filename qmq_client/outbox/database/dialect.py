@@ -1,4 +1,4 @@
-"""The port to what differs between databases; one module per database stands behind it.
+"""The port to the differences between databases; one module per database is behind it.
 
 A further database is a module with a function `make_dialect` and a line in `_MODULES`; nothing else
 here or in `store.py`, `calls.py`, `tracker.py` and `unit.py` changes.
@@ -20,8 +20,8 @@ from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 
-#: Execution option of a connection: how its transactions begin, where the database knows more than
-#: one way. `write` says that the caller intends to write.
+#: Execution option of a connection: how its transactions begin, where the database has more than
+#: one way. `write` announces that the caller will write.
 BEGIN_OPTION: Final = "qmq_begin"
 BEGIN_TO_WRITE: Final = "write"
 
@@ -34,14 +34,14 @@ _MODULES: Final = {
 
 
 class IdleRollbacks(Protocol):
-    """Which ROLLBACKs of a pool would be round trips for nothing."""
+    """Knows which of a pool's ROLLBACKs would be needless round trips."""
 
     def note_commit(self, link: Link) -> None:
         """A COMMIT has returned."""
         ...
 
     def is_at_rest(self, link: Link) -> bool:
-        """Whether the driver was surely given nothing since a COMMIT, so a ROLLBACK does nothing."""
+        """Whether the driver surely executed nothing since a COMMIT, so that a ROLLBACK does nothing."""
         ...
 
 
@@ -50,41 +50,41 @@ class OutboxDialect(Protocol):
 
     #: SQL text: milliseconds since 1970 UTC by the database's clock.
     now_ms: str
-    #: Seconds after which a transaction of the publisher or watchdog is cut, should a server be silent.
+    #: Seconds until a transaction of the publisher or watchdog is cut if the server is silent.
     transaction_s_max: float
-    #: Seconds after which the server gives up one of their statements; None: only with the transaction.
-    #: Where a driver does that by itself this is not looked at.
+    #: Seconds after which the server aborts one of their statements; None: only with the transaction.
+    #: Not used if a driver does that by itself.
     statement_s_max: float | None
-    #: For a driver that sends a ROLLBACK also where nothing is open; None where it knows better.
+    #: For a driver that sends a ROLLBACK even if nothing is open; None if it knows better.
     idle_rollbacks: IdleRollbacks | None
 
     def prepare_application(self, engine: sa.Engine) -> None:
         """Make the application's engine keep the promises; safe to repeat.
 
-        Raises `ConfigurationError` when it cannot.
+        Raises `ConfigurationError` if that is not possible.
         """
         ...
 
     def before_statement(
         self, connection: sa.Connection, link: Link, cursor: Any, statement: str
     ) -> None:
-        """The application is about to execute something in a transaction not known to be open."""
+        """The application is about to execute a statement, in a transaction not known to be open."""
         ...
 
     def note_answer(self, link: Link, statement: str) -> None:
-        """It has been answered: note whether the transaction is open now."""
+        """The statement was answered: note whether the transaction is open now."""
         ...
 
     def is_transactional(self, link: Link) -> bool:
         """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
 
-        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun. Whether it
-        is still open is for `is_in_transaction` to say.
+        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun. Whether
+        it is still open is told by `is_in_transaction`.
         """
         ...
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether a statement failed because a table or a column is not there."""
+        """Whether a statement failed because a table or a column does not exist."""
         ...
 
     def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
@@ -92,75 +92,77 @@ class OutboxDialect(Protocol):
         ...
 
     def is_refused(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether the database said no to what a statement does to its rows, and would again.
+        """Whether the database refused a statement because of its rows, and would again.
 
-        By a trigger, a foreign key, a right. Not when it was away, busy, locked, full or read-only.
+        For example by a trigger, a foreign key or a missing right; not if it was away, busy,
+        locked, full or read-only.
         """
         ...
 
     def is_in_transaction(self, link: Link) -> bool:
         """Whether the driver's transaction is open, or will be with its first statement.
 
-        False when it has ended behind SQLAlchemy's back. The driver is asked, nothing is sent.
+        False if it was ended behind SQLAlchemy's back. Asks the driver and sends nothing.
         """
         ...
 
     def can_commit(self, link: Link) -> bool:
-        """Whether a COMMIT would store what was written; False also where it would not say so."""
+        """Whether a COMMIT would store what was written, and would report it if not."""
         ...
 
     def is_busy(self, link: Link) -> bool:
-        """Whether another statement would spoil what the application is still reading or writing.
+        """Whether another statement would disturb what the application is still reading or writing.
 
         Such as an unbuffered result of PyMySQL, or a COPY of psycopg.
         """
         ...
 
     def can_spell(self, link: Link, text: str) -> bool:
-        """Whether a text arrives unaltered through this connection's character set."""
+        """Whether a text passes unaltered through this connection's character set."""
         ...
 
     def undoes_transaction(self, link: Link, error: BaseException | None) -> bool:
-        """Whether this error of the driver took the whole transaction with it.
+        """Whether this error of the driver ended the whole transaction.
 
-        What the application does next happens in another one, and nobody tells it.
+        Whatever the application does next is in another one, and nobody tells it.
         """
         ...
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
     ) -> None:
-        """Keep the ordering keys of these rows until the end of the application's transaction.
+        """Lock the ordering keys of these rows until the end of the application's transaction.
 
-        So the rows of one key are numbered in the order of their commits.
+        So the rows of one key are numbered in commit order.
         """
         ...
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
-        """What one statement can carry on this server; None when it sets no limit of its own."""
+        """The longest record that one statement can carry on this server; None if it sets no limit."""
         ...
 
     def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
-        """What makes this server or these tables unfit, beyond missing columns; one text each."""
+        """Why this server or these tables are unfit, besides missing columns; one text each."""
         ...
 
     def open_sibling(self, engine: sa.Engine) -> sa.Engine:
         """An engine for the same database with a small pool of its own.
 
-        The application's own engine where another would see another database (in memory).
+        For a database in memory it is the application's own engine, since another would see another
+        database.
         """
         ...
 
     def write(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
-        """A short transaction that intends to write; committed at the end, or rolled back.
+        """A short transaction that will write; committed at the end, or rolled back on an error.
 
-        Its durability may be relaxed: a settlement that is lost causes a duplicate which the broker
-        recognizes.
+        Its durability may be relaxed: a settlement that is lost causes a duplicate, which the
+        broker recognizes.
         """
         ...
 
     def read(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
-        """A connection to read what is committed."""
+        """A connection that reads committed rows."""
         ...
 
     def claim(
@@ -178,18 +180,18 @@ class OutboxDialect(Protocol):
         token: bytes,
         lease_ms: int,
     ) -> set[bytes]:
-        """Prolong those of these live rows that `token` still owns; which they are."""
+        """Extend the leases of those of these live rows that `token` still owns; which they are."""
         ...
 
     def after_fork(self, engine: sa.Engine) -> None:
-        """In a forked child: let go of the parent's connections without touching them.
+        """In a forked child: drop the parent's connections without touching them.
 
-        For the sibling, and for the application's engine, whose pool is just as shared.
+        Called for the sibling, and for the application's engine, whose pool is shared as well.
         """
         ...
 
 
-#: One for each engine, so that what it has learned of the server and of its transactions is shared.
+#: One for each engine, so that what it learns about the server and its transactions is shared.
 _dialects: WeakKeyDictionary[sa.Engine, OutboxDialect] = WeakKeyDictionary()
 
 

@@ -1,7 +1,7 @@
-"""The driver's own connection behind SQLAlchemy's, whichever way it is wrapped.
+"""Finds the driver's own connection behind SQLAlchemy's wrappers.
 
-Only the driver knows whether a transaction is really open; SQLAlchemy's view of AUTOCOMMIT and of
-transactions ended behind its back is wrong in several of the ways that lead there.
+Only the driver knows whether a transaction is really open. SQLAlchemy can be wrong about
+AUTOCOMMIT, and about transactions that were ended behind its back.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 
 def driver_of(connection: sa.Connection) -> Any:
-    """The driver's own connection, also of an asynchronous engine."""
+    """The driver's own connection, also for an asynchronous engine."""
     return unwrapped(connection.connection)
 
 
 def unwrapped(proxied: Any) -> Any:
-    """The same for what a pool gave out."""
+    """The same for a connection from a pool."""
     if (driver := proxied.driver_connection) is not None:
         return driver
     adapted = proxied.dbapi_connection  # detached from its pool
@@ -26,7 +26,7 @@ def unwrapped(proxied: Any) -> Any:
 
 
 def file_number(driver: Any) -> int | None:
-    """The descriptor of a driver's socket, as psycopg, pymysql and asyncmy have it; None without."""
+    """The descriptor of a driver's socket, for psycopg, pymysql and asyncmy; None if there is none."""
     with suppress(Exception):  # closed, or of a kind that has none
         if hasattr(driver, "fileno"):
             return int(driver.fileno())
@@ -37,14 +37,14 @@ def file_number(driver: Any) -> int | None:
 
 
 def error_number(error: BaseException | None) -> int | None:
-    """The number that a MySQL driver gives an error; None for errors without one."""
+    """The number of a MySQL driver's error; None for errors without one."""
     arguments = getattr(error, "args", ())
     number = arguments[0] if arguments else None
     return number if isinstance(number, int) else None
 
 
 def is_encodable(text: str, encoding: str) -> bool:
-    """Whether Python's codec of this name knows every character of the text."""
+    """Whether Python's codec of this name has every character of the text."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -53,14 +53,14 @@ def is_encodable(text: str, encoding: str) -> bool:
 
 
 def root_engine(engine: sa.Engine) -> sa.Engine:
-    """The engine itself, where the one given only adds options to another."""
+    """The engine itself, if the given one only adds options to another."""
     while isinstance(proxied := getattr(engine, "_proxied", None), sa.Engine):
         engine = proxied
     return engine
 
 
 def keep_one_connection(pool: sa.Pool) -> None:
-    """Close what the pool keeps but for one connection, which is the next to be given out.
+    """Close the pool's idle connections except the one that is given out next.
 
     Requires: the pool gives out first what came back last.
     """

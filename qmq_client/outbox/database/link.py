@@ -1,8 +1,9 @@
-"""What is known of one connection of the driver and of the transaction on it.
+"""What is known about one connection of the driver and its transaction.
 
-Kept in the `info` of the pool's entry, so one look finds it, it outlives the many objects that SQLAlchemy
-puts before a driver's connection, and it ends with that. A transaction that reaches its end unseen
-(by the driver's own `commit`, by the database) is known by having been open before; see `was_open`.
+Kept in the `info` of the pool's entry, so it is found in one step, outlives the many objects that
+SQLAlchemy wraps around a driver's connection, and ends with that. A transaction that ends unseen
+(by the driver's own `commit`, by the database) is recognized by having been open before; see
+`was_open`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from qmq_client.outbox.database.driver import unwrapped
 
 _INFO_KEY: Final = "qmq_link"
-#: In `info` when nothing was noted yet; None there says that nothing is to be.
+#: Key in `info`. Missing means nothing was noted yet; None means nothing is to be noted.
 _NOTHING: Final = object()
 _links: WeakSet[Link] = WeakSet()
 
@@ -42,27 +43,27 @@ class Link:
     )
 
     def __init__(self, proxied: Any) -> None:
-        #: The driver's own connection, whichever way it is wrapped.
+        #: The driver's own connection, without wrappers.
         self.driver: Any = unwrapped(proxied)
-        #: SQLAlchemy holds a transaction for begun. One that is older than the producer is, too.
+        #: SQLAlchemy has begun a transaction, perhaps before the producer existed.
         self.is_begun = True
-        #: The database began by a savepoint, whose release will commit: SQLite in AUTOCOMMIT.
+        #: The database began by a savepoint whose release will commit: SQLite in AUTOCOMMIT.
         self.is_begun_by_savepoint = False
         #: The driver was seen inside this transaction: if it is outside now, the transaction is over.
         self.was_open = False
         #: COMMIT has been sent, and no transaction has begun since.
         self.is_committing = False
-        #: A savepoint of SQLAlchemy's is being made, released or rolled back to.
+        #: SQLAlchemy is making, releasing or rolling back to a savepoint.
         self.is_marking = False
-        #: The messages of this transaction (`Unit`, of which nothing here knows), when there are any.
+        #: The messages of this transaction (a `Unit`, which is opaque here), if any.
         self.unit: Any = None
-        #: Through which they were sent; None when its owner is gone.
+        #: The connection through which they were sent; None once its owner is gone.
         self.connection: Callable[[], sa.Connection | None] = _nobody
-        #: What the pool gave out.
+        #: The pool's entry.
         self.proxied: ReferenceType[Any] = ref(proxied)
 
     def begin(self, proxied: Any) -> None:
-        """A transaction begins, through what the pool gave out."""
+        """A transaction begins on what the pool gave out."""
         self.proxied = ref(proxied)
         self.is_committing = False
         if self.is_begun and self.unit is not None and not self.unit.is_lost:
@@ -71,13 +72,13 @@ class Link:
         self.is_begun_by_savepoint = False
 
     def end(self) -> Any:
-        """The transaction is about to end; its messages are not its own any more. Which they were."""
+        """The transaction is about to end; returns its messages, which then no longer belong to it."""
         unit, self.unit, self.is_begun = self.unit, None, False
         return unit
 
 
 def find_link(proxied: Any) -> Link | None:
-    """The link of what a pool gave out; None where no transaction is followed, or none began yet."""
+    """The link of a pool's connection; None if no transaction is followed, or none began yet."""
     try:
         found: Link | None = proxied.info.get(_INFO_KEY)
     except NotImplementedError:  # what stands in while the first connection is looked at
@@ -86,7 +87,7 @@ def find_link(proxied: Any) -> Link | None:
 
 
 def make_link(proxied: Any) -> Link | None:
-    """The same, made where it is missing; None for connections that are left out."""
+    """The same, created if missing; None for connections that are left out."""
     try:
         info = proxied.info
     except NotImplementedError:  # as above: SQLAlchemy's stand-in has no notes
@@ -100,7 +101,7 @@ def make_link(proxied: Any) -> Link | None:
 
 
 def link_of(connection: sa.Connection) -> Link:
-    """The link of a connection in a transaction; a new one for a transaction older than the producer.
+    """The link of a connection in a transaction; a new one if the transaction is older than the producer.
 
     Raises SQLAlchemy's own error for a connection that is closed or invalidated.
     """
@@ -109,17 +110,17 @@ def link_of(connection: sa.Connection) -> Link:
 
 
 def leave_out(entry: Any) -> None:
-    """Do not follow the connection of this entry of a pool: it is our own."""
+    """Do not follow the connection of this pool entry: it is our own."""
     entry.info[_INFO_KEY] = None
 
 
 def all_links() -> list[Link]:
-    """Of all connections that are alive; for a fork."""
+    """The links of all live connections; for a fork."""
     return list(_links)
 
 
 def forget_all() -> None:
-    """In a forked child: they are the parent's."""
+    """In a forked child: the links belong to the parent."""
     for link in all_links():
         link.unit = None
         link.is_begun = False

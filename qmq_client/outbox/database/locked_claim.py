@@ -1,11 +1,11 @@
 """A claim on a server, in two statements: rows are locked and read, then they get their token.
 
-The records are read where they are found. Returned by the UPDATE they cost more: a server writes a row
-anew before it returns it, and has to find each twice, once to know how large it is and once to write it.
+The records are read with the lock. Returned by the UPDATE they would cost more: a server rewrites a
+row before it returns it, and must find each twice, once for its size and once to write it.
 
-Between the two statements nobody else can have the rows: they are locked, and others pass over them.
-Large records wait until it is known that they fit; where an UPDATE cannot return them, a third statement
-reads them.
+Between the two statements nobody else can take the rows: they are locked, and others skip them.
+Large records are read only once it is known that they fit; if the UPDATE cannot return them, a
+third statement reads them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from qmq_client.outbox.database.claiming import (
 )
 from qmq_client.outbox.row import OutboxRow
 
-#: Where the record stands in a claimed row.
+#: Index of the record in a claimed row.
 _RECORD: Final = 4
 
 #: Runs a query that returns records: its text and its parameters.
 Reads = Callable[[str, tuple[object, ...]], Sequence[Any]]
-#: A condition on `id` for rows of these numbers, and its parameters.
+#: A condition on `id` for rows with these numbers, and its parameters.
 Numbered = Callable[[Sequence[int]], tuple[str, tuple[object, ...]]]
 
 
@@ -46,7 +46,7 @@ def claim_locked(
     """Take rows as `OutboxDialect.claim` does. Requires: READ COMMITTED."""
     table = table_text(connection, outbox)
     wanted = wanted_rows(now_ms, terms.keys, "%s")
-    # So many rows of no more than this fit surely; larger records are read once that is known.
+    # So many rows of at most this size surely fit; larger records are read once that is known.
     small_bytes = terms.bytes_max // terms.limit
     is_small = f"CASE WHEN octet_length(record) <= {small_bytes:d} THEN"
     found = reads(
@@ -75,10 +75,10 @@ def claim_locked(
 
 
 def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
-    """The first of the rows as far as they fit; all of them, where none is large.
+    """The first of the rows, as many as fit; all of them if none is large.
 
-    A large one has no record yet, and its length below zero in the place of its attempts: a column
-    less for each of the others, which some drivers read by hand.
+    A large one has no record yet, and its negated length in place of its attempts: that saves every
+    other row a column, which some drivers decode in Python.
     """
     if all(row[_RECORD] is not None for row in found):
         return found
@@ -88,6 +88,6 @@ def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:
 
 
 def _completed(rows: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-    """The rows, large ones with the record and the attempts that `rest` has for their number."""
+    """The rows; large ones get the record and the attempts from `rest`, by their number."""
     known = {number: (record, attempts) for number, record, attempts in rest}
     return [(*row[:_RECORD], *known[row_id(row)]) if row[_RECORD] is None else row for row in rows]

@@ -1,10 +1,11 @@
 """The outbox on MySQL (8.0.1 or newer) and MariaDB (10.6 or newer).
 
-Traps met here, each reproduced: a deadlock undoes the whole transaction and the driver goes on as if
-nothing was; DDL commits what came before it; an answer that reports an error carries no transaction
-flag; `NOW()` follows the session's time zone; a message larger than `max_allowed_packet` ends the
-connection and looks like a fault of the network; a binary log of statements takes nothing from
-READ COMMITTED; `read_only` is a number on most servers and a word from MariaDB 12 on.
+Pitfalls handled here, each reproduced: a deadlock undoes the whole transaction, and the driver
+continues as if nothing had happened; DDL commits what came before it; an answer that reports an
+error has no transaction flag; `NOW()` follows the session's time zone; a message larger than
+`max_allowed_packet` ends the connection and looks like a network failure; a binary log of
+statements accepts nothing from READ COMMITTED; `read_only` is a number on most servers and a word
+from MariaDB 12 on.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.row import OutboxRow
 
-#: Of UTC, whatever the time zone of the session is.
+#: In UTC, whatever the session's time zone is.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
-#: 0 or OFF is no, whatever else there is: MariaDB 12 has several words for yes.
+#: 0 or OFF mean no, anything else yes: MariaDB 12 has several words for it.
 IS_READ_ONLY: Final = "CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')"
-#: What a server may be told for the sake of people: to cut results short, to refuse to delete by a list,
-#: to refuse or to end what takes long. All of it makes our statements fail, and one of them lie.
+#: Limits that a server may have for the sake of people: truncated results, no deletes without a
+#: key, time-outs. All of them make our statements fail, and one makes results wrong.
 WITHOUT_LIMITS: Final = (
     "SET SESSION sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1 "
     "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
@@ -40,19 +41,20 @@ _IN_TRANSACTION: Final = 1  # SERVER_STATUS_IN_TRANS of the protocol
 #: snapshot (MariaDB, from 11.6 on by default), the lock table full.
 _UNDOING: Final = (1213, 1614, 1020, 1206)
 _LOCK_WAIT_TIMEOUT: Final = 1205
-#: The binary log takes statements only, and those are not safe below REPEATABLE READ.
+#: The binary log takes only statements, and these are not safe below REPEATABLE READ.
 _NOT_LOGGABLE: Final = 1665
 _WRITING: Final = re.compile(r"\s*(?:INSERT|REPLACE|DELETE)\b", re.IGNORECASE)
 _UTF8: Final = "utf8mb4"
 _LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054, 1049)  # no such table, unknown column, no such schema
-#: Classes of errors: values that do not fit, rows that break a rule, and what SIGNAL says, whatever
-#: number its author gave it.
+#: Classes of errors: values that do not fit, violated constraints, and SIGNAL, whatever number its
+#: author gave it.
 _ABOUT_ROWS: Final = ("22", "23", "45")
-#: What a trigger says by SIGNAL to a driver that tells no class, and what it fails with: no right (to a table, a column, a routine, at
-#: all), a table in use by the statement itself, an author or a view that is gone, a CHECK of MySQL.
+#: Errors of a trigger: its SIGNAL, from a driver that gives no class; a missing right (to a table,
+#: a column, a routine, or at all); a table in use by the statement itself; an author or a view that
+#: is gone; a CHECK of MySQL.
 _REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356, 3819)
-#: And a foreign key, or a value or a table that a trigger has not.
+#: Also a foreign key, or a value or table that a trigger misses.
 _REFUSALS: Final = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError)
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
@@ -60,14 +62,14 @@ _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
 
 
 def lift_limits(driver: Any, _: object = None) -> None:
-    """Free a blocking connection of our own from limits for people; may listen to `connect`."""
+    """Remove limits meant for people from a blocking connection of our own; may listen to `connect`."""
     cursor = driver.cursor()
     cursor.execute(WITHOUT_LIMITS)
     cursor.close()
 
 
 def session_read_only(is_mariadb: bool) -> str:
-    """The variable that makes a session's transactions read-only, by the name its server knows."""
+    """The variable that makes a session's transactions read-only, under the name this server knows."""
     return "tx_read_only" if is_mariadb else "transaction_read_only"
 
 
@@ -83,7 +85,7 @@ def make_dialect(engine: sa.Engine) -> MySqlDialect:
 
 
 class _Rest:
-    """Stands where PyMySQL keeps its last result, which it drops before whatever it sends next."""
+    """Stands in for PyMySQL's last result, which it discards before anything it sends next."""
 
     server_status = None
     unbuffered_active = False
@@ -100,7 +102,7 @@ class _IdleRollbacksOfPyMySql:
     """See `IdleRollbacks`."""
 
     def note_commit(self, link: Link) -> None:
-        # The flag alone would not tell later: answers of rows come without it, see `note_answer`.
+        # The flag alone is not enough: result sets arrive without it, see `note_answer`.
         if not link.driver.server_status & _IN_TRANSACTION:
             link.driver._result = _REST
 
@@ -120,15 +122,15 @@ class MySqlDialect(ServerDialect):
 
     def is_open(self, link: Link) -> bool:
         driver = link.driver
-        # asyncmy 0.2 keeps the connection's old flags when an answer says "none of them", which is
-        # what ends a transaction; the answer itself is right. Both are None until the first one.
+        # asyncmy 0.2 keeps the connection's old flags if an answer has none, which is how the end of a
+        # transaction is reported; the answer itself is right. Both are None until the first one.
         status = getattr(getattr(driver, "_result", None), "server_status", None)
         return bool(((driver.server_status if status is None else status) or 0) & _IN_TRANSACTION)
 
     def note_answer(self, link: Link, statement: str) -> None:
-        # PyMySQL drops the flags that end an answer of rows, so after an INSERT … RETURNING, which is
-        # how the ORM writes on MariaDB, it does not know of its own transaction. Told so, it forgets
-        # it with the next COMMIT or ROLLBACK.
+        # PyMySQL drops the flags at the end of a result set. So after an INSERT … RETURNING, which the ORM
+        # uses on MariaDB, it does not know of its own transaction. It is told here, and forgets it with the
+        # next COMMIT or ROLLBACK.
         result = getattr(link.driver, "_result", None)
         is_forgotten = getattr(result, "server_status", 0) is None and _WRITING.match(statement)
         if is_forgotten and not self.is_autocommit(link):
@@ -139,8 +141,8 @@ class MySqlDialect(ServerDialect):
         return bool(link.driver.get_autocommit())
 
     def is_busy(self, link: Link) -> bool:
-        # PyMySQL reads the rest of an unbuffered result and drops it when anything else is executed;
-        # the application would take the rows it got for all there are.
+        # PyMySQL reads and discards the rest of an unbuffered result if anything else is executed; the
+        # application would take the rows it has for all.
         return bool(getattr(getattr(link.driver, "_result", None), "unbuffered_active", False))
 
     def can_spell(self, link: Link, text: str) -> bool:
@@ -185,7 +187,7 @@ class MySqlDialect(ServerDialect):
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
         packet_bytes: int = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
-        # The drivers write bytes as text, with up to two for each.
+        # The drivers write bytes as text, with up to two characters for each.
         return max(0, (packet_bytes - _PACKET_OVERHEAD_BYTES) // 2)
 
     def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
@@ -199,9 +201,9 @@ class MySqlDialect(ServerDialect):
         return self._unloggable(connection, tables[0]) + self._of_wrong_engine(connection, tables)
 
     def _unloggable(self, connection: sa.Connection, table: sa.Table) -> list[str]:
-        """Tried, not read from the settings: whether a database is logged at all is a matter of filters.
+        """Tried, not read from settings: filters decide whether a database is logged at all.
 
-        That the table is not there, or not for this user, is somebody else's to say.
+        A missing table, or one without rights, is reported elsewhere.
         """
         text = f"SELECT 1 FROM {table_text(connection, table)} WHERE 1 = 0 FOR UPDATE"
         try:
@@ -256,5 +258,5 @@ class MySqlDialect(ServerDialect):
 
 
 def _numbered(numbers: Sequence[int]) -> tuple[str, tuple[object, ...]]:
-    # As text: numbers as parameters cost the driver more than the server's whole work.
+    # As text: number parameters would cost the driver more than the server's whole work.
     return f"id IN ({', '.join(map(str, numbers))})", ()

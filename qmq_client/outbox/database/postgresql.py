@@ -1,8 +1,8 @@
 """The outbox on PostgreSQL, through psycopg.
 
-Traps met here, each reproduced: after an error that the application swallowed, COMMIT returns
-normally and stores nothing, so the driver's status is read before it; `now()` is the time at which
-the transaction began, which for a long one lies in the past.
+Pitfalls handled here, each reproduced: after an error that the application swallowed, COMMIT
+returns normally and stores nothing, so the driver's status is read before it; `now()` is the time
+at which the transaction began, which may be long ago.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from qmq_client.outbox.row import OutboxRow
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
-#: Without statistics, as after a burst, the planner reads and sorts every live row, for a claim
-#: and for the age of the oldest.
+#: Without statistics, as after a burst, the planner would read and sort every live row, both for a
+#: claim and for the age of the oldest.
 _BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
-#: A scan that is switched off counts as very expensive where there is no other way, as for a foreign key
-#: without an index; expensive statements are compiled, each for half a second. From 11 on.
+#: A scan that is switched off counts as very expensive where there is no other way, as for a
+#: foreign key without an index; and expensive statements are compiled, at half a second each. From
+#: 11 on.
 _UNCOMPILED: Final = "set_config('jit', 'off', true)"
 _COMPILING: Final = (11,)
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
@@ -39,8 +40,8 @@ _READ_COMMITTED: Final = 2  # of libpq
 _BINARY: Final = 1  # of the protocol, as psycopg's `Format` has it
 _UTF8: Final = "utf-8"  # as psycopg calls it
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
-#: Classes of errors that are no answer to a statement: connection, state of the transaction, rollback,
-#: resources, limits, state of an object (locks), operator, system, configuration, internal.
+#: Classes of errors that say nothing about the rows: connection, transaction state, rollback,
+#: resources, limits, object state (locks), operator, system, configuration, internal.
 _OF_THE_SERVER: Final = ("08", "25", "40", "53", "54", "55", "57", "58", "F0", "XX")
 _OLDEST: Final = (9, 5)
 _IS_UNLOGGED: Final = sa.text(
@@ -148,11 +149,11 @@ class PostgresDialect(ServerDialect):
             try:
                 yield connection
             finally:
-                # Here, where it is watched: the pool would wait for the answer for ever.
+                # Here, where a deadline applies: the pool would wait forever for the answer.
                 connection.rollback()
 
     def _set(self, connection: sa.Connection, *settings: str) -> None:
-        """For this transaction only: behind a pooler the session may be somebody else's afterwards.
+        """For this transaction only: behind a pooler the session may then be somebody else's.
 
         What an application allows its own statements may be too little for a batch of a thousand.
         """
@@ -165,7 +166,7 @@ class PostgresDialect(ServerDialect):
 
 @contextmanager
 def _in_binary(connection: sa.Connection) -> Iterator[None]:
-    """Answers come as the values are: as text, two digits for each byte, records take half as long again."""
+    """Request binary results: as text, with two digits for each byte, records take half as long again."""
     driver = driver_of(connection)
     usual = driver.cursor_factory
 

@@ -1,9 +1,9 @@
-"""How our own processes connect by PyMySQL; applications bring engines of their own.
+"""How our own processes connect by PyMySQL; applications bring their own engines.
 
-PyMySQL tries TLS wherever the URL says nothing of it, and reads the certificates of all authorities for
-each connection, though it checks none of them: a tenfold of the processor time of all else, TLS
-included (26 ms against 2, and 0.5 without TLS). A watchdog of more databases than it may keep
-connections to connects for each sweep. One context, made by PyMySQL itself, serves them all.
+PyMySQL tries TLS unless the URL says otherwise, and reads the certificates of all authorities for
+each connection, though it verifies none: ten times the processor time of everything else, TLS
+included (26 ms against 2, and 0.5 without TLS). A watchdog with more databases than connections to
+keep connects for each sweep. So one context, made by PyMySQL itself, serves all connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-#: The driver that this is for, as SQLAlchemy calls it.
+#: The driver that this is for, in SQLAlchemy's spelling.
 DRIVER: Final = "pymysql"
 _LACKING: Final = "cryptography"
 _REMEDY: Final = (
@@ -26,7 +26,8 @@ _REMEDY: Final = (
 def driver() -> ModuleType:
     """PyMySQL with another `connect`, for `create_engine(module=…)`; raises `ImportError` without it.
 
-    No listener of `do_connect`: one that returns a connection keeps all later ones from being asked.
+    Not a listener of `do_connect`: one that returns a connection keeps all later listeners from
+    being called.
     """
     import pymysql  # late: other databases do without it
 
@@ -45,7 +46,7 @@ def driver() -> ModuleType:
 
 @cache
 def _connection_class() -> type[Any]:
-    """PyMySQL's, with one TLS context for all connections that name no certificates."""
+    """PyMySQL's class, with one TLS context for all connections that name no certificates."""
     from pymysql.connections import Connection
 
     make: Callable[[Any, Any], ssl.SSLContext] = Connection._create_ssl_ctx

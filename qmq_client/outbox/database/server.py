@@ -1,9 +1,9 @@
-"""What MySQL, MariaDB and PostgreSQL have in common as a home of the outbox.
+"""What MySQL, MariaDB and PostgreSQL have in common for the outbox.
 
-Their drivers begin a transaction with its first statement, so "not in a transaction" means two
-things: not begun yet, or ended behind SQLAlchemy's back. Which one it is is known by having seen it
-open once; see `Link.was_open`. The publisher's connections are READ COMMITTED
-always: at MariaDB's default an open claim blocks every business insert.
+Their drivers begin a transaction with its first statement, so "not in a transaction" means either
+not begun yet, or ended behind SQLAlchemy's back. Having seen it open once tells the two apart; see
+`Link.was_open`. The publisher's connections always use READ COMMITTED: at MariaDB's default level
+an open claim blocks every INSERT of the business.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from qmq_client.outbox.database.link import Link, leave_out
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import AS_NAMED, ORDER_LOCKS
 
-#: Each parent's pools stay its own: closing their sockets here would end its sessions there.
+#: The parent's pools stay the parent's: closing their sockets here would end its sessions there.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
-#: Connections of siblings that were looked at since they were opened.
+#: Connections of siblings that were checked since they were opened.
 _CHECKED: Final = "qmq_checked"
 
 
@@ -38,7 +38,7 @@ class ServerDialect(ABC):
     idle_rollbacks: IdleRollbacks | None = None
 
     def __init__(self) -> None:
-        #: After so long a transaction of the publisher or watchdog is cut; see `deadline.py`.
+        #: After this time a transaction of the publisher or watchdog is cut; see `deadline.py`.
         self.transaction_s_max = TRANSACTION_S_MAX
         self.statement_s_max: float | None = None
 
@@ -46,17 +46,17 @@ class ServerDialect(ABC):
 
     @abstractmethod
     def is_open(self, link: Link) -> bool:
-        """Whether a transaction is open on the server, as far as its last answer said."""
+        """Whether a transaction is open on the server, according to its last answer."""
 
     @abstractmethod
     def is_autocommit(self, link: Link) -> bool:
-        """Whether each statement commits by itself; the driver is asked, nothing is sent."""
+        """Whether each statement commits by itself; asks the driver and sends nothing."""
 
     @abstractmethod
     def prepare_sibling(self, connection: sa.Connection) -> None:
-        """Look at a connection of the publisher before its first use, in a transaction.
+        """Check a connection of the publisher before its first use, in a transaction.
 
-        Raises SQLAlchemy's `OperationalError` when it does not lead to a writable primary.
+        Raises SQLAlchemy's `OperationalError` if it does not lead to a writable primary.
         """
 
     @abstractmethod
@@ -69,9 +69,9 @@ class ServerDialect(ABC):
 
     @abstractmethod
     def relax(self, connection: sa.Connection) -> None:
-        """Let the transaction that has just begun be no more durable than needed, where that can be.
+        """Make the transaction that has just begun no more durable than needed, if possible.
 
-        A settlement that a crash of the server forgets is a duplicate that the broker knows.
+        A settlement that a crash of the server loses is a duplicate that the broker recognizes.
         """
 
     # -- transactions of the application
@@ -114,7 +114,7 @@ class ServerDialect(ABC):
     def _make_sibling(self, engine: sa.Engine) -> sa.Engine:
         if engine.dialect.is_async:
             return blocking_engine(engine, self.blocking_url(engine.url), hide_parameters=True)
-        # Errors are logged: no token and no record may be in them.
+        # Errors are logged, so they must not contain a token or a record.
         return sa.Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
 
     @contextmanager
@@ -133,7 +133,7 @@ class ServerDialect(ABC):
 
     @contextmanager
     def _connect(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        # Watched until just before it goes back: what another thread does with it then is not ours.
+        # Watched until just before it goes back: afterwards other threads may use it.
         with (
             sibling.connect() as connection,
             answered_within(driver_of(connection), self.transaction_s_max),
@@ -167,7 +167,7 @@ class ServerDialect(ABC):
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
     ) -> None:
         slots = sorted({order_slot(row) for row in rows if row.ordering_key is not None})
-        # Always in the same order, so that two transactions never wait for each other in a circle.
+        # Always in the same order, so that two transactions cannot deadlock.
         connection.execute(
             sa.select(order_lock.c.slot)
             .where(order_lock.c.slot.in_(slots))
@@ -179,10 +179,10 @@ class ServerDialect(ABC):
 
 
 def order_slot(row: OutboxRow) -> int:
-    """The lock that stands for the row's subject and key."""
+    """The lock for the row's subject and key."""
     return zlib.crc32(f"{row.subject}\0{row.ordering_key}".encode()) % ORDER_LOCKS
 
 
 def refuse(reason: str) -> sa.exc.OperationalError:
-    """The error for a connection that does not lead to where rows may be written."""
+    """The error for a connection to a place where rows cannot be written."""
     return sa.exc.OperationalError(reason, None, ConnectionError(reason))

@@ -1,9 +1,9 @@
 """The outbox on SQLite.
 
-Traps met here, each reproduced: the driver's own transaction mode lets a SAVEPOINT as the first
-statement commit by itself at its release, so an explicit BEGIN goes before it; `FOR UPDATE SKIP LOCKED` is
-dropped without a word, so a claim is one UPDATE … RETURNING; a transaction that read before it writes
-fails at once when another wrote in between, so whoever intends to write begins IMMEDIATE.
+Pitfalls handled here, each reproduced: in the driver's own transaction mode a SAVEPOINT as the
+first statement commits by itself at its release, so an explicit BEGIN precedes it; `FOR UPDATE SKIP
+LOCKED` is silently ignored, so a claim is one UPDATE … RETURNING; a transaction that read before it
+writes fails at once if another wrote in between, so a transaction that will write begins IMMEDIATE.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from qmq_client.outbox.table import refuse_autocommit_of_python
 NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 #: The publisher tries again anyway; a longer wait would only delay its stop.
 BUSY_MS_MAX: Final = 2_000
-#: How long a transaction of the application lets the publisher go first. SQLite has no queue for its
-#: write lock: who tries again at once always wins against who waits, and a busy application would
-#: starve the publisher. Bounded, because the application may hold the lock that this waits for.
+#: How long a transaction of the application lets the publisher go first. SQLite has no queue for
+#: its write lock: a thread that retries at once always wins over one that waits, so a busy
+#: application would starve the publisher. Bounded, because the application may itself hold the lock
+#: that the publisher waits for.
 TURN_S_MAX: Final = 0.05
 _ID_BYTES: Final = 16
-#: The lowest byte of an error code says its kind. Of these, an error without a kind is what a trigger
-#: fails with whose own tables are gone.
+#: The lowest byte of an error code is its kind. An error without a kind counts as well: a trigger
+#: gives it when its own tables are gone.
 _PRIMARY_CODE: Final = 0xFF
 _REFUSING: Final = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH)
 _BEGIN: Final = "BEGIN"
 _SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
-#: Per database file: held by the publisher while it wants or has the write lock.
+#: Per database file; held by the publisher while it wants or has the write lock.
 _TURNS: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_TURNS.clear)
 #: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
@@ -74,13 +75,13 @@ class SqliteDialect:
     """See `OutboxDialect`."""
 
     now_ms = NOW_MS
-    #: Not used: a file answers, and its locks have a time-out.
+    #: Not used: a file always answers, and its locks have a time-out.
     transaction_s_max = 60.0
     statement_s_max: float | None = None
     idle_rollbacks = None
 
     def __init__(self, *, is_shared: bool) -> None:
-        #: In memory: application and publisher have one connection between them.
+        #: In memory: application and publisher share one connection.
         self._is_shared = is_shared
 
     def prepare_application(self, engine: sa.Engine) -> None:
@@ -92,20 +93,20 @@ class SqliteDialect:
         """Really begin, where the driver would wait, with the transaction's first statement.
 
         Leaves alone a BEGIN of the application, and an engine that begins by itself or is in
-        AUTOCOMMIT (`isolation_level` None); there it only notes that a savepoint begins.
+        AUTOCOMMIT (`isolation_level` None); for these it only notes that a savepoint begins.
         """
         if link.driver.isolation_level is None:
             if not link.driver.in_transaction:
                 link.is_begun_by_savepoint = _SAVEPOINT.match(statement) is not None
             return
-        # No pattern: behind a commit to fetch that part of Python costs as much as the BEGIN.
+        # No regular expression: fetching that part of Python behind a commit costs as much as the BEGIN.
         if not link.is_begun or statement.lstrip()[: len(_BEGIN)].upper() == _BEGIN:
             return
         if not link.driver.in_transaction:
             is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
             if is_to_write:
                 _let_the_publisher_go_first(connection.engine)
-            # Straight to the driver: on SQLAlchemy's way it would take ten times longer.
+            # Straight to the driver: through SQLAlchemy it would take ten times longer.
             cursor.execute("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
         link.was_open = True
 
@@ -146,7 +147,7 @@ class SqliteDialect:
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
     ) -> None:
-        """Nothing: the INSERT takes the one write lock there is, and holds it until COMMIT."""
+        """Nothing: the INSERT takes the only write lock and holds it until COMMIT."""
 
     def record_bytes_max(self, _: sa.Connection) -> int | None:
         return None
@@ -164,7 +165,7 @@ class SqliteDialect:
                 engine, url, connect_args={"check_same_thread": False}, hide_parameters=True
             )
         else:
-            # Errors are logged: no token and no record may be in them.
+            # Errors are logged, so they must not contain a token or a record.
             sibling = sa.Engine(
                 engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True
             )
@@ -191,7 +192,7 @@ class SqliteDialect:
             with sibling.connect() as connection:
                 yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
             return
-        # The gate is left after the connection is back: giving it back rolls back.
+        # The gate is left after the connection is back, because returning it rolls back.
         with shared_connection(sibling.pool).enter(), sibling.connect() as connection:
             refuse_autocommit_of_python(driver_of(connection))
             yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
@@ -205,8 +206,8 @@ class SqliteDialect:
             f"(SELECT id, due_at_ms, length(record) AS record_bytes FROM {table} "
             f"WHERE {wanted.text} LIMIT ?)"
         )
-        # As bytes: the driver refuses a whole result when one text in it is damaged; so the row can
-        # be read, found out by its checksum, and parked alone.
+        # As bytes: the driver refuses a whole result if one text in it is damaged; so the row can be read,
+        # recognized by its checksum, and parked alone.
         taken = connection.exec_driver_sql(
             f"UPDATE {table} SET token = ?, due_at_ms = {NOW_MS} + ? WHERE id IN ("
             f"{wanted.fitting(sized, terms.bytes_max)}) "
@@ -258,9 +259,9 @@ class SqliteDialect:
 def _give_ids(
     connection: sa.Connection, outbox: sa.Table, row_ids: Sequence[int]
 ) -> dict[int, bytes]:
-    """Ids for rows whose own no statement could name, so that they are parked like any damaged row.
+    """Replace ids that no statement could name, so that these rows can be parked like any damaged row.
 
-    SQLite stores what it is given, also a text as an id. The record still carries the true one.
+    SQLite stores whatever it is given, even a text as an id. The record still carries the true one.
     """
     new_ids = {number: os.urandom(_ID_BYTES) for number in row_ids}
     for number, message_id in new_ids.items():
@@ -281,7 +282,7 @@ def _turn_of(engine: sa.Engine) -> threading.Lock:
 
 
 def end_left_transactions(engine: sa.Engine) -> None:
-    """Let no connection of this engine keep a transaction, and the lock, that its user has left.
+    """Make sure that no connection of this engine keeps a transaction, and the lock, that its user has left.
 
     Safe to repeat.
     """
@@ -298,16 +299,16 @@ def _listen(engine: sa.Engine, name: str, listener: Any) -> None:
 
 
 def _look_from_now_on(context: sa.engine.ExceptionContext) -> None:
-    """After an error that is no statement's: a COMMIT may have failed.
+    """After an error that is no statement's: a COMMIT may have failed, so check from now on.
 
-    Not from the start: to have a listener there costs each transaction as much as its BEGIN.
+    Not from the start: having a listener costs each transaction as much as its BEGIN.
     """
     if context.statement is None and context.engine is not None:
         _listen(root_engine(context.engine), "reset", _end_for_certain)
 
 
 def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
-    """When a connection goes back to its pool: end the transaction that a failed COMMIT left open.
+    """When a connection goes back to its pool, end the transaction that a failed COMMIT left open.
 
     SQLAlchemy takes a failed commit for the end and sends no ROLLBACK; on SQLite the next user of
     the connection would commit what the failed transaction had written.
@@ -317,11 +318,11 @@ def _end_for_certain(driver: Any, _: Any, state: Any) -> None:
 
 
 def _end_before_close(driver: Any, _: Any) -> None:
-    """Before a connection is closed, perhaps in the middle of a statement: end its transaction.
+    """Before a connection is closed, perhaps in the middle of a statement, end its transaction.
 
-    SQLite keeps the transaction of a closed connection, and the one write lock, as long as a cursor
-    of it has rows to give. The cursor of a task that was cancelled in an INSERT … RETURNING is such
-    a one, and lives in a circle of references until Python looks for garbage.
+    SQLite keeps the transaction of a closed connection, and the only write lock, while one of its
+    cursors still has rows to give. The cursor of a task that was cancelled in an INSERT … RETURNING
+    is such a cursor, and stays in a reference cycle until Python collects garbage.
     """
     with suppress(Exception):  # closed already, or another thread's: the close goes on
         if (awaited := getattr(driver, "driver_connection", driver)) is driver:
@@ -331,10 +332,10 @@ def _end_before_close(driver: Any, _: Any) -> None:
 
 
 def _ask_for_rollback(driver: Any) -> None:
-    """Give it to the thread of aiosqlite's connection, before the close and without awaiting it.
+    """Queue it on the thread of aiosqlite's connection, before the close, without awaiting it.
 
-    An await here could be cancelled, once more, and the connection would not be closed at all. Nor
-    is it asked whether there is a transaction: its BEGIN may still wait for that thread.
+    An await here could be cancelled again, and the connection would never be closed. The state of
+    the transaction is not checked either: its BEGIN may still wait for that thread.
     """
     asyncio.get_running_loop()  # raises without one, where there is nobody to answer to
     rollback = driver.rollback()
@@ -344,9 +345,9 @@ def _ask_for_rollback(driver: Any) -> None:
 
 
 def _relax(driver: Any, _: Any) -> None:
-    """For connections of the sibling: what they write may be lost in a power cut, never torn.
+    """For connections of the sibling: a power cut may lose what they write, but never tear it.
 
-    That holds with a write-ahead log only; elsewhere `synchronous` stays as it is.
+    That holds only with a write-ahead log; otherwise `synchronous` stays as it is.
     """
     refuse_autocommit_of_python(driver)
     cursor = driver.cursor()

@@ -1,4 +1,4 @@
-"""Whether a file of SQLite can be written here: the file, its journals, and the directory that they are in."""
+"""Whether a SQLite file can be written here: the file, its journals, and its directory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import suppress
 from typing import Any, Final
 
-#: Journals that are kept between transactions, by mode, as they are named behind the file. In other modes
-#: each transaction makes one.
+#: Journals that stay between transactions, by mode, with their suffix. In other modes each
+#: transaction creates one.
 _JOURNALS: Final = {
     "wal": ("-wal", "-shm"),
     "truncate": ("-journal",),
@@ -19,10 +19,10 @@ _JOURNALS: Final = {
 
 
 def unwritable(path: str, journal_mode: str = "") -> str | None:
-    """The file or directory that this process may not write, and that a COMMIT would need; or None.
+    """The file or directory that this process may not write, though a COMMIT would need it; or None.
 
-    SQLite itself says so only when a row is to be written, which may be long after the start. A
-    journal is made in the directory, unless its mode keeps one there, or keeps it in memory.
+    SQLite itself reports it only when a row is written, which may be long after the start. A
+    journal is created in the directory, unless its mode keeps one there, or keeps it in memory.
     """
     journals = [path + end for end in _JOURNALS.get(journal_mode, ())]
     for each in (path, *journals):
@@ -35,7 +35,7 @@ def unwritable(path: str, journal_mode: str = "") -> str | None:
 
 
 def read_only_error(path: str, refused: str) -> sqlite3.OperationalError:
-    """The error for a file whose rows cannot be claimed, because of what `unwritable` told."""
+    """The error for a file whose rows cannot be claimed, given the path from `unwritable`."""
     return sqlite3.OperationalError(
         f"{path} is read-only here, because {refused} is not writable for this user: no row can be "
         "claimed. Let it write the file and its directory"
@@ -47,7 +47,7 @@ def _may(path: str, mode: int) -> bool:
 
 
 def refuse_what_cannot_be_written(driver: Any, _: Any) -> None:
-    """A listener of `connect`: as servers are refused that are replicas, before anything is claimed."""
+    """A listener of `connect`: refuses read-only files before anything is claimed, as replicas are refused."""
     cursor = driver.cursor()
     path = cursor.execute("PRAGMA database_list").fetchone()[2]
     mode = ""

@@ -1,4 +1,4 @@
-"""Which rows a person means, and what of each is looked at; pieces of statements, for `store.py`."""
+"""Which rows a person means, and which columns are read of each; parts of statements for `store.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 
 
 def stored_rows(outbox: sa.Table) -> sa.Select[Any]:
-    """The columns of `StoredRow`, rows that are due first at the top of each state."""
+    """The columns of `StoredRow`; within each state the rows that are due first come first."""
     columns = outbox.c
     return sa.select(
         # As bytes, so that a damaged one does not hide the others.
@@ -36,7 +36,7 @@ def conditions(
     state: int | None,
     is_due: bool,
 ) -> Iterator[sa.ColumnElement[bool]]:
-    """All that a row must fulfil; of any state when `state` is None."""
+    """Everything that a row must fulfil; any state if `state` is None."""
     columns = outbox.c
     if state is not None:
         yield columns.state == state

@@ -1,19 +1,21 @@
-"""Deleting rows by their keys, without waiting for rows of others.
+"""Deletes rows by their keys without waiting for other transactions' rows.
 
-MySQL and MariaDB read a small table whole for a DELETE with a list, and then wait for every row in it
-that a transaction of the application has inserted and not committed (an UPDATE passes over those). An
-outbox is small nearly always, so a publisher would stand still behind the longest transaction there
-is. Joined to the list, in this order, each row is found by its key and no other is looked at. Neither
-a range of keys does that, which ends at the row behind it, nor a forced index, which may be read whole.
-MySQL has to be kept from a hash of the list, beside which it reads the table whole again.
+For a DELETE with a list, MySQL and MariaDB read a small table as a whole, and then wait for every
+row in it that a transaction of the application has inserted and not yet committed (an UPDATE skips
+those). An outbox is nearly always small, so a publisher would stand still behind the longest open
+transaction. If the table is joined to the list, in this order, each row is found by its key and no
+other is touched. Neither a range of keys achieves that, which also locks the next row, nor a forced
+index, which may be read as a whole. MySQL must also be kept from building a hash of the list,
+because then it reads the whole table again.
 
-What is found one by one costs, though. A claim is mostly rows in one piece, and such a piece is deleted as a
-range: on PostgreSQL, which sees no row that is not committed, the whole of it; on MariaDB up to the row
-before its last: where a range ends the next row is looked at, and that is one of ours. With the order of
-the key nothing before the first is read, whatever else there is.
+Finding rows one by one has its price, though. A claim mostly consists of consecutive rows, and such
+a piece is deleted as a range: on PostgreSQL, which does not see uncommitted rows, the whole piece;
+on MariaDB up to the row before its last, because the row behind the end of a range is locked too,
+and this one is ours. With the order of the key nothing before the first row is read, whatever else
+the table holds.
 
-No list is given as so many parameters where that can be helped: it takes a driver longer to write them
-than the server to find the rows.
+Lists are not passed as many parameters where that can be avoided: writing them takes a driver
+longer than finding the rows takes the server.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 
 _MYSQL: Final = ("mysql", "mariadb")
-#: Rows in one piece that are worth a statement of their own.
+#: Length of a run of rows that is worth a statement of its own.
 PIECE_ROWS_MIN: Final = 50
-#: MySQL's word against joins without an index, hashed or not; to MariaDB a comment.
+#: MySQL's hint against joins without an index, hashed or not; for MariaDB a comment.
 _BY_KEY: Final = "/*+ NO_BNL(victim) */"
 _Value = TypeVar("_Value", bytes, int)
 
@@ -61,7 +63,7 @@ def delete_by(
 
 
 def has_pieces(connection: sa.Connection) -> bool:
-    """Whether `delete_pieces` is the quicker way on this database."""
+    """Whether `delete_pieces` is faster on this database."""
     dialect = connection.dialect
     return dialect.name == "postgresql" or bool(getattr(dialect, "is_mariadb", False))
 
@@ -69,11 +71,11 @@ def has_pieces(connection: sa.Connection) -> bool:
 def delete_pieces(
     connection: sa.Connection, outbox: sa.Table, numbers: Sequence[int], token: bytes
 ) -> int:
-    """Delete the rows of these numbers that `token` owns; how many.
+    """Delete the rows with these numbers that `token` owns; how many.
 
-    Requires: they were claimed with this token, which no other claim has, so that a number and the
-    token tell a row as surely as its message id does; and the lease has not ended: where the last row
-    of a piece is gone, the one behind it is waited for.
+    Requires: they were claimed with this token, which no other claim has, so that number and token
+    identify a row as surely as its message id does; and the lease has not ended: if the last row of
+    a piece is gone, the statement waits for the one behind it.
     """
     table = connection.dialect.identifier_preparer.format_table(outbox)
     looks_behind = connection.dialect.name in _MYSQL
@@ -109,7 +111,7 @@ def _pieces(ascending: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """The values in groups of one statement each."""
+    """The values in portions for one statement each."""
     for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
         yield values[first : first + IDS_PER_STATEMENT_MAX]
 
@@ -119,8 +121,8 @@ def _found_by(
 ) -> tuple[str, tuple[object, ...]]:
     """The statement from its second word to the condition on the column, and its parameters."""
     if database == "postgresql":
-        # In binary: as text the driver writes a list of bytes as `standard_conforming_strings` has it,
-        # and with that off the server would find none of them.
+        # In binary: as text the driver writes a list of bytes for `standard_conforming_strings`, and with
+        # that off the server would find none of them.
         return f"FROM {table} AS victim WHERE victim.{column.name} = ANY(%b)", (list(values),)
     if database not in _MYSQL:
         marks = ", ".join(["?"] * len(values))

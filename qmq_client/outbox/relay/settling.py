@@ -1,8 +1,8 @@
-"""What becomes of rows that were tried: deleted or kept, given back, parked.
+"""Settles rows that were tried: deletes or keeps them, gives them back, parks them.
 
-Every statement names the rows and the token, so a late owner changes none. A row that the broker has
-and the database does not delete is marked as sent instead (`undeleted.py`): whatever keeps it there,
-it must not be sent again.
+Every statement names the rows and the token, so a late owner changes none. A row that the broker
+has and the database does not delete is marked as sent instead (`undeleted.py`): whatever keeps it
+there, it must not be sent again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT
 
 
 class Settling:
-    """The statements on one outbox, each on the connection it is given."""
+    """The statements for one outbox, each on the connection it is given."""
 
     def __init__(
         self, outbox: sa.Table, now_ms: sa.ColumnElement[int], is_refused: Refuses
@@ -26,7 +26,7 @@ class Settling:
         """`is_refused`: see `OutboxDialect`."""
         self._outbox = outbox
         self._now_ms = now_ms
-        #: Of rows that the database keeps.
+        #: Handles rows that the database keeps.
         self.undeleted = Undeleted(outbox, now_ms, is_refused)
 
     def remove(
@@ -41,8 +41,8 @@ class Settling:
     ) -> int:
         """Delete rows that the broker has, or keep them for an audit; how many.
 
-        `claimed`: the rows as they were claimed with this token, where they were; found quicker so.
-        `is_wary`: the same was refused before; find out for which rows, and mark those.
+        `claimed`: the rows as they were claimed with this token, if they were; they are found
+        faster. `is_wary`: the same was refused before; find out for which rows, and mark those.
         """
         if keep_ms is not None:
             return self._keep(connection, message_ids, token, keep_ms)
@@ -53,16 +53,16 @@ class Settling:
             )
         removed = self._delete(connection, message_ids, token, claimed)
         if removed < len(message_ids):
-            # Mostly they are somebody else's by now. What is ours still, the database has kept.
+            # Mostly they belong to somebody else by now. What is still ours, the database has kept.
             removed += self.undeleted.mark(connection, columns.message_id, message_ids, token_is)
         return removed
 
     def purge(
         self, connection: sa.Connection, row_ids: Sequence[int], *, is_wary: bool = False
     ) -> int:
-        """Delete rows that were kept and whose time is over, by their numbers; how many.
+        """Delete kept rows whose time is over, by their numbers; how many.
 
-        One that stays counts too: it is tried again later, so that it stands in no other's way.
+        A row that stays counts too: it is tried again later, so that it blocks no other.
         """
         number, state_is = self._outbox.c.id, {"state": SENT}
         if is_wary:
@@ -75,7 +75,7 @@ class Settling:
     def give_back(
         self, connection: sa.Connection, failed: Sequence[FailedRow], token: bytes
     ) -> int:
-        """Let go of rows until later; how many."""
+        """Release rows until later; how many."""
         if not failed:
             return 0
         query = self._update_one().values(
@@ -97,7 +97,7 @@ class Settling:
         return connection.execute(query, rows).rowcount
 
     def park(self, connection: sa.Connection, parked: Sequence[ParkedRow], token: bytes) -> int:
-        """Leave rows to a person; how many."""
+        """Park rows for a person; how many."""
         if not parked:
             return 0
         query = self._update_one().values(
@@ -116,8 +116,8 @@ class Settling:
         token: bytes,
         claimed: Sequence[OutboxRow],
     ) -> int:
-        # The state is left out: only live rows have a token, and with `state = 0` in it SQLite finds
-        # a few hundred ids by walking through every live row of the state index.
+        # The state is left out: only live rows have a token, and with `state = 0` SQLite would find a few
+        # hundred ids by walking through every live row of the state index.
         if claimed and has_pieces(connection):
             sent = set(message_ids)
             numbers = [

@@ -1,10 +1,10 @@
-"""Rows that are to go and that the database keeps: marked as sent, and their deletion tried again later.
+"""Rows that the database does not delete: marked as sent, and their deletion tried again later.
 
-Somebody's trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
-without a word. The broker has the message, so to leave the row as it is would send it again at the end
-of each lease, for ever, and beyond the broker's memory as a new message. Marked as sent it is claimed by
-nobody and holds up none of its ordering key; `qmq doctor` finds it by its error. The chores try its
-deletion again when its time has come, so when the cause is gone, it goes too.
+A trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
+silently. The broker has the message, so leaving the row as it is would send it again at the end of
+each lease, forever, and beyond the broker's memory as a new message. A row marked as sent is
+claimed by nobody and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
+The chores retry its deletion when its time has come, so once the cause is gone, the row goes too.
 
 See `docs/decisions/0022-rows-that-stay.md`.
 """
@@ -23,15 +23,15 @@ from qmq_client.outbox.table import SENT
 
 _log = logging.getLogger("qmq.outbox")
 
-#: How long until the deletion is tried again. Who mends the cause need not wait for it, and who does
-#: not pays one statement or two for each row in this time.
+#: Time until the deletion is tried again: short enough after the cause is fixed, and until then
+#: only one or two statements for each row in this time.
 AGAIN_MS: Final = 3_600_000
-#: How the error of such a row begins.
+#: The beginning of such a row's error.
 UNDELETED: Final = "accepted by the broker, and not deleted by the database"
 _SILENTLY: Final = "no error; a trigger, a rule or row security keeps the row"
 _REASON_CHARACTERS_MAX: Final = 300
 
-#: Whether an error of the database says no to these rows, and would again.
+#: Whether an error of the database refuses these rows, and would again.
 Refuses = Callable[[sa.exc.DBAPIError], bool]
 
 
@@ -44,8 +44,8 @@ class Undeleted:
         self._outbox = outbox
         self._now_ms = now_ms
         self._is_refused = is_refused
-        #: Rows that were marked until now. One that stays is counted once, however often and by
-        #: whichever process its deletion is tried again.
+        #: Rows that were marked so far. A row that stays counts once, however often and by whichever
+        #: process its deletion is retried.
         self.count = 0
 
     def delete_what_can_be(
@@ -55,13 +55,13 @@ class Undeleted:
         values: Sequence[Any],
         where: Mapping[str, object],
     ) -> int:
-        """Delete these rows, after the database has refused that for some of them, and mark the rest.
+        """Delete these rows after the database refused some of them, and mark the rest; how many were changed.
 
-        How many rows were changed. Halves what is refused until the bad ones stand alone. `where`:
-        further columns and what they must be.
+        Halves a refused group until the bad rows stand alone. `where`: further columns and their
+        values.
         """
         if connection.dialect.name == "postgresql":
-            # What would refuse at the COMMIT only, and so all of them, is to do so here.
+            # What would be refused only at the COMMIT, and so for all rows, is checked here.
             connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
         changed = 0
         groups = deque(chunks(values))
@@ -92,7 +92,7 @@ class Undeleted:
         where: Mapping[str, object],
         reason: str = _SILENTLY,
     ) -> int:
-        """Mark those of these rows that are there still; how many."""
+        """Mark those of these rows that still exist; how many."""
         columns = self._outbox.c
         text = f"{UNDELETED}: {_plain(reason)}"
         update = sa.update(self._outbox).values(
@@ -110,7 +110,7 @@ class Undeleted:
         return marked
 
     def _tell(self, new: int, text: str) -> None:
-        """A line when their number doubles, however many there are."""
+        """Log when their number has doubled, so that many rows make few lines."""
         before, self.count = self.count, self.count + new
         if self.count.bit_length() > before.bit_length():
             _log.error(
@@ -122,6 +122,6 @@ class Undeleted:
 
 
 def _plain(reason: str) -> str:
-    """A text that every database takes, in one line."""
+    """A text that every database accepts, in one line."""
     line = " ".join(reason.replace("\0", " ").split())
     return line.encode("ascii", "backslashreplace").decode("ascii")[:_REASON_CHARACTERS_MAX]

@@ -1,9 +1,9 @@
-"""Which unsent rows of an ordering key there are, in the order of their commits.
+"""The unsent rows of an ordering key, in commit order.
 
-Asked before each batch that has ordered rows, so it must cost little where little waits, and a key
-behind which very many rows wait must not hide those of another. Without an order in the query every
-database finds the keys by the index `(ordering_key, id)`; with one and a limit some would rather walk
-through the whole table by its number.
+Asked before each batch with ordered rows, so it must cost little if little waits, and a key with
+very many waiting rows must not hide those of another. Without an ORDER BY every database finds the
+keys by the index `(ordering_key, id)`; with one and a limit, some prefer to walk through the whole
+table by its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.table import LIVE, ORDER_LOCKS, PARKED
 
-#: Rows that one query may read; a key with more is asked for alone, and the first of it are read.
+#: Rows that one query may read; a key with more is queried alone, and only its first rows are read.
 WAITING_ROWS_MAX: Final = 10_000
 _PAIRS_PER_QUERY_MAX: Final = 250
 
@@ -28,9 +28,9 @@ _Pair = tuple[str, str]
 def waiting_ids(
     connection: sa.Connection, outbox: sa.Table, pairs: Sequence[_Pair]
 ) -> dict[_Pair, list[bytes]]:
-    """For each subject and ordering key the message ids of its live and parked rows, by row id.
+    """For each subject and ordering key, the message ids of its live and parked rows, by row id.
 
-    A list may end early when very many wait; what is not in it has others before it.
+    A list may be cut short if very many rows wait; ids not in it come later than those in it.
     """
     waiting: dict[_Pair, list[bytes]] = {pair: [] for pair in pairs}
     groups = deque(_groups(list(waiting)))
@@ -58,9 +58,9 @@ def _groups(pairs: list[_Pair]) -> Iterator[list[_Pair]]:
 def _all_of(
     connection: sa.Connection, outbox: sa.Table, pairs: list[_Pair]
 ) -> list[tuple[Any, ...]] | None:
-    """Row id, subject, key and message id of the rows of these pairs; None when there are too many.
+    """Row id, subject, key and message id of the rows of these pairs; None if there are too many.
 
-    Of their subjects and keys crosswise: the caller takes what it asked for.
+    Matches every subject with every key: the caller picks what it asked for.
     """
     columns = outbox.c
     query = (
@@ -92,12 +92,12 @@ def _first_of(connection: sa.Connection, outbox: sa.Table, pair: _Pair) -> list[
 
 
 def fill_order_locks(dialect: OutboxDialect, sibling: sa.Engine, order_lock: sa.Table) -> None:
-    """One row for each slot, where they are not there yet; any number of processes at once."""
+    """Create the missing rows of the lock table; any number of processes at once."""
     slot = order_lock.c.slot
     with dialect.read(sibling) as connection:
         missing = sorted(set(range(ORDER_LOCKS)).difference(connection.scalars(sa.select(slot))))
     if not missing:
         return
-    # One that another process has filled at the same moment is no error.
+    # A row that another process inserts at the same moment is no error.
     with suppress(sa.exc.IntegrityError), dialect.write(sibling) as connection:
         connection.execute(sa.insert(order_lock), [{"slot": each} for each in missing])
