@@ -8,11 +8,12 @@ inside. For tests and first steps; a database in a file has connections enough.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -33,8 +34,8 @@ class SharedConnection:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        #: What the application was given; those that came back have no connection any more.
-        self._given: WeakSet[Any] = WeakSet()
+        #: What the application was given, in which thread; what came back has no connection any more.
+        self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._inside: int | None = None
         #: How many want to be inside, or are.
         self._entering = 0
@@ -62,7 +63,15 @@ class SharedConnection:
             if self._entering:
                 self._changed.wait_for(lambda: not self._entering, TURN_S_MAX)
             self._changed.wait_for(lambda: self._inside is None)
-            self._given.add(given)
+            self._given[given] = threading.get_ident()
+
+    def renew_after_fork(self) -> None:
+        """Wait no longer for threads that a child does not have."""
+        self._changed = threading.Condition()
+        self._inside, self._entering = None, 0
+        here = threading.get_ident()
+        for given in [each for each, thread in self._given.items() if thread != here]:
+            del self._given[given]
 
     def _wait_until_free(self) -> None:
         end_s = SYSTEM_CLOCK.monotonic_s() + ENTER_S_MAX
@@ -80,16 +89,34 @@ class SharedConnection:
         return not in_use and self._inside is None
 
 
-_gates: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
-#: Two producers that start at once must find one gate, not one each.
-_making_gate = threading.Lock()
+class _Gates:
+    """The gates of all pools."""
+
+    def __init__(self) -> None:
+        self._by_pool: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
+        #: Two producers that start at once must find one gate, not one each.
+        self._making = threading.Lock()
+
+    def of(self, pool: sa.Pool) -> SharedConnection:
+        """See `shared_connection`."""
+        with self._making:
+            gate = self._by_pool.get(pool)
+            if gate is None:
+                gate = self._by_pool[pool] = SharedConnection()
+                event.listen(pool, "checkout", gate.on_checkout)
+            return gate
+
+    def renew_after_fork(self) -> None:
+        """In a forked child: forget the parent's other threads."""
+        self._making = threading.Lock()
+        for gate in list(self._by_pool.values()):
+            gate.renew_after_fork()
+
+
+_GATES: Final = _Gates()
+os.register_at_fork(after_in_child=_GATES.renew_after_fork)
 
 
 def shared_connection(pool: sa.Pool) -> SharedConnection:
     """The gate of this pool; made and put in place at the first call, from whatever thread."""
-    with _making_gate:
-        gate = _gates.get(pool)
-        if gate is None:
-            gate = _gates[pool] = SharedConnection()
-            event.listen(pool, "checkout", gate.on_checkout)
-        return gate
+    return _GATES.of(pool)
