@@ -18,6 +18,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.kit.listening import left_behind
 from tests.kit.parsing import parse_undisturbed
 from tests.kit.surroundings import quieten
 from tests.services.databases import KINDS, Database, Databases
@@ -134,6 +135,17 @@ def pytest_runtest_call() -> Generator[None]:
     """The same for what a test asks for itself."""
     with _without_what_is_missing():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """A test must not have others go another way, of SQLAlchemy and of the outbox."""
+    yield
+    if names := left_behind():
+        pytest.fail(
+            f"all engines are listened to still ({', '.join(names)}): use tests.kit.listening",
+            pytrace=False,
+        )
 
 
 @contextmanager

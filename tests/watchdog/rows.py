@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
@@ -17,6 +16,7 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, create_tables
 from qmq_client.wire.record import encode_record
 from qmq_watchdog.databases import Database
+from tests.kit.listening import listening
 
 OUTBOX = DEFAULT_TABLES.outbox
 SUBJECT = "orders.created"
@@ -124,8 +124,5 @@ def executed() -> Iterator[list[Executed]]:
         values = tuple(value for row in rows for value in row)
         found.append(Executed(text=statement, parameters=values))
 
-    event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
+    with listening(sa.Engine, before_cursor_execute=note):
         yield found
-    finally:
-        event.remove(sa.Engine, "before_cursor_execute", note)

@@ -20,6 +20,7 @@ from qmq_watchdog.claiming import Claim
 from qmq_watchdog.connections import CONNECTIONS_PER_RUN
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.executors import EagerExecutor, LateExecutor
 from tests.watchdog.rows import DEAD_SENDER, OUTBOX, left, put_rows
@@ -179,14 +180,11 @@ def test_a_sweep_has_two_connections_and_no_third_also_where_rows_wait_for_their
         frames.append(len(frames))
         beside.is_holding = len(frames) == 6  # the last one without a key
 
-    sa.event.listen(sa.Pool, "checkout", on_checkout)
-    sa.event.listen(sa.Pool, "checkin", on_checkin)
     try:
         watched = WatchedTransport(broker, on_send)
-        counts = Sweep(database, watched, BATCH, beside=lambda: beside).step()
+        with listening(sa.Pool, checkout=on_checkout, checkin=on_checkin):
+            counts = Sweep(database, watched, BATCH, beside=lambda: beside).step()
     finally:
-        sa.event.remove(sa.Pool, "checkout", on_checkout)
-        sa.event.remove(sa.Pool, "checkin", on_checkin)
         database.close()
     assert counts.error is None
     assert beside.let_go.is_set()

@@ -21,6 +21,7 @@ from qmq_client.transport.port import Transport
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep, SweepOptions
+from tests.kit.listening import listening
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import HandClock, WatchedTransport
 
@@ -78,13 +79,9 @@ def test_sweeps_that_end_in_no_time_follow_each_other_for_ever(
         if verbs.count("UPDATE") == 200:
             enough.set()
 
-    event.listen(sa.Engine, "before_cursor_execute", count)
-    try:
-        options = DaemonOptions(poll_s=0.0)
-        with running(Daemon([Sweep(database, MemoryTransport(broker))], options)):
-            assert enough.wait(DEADLINE_S)
-    finally:
-        event.remove(sa.Engine, "before_cursor_execute", count)
+    daemon = Daemon([Sweep(database, MemoryTransport(broker))], DaemonOptions(poll_s=0.0))
+    with listening(sa.Engine, before_cursor_execute=count), running(daemon):
+        assert enough.wait(DEADLINE_S)
 
 
 def test_a_sweep_that_was_cut_short_goes_on_at_once(

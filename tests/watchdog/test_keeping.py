@@ -18,6 +18,7 @@ from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
 from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import OUTBOX, SUBJECT, left, make_due, put_rows, rows_of
 from tests.watchdog.transports import HandClock, PickyTransport
@@ -192,11 +193,8 @@ def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Datab
             victim = RuntimeError(1213, "Deadlock found when trying to get lock")
             raise sa.exc.OperationalError(statement, None, victim)
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", meet)
-    try:
+    with listening(sa.Engine, before_cursor_execute=meet):
         assert do_chores(kept).inbox_purged == 3
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", meet)
     assert met
     assert inbox_count(kept) == 0
 

@@ -28,6 +28,7 @@ from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.once import sweep_all
 from qmq_watchdog.sweep import Sweep
+from tests.kit.listening import listening
 from tests.watchdog.rows import left, make_database, put_rows
 from tests.watchdog.transports import HandClock
 
@@ -226,8 +227,6 @@ def test_a_daemon_of_many_databases_has_a_bounded_number_of_connections(
 ) -> None:
     databases = copies(template, tmp_path, 60)
     open_now: set[Any] = set()
-    event.listen(sa.pool.Pool, "connect", lambda connection, _: open_now.add(id(connection)))
-    event.listen(sa.pool.Pool, "close", lambda connection, _: open_now.discard(id(connection)))
     budget = ConnectionBudget(10)
     clock = HandClock(now_ms=4_000_000_000_000)
     jobs = [
@@ -236,7 +235,12 @@ def test_a_daemon_of_many_databases_has_a_bounded_number_of_connections(
         )
         for each in databases
     ]
-    with running(jobs, clock) as daemon:
+    counting = listening(
+        sa.Pool,
+        connect=lambda connection, _: open_now.add(id(connection)),
+        close=lambda connection, _: open_now.discard(id(connection)),
+    )
+    with counting, running(jobs, clock) as daemon:
         assert daemon.wait_idle(DEADLINE_S)
         assert budget.kept == 10
         assert len(open_now) <= 10

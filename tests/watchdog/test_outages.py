@@ -24,6 +24,7 @@ from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.sweep import Sweep
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.listening import listening
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
 from tests.watchdog.processes import DEADLINE_S
@@ -104,14 +105,13 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
             database.store.oldest_unsent_age_ms()
 
     looking = threading.Thread(target=look, daemon=True)
-    sa.event.listen(sa.Engine, "after_cursor_execute", freeze)
     try:
-        looking.start()
-        looking.join(DEADLINE_S)
+        with listening(sa.Engine, after_cursor_execute=freeze):
+            looking.start()
+            looking.join(DEADLINE_S)
         assert frozen
         assert not looking.is_alive()
     finally:
-        sa.event.remove(sa.Engine, "after_cursor_execute", freeze)
         for process in frozen:
             os.kill(process, signal.SIGCONT)
     assert database.store.oldest_unsent_age_ms() is None

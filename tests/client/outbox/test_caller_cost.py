@@ -54,8 +54,6 @@ def test_S13_a_followed_transaction_enters_few_functions_of_ours(
             for _ in range(messages):
                 world.send(labels[-1], session)
 
-    # SQLAlchemy notes for good that somebody once listened to all engines, as other tests do.
-    vars(world.engine)["_has_events"] = False
     labels = ["first"]
     transaction()  # what is made once: statements, connections, the publisher's thread
     labels.append("second")

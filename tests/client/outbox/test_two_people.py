@@ -12,6 +12,7 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, ParkedRow
 from qmq_client.outbox.table import PARKED, create_tables
 from qmq_watchdog.databases import Database as Ward
+from tests.kit.listening import listening
 from tests.services.databases import Database
 from tests.watchdog.rows import OUTBOX, put_rows
 
@@ -28,11 +29,8 @@ def between_choice_and_change(change: str, act: Callable[[], object]) -> Iterato
             met.append(change)
             act()
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", before)
-    try:
+    with listening(sa.Engine, before_cursor_execute=before):
         yield met
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", before)
 
 
 @pytest.fixture
@@ -90,11 +88,8 @@ def before_each_choice(act: Callable[[], object]) -> Iterator[None]:
             act()
             doing.clear()
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", before)
-    try:
+    with listening(sa.Engine, before_cursor_execute=before):
         yield
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", before)
 
 
 @pytest.mark.parametrize("command", ["retry", "purge"])
