@@ -29,9 +29,9 @@ from qmq_client.wire.names import check_name, shorten
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 _TRACE: Final = (TRACEPARENT, TRACESTATE)
-#: Names that begin so are ours.
+#: Prefix of our own names.
 RESERVED_PREFIX: Final = "qmq-"
-#: The dedupe key that a message's id was made of; so an id that only looks like one is told apart.
+#: The dedupe key that a message's id was made of; tells such an id from one that only looks like it.
 DEDUPE_HEADER: Final = "qmq-dedupe"
 #: Names of the headers that travel on, joined by commas; those of the trace always do.
 _CARRIED: Final = "qmq-carried"
@@ -45,14 +45,14 @@ _TRACEPARENT_FORM: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-[!-~]{1,200})?\Z"
 )
 _TRACESTATE_CHARACTERS_MAX: Final = 512
-#: Names of headers that are known to be good; only those are kept.
+#: Names of headers known to be valid; only valid ones are cached.
 _NAMES_KEPT_MAX: Final = 4096
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _headers: Final[ContextVar[Mapping[str, str]]] = ContextVar(
     "qmq_request_headers", default=_NO_HEADERS
 )
-#: Of a call without any: nobody is inside of nothing, so it may be shared.
+#: The state outside any block; never entered, so it may be shared.
 _NOTHING: Final = nullcontext()
 
 

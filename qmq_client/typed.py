@@ -1,9 +1,9 @@
-"""Values of an application's types from JSON, whatever number of threads ask at once.
+"""Decodes JSON into an application's types, safely for any number of threads.
 
-msgspec reads a struct's annotations at the first use of the type and keeps what it has read so far
-where other threads find it. A thread that decodes the same type meanwhile follows an empty entry and
-the whole process dies (SIGSEGV, seen with 0.22 in consumers at their first messages). So one
-thread at a time makes a decoder, and a decoder that was made is used without a lock.
+msgspec reads a struct's annotations at the first use of the type and keeps its partial result where
+other threads find it. A thread that decodes the same type meanwhile follows an empty entry, and the
+whole process dies (SIGSEGV, seen with 0.22 in consumers at their first messages). So only one
+thread at a time makes a decoder, and a finished decoder is used without a lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-#: Types of one program; beyond it a decoder is made anew.
+#: Types of one program; beyond this number a decoder is made again.
 DECODERS_MAX: Final = 1024
 #: Reentrant: evaluating annotations may run the application's code.
 _MAKING: Final = threading.RLock()

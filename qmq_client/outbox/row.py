@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 
-# One for each message on its way, so it is made in a fifth of a dataclass's time.
+# One is made for each message, so it is a type that takes a fifth of a dataclass's time.
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """One message that waits to be accepted, as its owner sees it."""
 
@@ -22,18 +22,18 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     ordering_key: str | None
     #: The finished wire record; never encoded again.
     record: bytes
-    #: It may be there already, and then is this message: its id was made of a dedupe key. Known of a
-    #: row that is sent, not of one that is read.
+    #: The row may exist already, and is then this message: its id was made of a dedupe key. Set on rows
+    #: that are sent, not on rows that are read.
     is_repeatable: bool = False
     #: Attempts that failed so far.
     attempts: int = 0
-    #: Its number in the table, of a claimed row: where to find it, not what it is.
+    #: Row number of a claimed row: a way to find it, not its identity.
     number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRow:
-    """One row as a person looks at it; the record itself is left out."""
+    """One row for a person to look at, without the record."""
 
     message_id: bytes
     subject: str
@@ -51,7 +51,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """Which rows a person means: those that fit all that is said; without anything, all of them."""
+    """Which rows a person means: those that fulfil every condition given; all rows if none is."""
 
     #: None for any; at most `ROW_FILTER_IDS_MAX`.
     message_ids: Sequence[bytes] | None = None
@@ -86,7 +86,7 @@ class FailedRow:
     message_id: bytes
     delay_ms: int
     error: str
-    #: Whether it counts: not when nobody was there to try it on.
+    #: Whether the attempt counts; it does not if there was nobody to send it to.
     is_attempt: bool = True
 
 
@@ -106,7 +106,7 @@ class BatchOutcome:
     sent: tuple[bytes, ...] = ()
     failed: tuple[FailedRow, ...] = ()
     parked: tuple[ParkedRow, ...] = ()
-    #: The broker gave no answer or takes nothing now; more would fail in the same way.
+    #: The broker gave no answer, or accepts nothing now; further requests would fail in the same way.
     unreachable: bool = False
     #: How long the broker asks to be left alone; 0 when it did not say.
     retry_after_s: float = 0.0

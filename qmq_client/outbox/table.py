@@ -1,9 +1,9 @@
-"""The tables that live beside the business data: outbox, inbox, and the locks of ordering keys.
+"""The tables beside the business data: outbox, inbox, and the locks of ordering keys.
 
-One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1 and
-O3. `state` and `due_at_ms` are all that a search uses; `due_at_ms` says until when nobody but the
-owner of `token` may touch the row: first the takeover time, then a lease, then a backoff. All times
-are integer milliseconds UTC by the database's own clock.
+One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1
+and O3. Searches use only `state` and `due_at_ms`. Until `due_at_ms` nobody but the owner of `token`
+may touch the row: first this is the takeover time, then a lease, then a backoff. All times are
+integer milliseconds UTC by the database's own clock.
 
 Types are those of SQLAlchemy's core, with a variant where a database needs another one: MySQL's
 default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
@@ -35,14 +35,14 @@ DEFAULT_PREFIX: Final = "qmq_"
 REVISIONS: Final = ("qmq0002",)
 #: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
 ORDER_LOCKS: Final = 256
-#: Of a statement on these tables that runs on the application's connection: they are where `Tables`
-#: says, whatever its `schema_translate_map` makes of the application's own.
+#: Execution options for our statements on the application's connection: our tables are where
+#: `Tables` says, whatever the application's `schema_translate_map` does to its own.
 AS_NAMED: Final[dict[str, Any]] = {"schema_translate_map": None}
 _MYSQL: Final = ("mysql", "mariadb")
 #: `sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has from 3.12 on.
 _LEGACY_CONTROL: Final = -1
 
-#: The server's default may be one that keeps what a transaction rolled back.
+#: The server's default engine may be one that cannot roll back.
 _ENGINE: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 metadata = sa.MetaData()
@@ -60,7 +60,7 @@ class Tables:
 
     @property
     def all(self) -> tuple[sa.Table, ...]:
-        """Each of them once."""
+        """All tables, each once."""
         return self.outbox, self.inbox, self.order_lock
 
 
@@ -116,9 +116,9 @@ def make_tables(
 
 
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
-    """Create the tables that are missing; existing ones are left as they are.
+    """Create the tables that are missing; existing ones stay as they are.
 
-    For first steps and for tests; in production, migrations do this (`qmq db migrate`). A new SQLite
+    For first steps and tests; in production, migrations do this (`qmq db migrate`). A new SQLite
     file gets a write-ahead log.
     """
     chosen = DEFAULT_TABLES if tables is None else tables
@@ -129,9 +129,9 @@ def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
 
 
 def choose_journal(driver: Any, _: object = None) -> None:
-    """Give a file of SQLite that is empty yet a write-ahead log, which is kept in it for good.
+    """Give a SQLite file that is still empty a write-ahead log, which the file then keeps.
 
-    With a rollback journal readers and the publisher keep each other from committing. May be a
+    With a rollback journal, readers and the publisher keep each other from committing. May be a
     listener of an engine's `connect`.
     """
     refuse_autocommit_of_python(driver)
@@ -143,10 +143,10 @@ def choose_journal(driver: Any, _: object = None) -> None:
 
 
 def refuse_autocommit_of_python(driver: Any) -> None:
-    """Raise `ConfigurationError` for a connection of SQLite that was opened with `autocommit`.
+    """Raise `ConfigurationError` for a SQLite connection that was opened with `autocommit`.
 
-    Of the two ways of Python 3.12 and later to control transactions one commits nothing when it is
-    told to, and the other is always in a transaction that has not asked for its turn to write.
+    Python 3.12 and later have two such modes: one ignores `commit`, the other is always in a
+    transaction, which has not asked for its turn to write.
     """
     mode = getattr(driver, "autocommit", _LEGACY_CONTROL)
     if mode != _LEGACY_CONTROL:

@@ -1,8 +1,8 @@
 """Rows that the broker has accepted and that are still to be deleted.
 
 Gathered for a moment, so that one statement deletes many. While the database refuses, they are kept
-and tried again later and later: whoever hurries a publisher, or has much to delete, must not make it
-ask a database without end that cannot answer.
+and retried at growing intervals: neither a hurried publisher nor a long list may make it ask a
+failing database in a tight loop.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-#: Ids that may wait while the database is locked; what is over falls due and is a duplicate.
+#: Ids that may wait while the database is locked; the rest fall due and become duplicates.
 _IDS_MAX: Final = 100_000
-#: So many are deleted at once instead of gathering more.
+#: This many are deleted at once instead of gathering more.
 _IDS_AT_ONCE: Final = 500
 _FIRST_PAUSE_S: Final = 0.1
-#: The longest: no message waits for a delete, but its row falls due and is sent once more.
+#: The longest interval: no message waits for a delete, but its row falls due and is sent once more.
 _PAUSE_S_MAX: Final = 2.0
 
 
 class Deletes:
-    """The ids and when to delete them. Belongs to the thread that steps its publisher."""
+    """The ids, and when to delete them. Belongs to the thread that steps its publisher."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_s = delay_ms / 1000
         #: In the order of their acceptance.
         self.message_ids: list[bytes] = []
         self._due_s = 0.0
-        #: Not before, whoever hurries; the last pause, 0 while the database answers.
+        #: Not before this time, however hurried; and the last interval, 0 while the database answers.
         self._refused_until_s = float("-inf")
         self._pause_s = 0.0
 
@@ -58,6 +58,6 @@ class Deletes:
         self._pause_s = 0.0
 
     def on_failure(self, now_s: float) -> None:
-        """The database refused: they wait, longer than the last time."""
+        """The database refused: wait longer than the last time."""
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _PAUSE_S_MAX)
         self._due_s = self._refused_until_s = now_s + self._pause_s

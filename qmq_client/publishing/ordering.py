@@ -1,13 +1,13 @@
-"""Whose turn it is: which rows with an ordering key may be sent now, and which wait.
+"""Which rows with an ordering key may be sent now, and which must wait.
 
 Rows of one subject and ordering key are accepted in the order in which their transactions committed
 (O4). The outbox knows that order: such a row is written under a lock of its key that is held until
-the COMMIT, so a lower row id of a key is an earlier commit. A row may go when every unsent row before
-it goes in the same batch, in order. Live and parked rows count as unsent, so a message that cannot be
-sent stops those behind it until it is sent, retried or purged, and stops no other key.
+the COMMIT, so a lower row id of a key is an earlier commit. A row may be sent if every unsent row
+before it is in the same batch, in order. Live and parked rows count as unsent. So a message that
+cannot be sent stops those behind it until it is sent, retried or purged, and stops no other key.
 
-Shared by the publisher and the watchdog; no clock in it. The publisher asks before each batch that
-has such rows, one query, and sends at once when nothing of another process is in the way.
+Shared by the publisher and the watchdog; reads no clock. Before each batch with such rows the
+publisher makes one query, and sends at once if no other process's rows are in the way.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final, Protocol
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.publish import NOT_ITS_TURN, ordering_pair
 
-#: A held row looks again after this, and this much later for each row that is before it, so that a
-#: long tail behind a parked row costs few claims and comes due in the order it must be sent in.
+#: A held row is tried again after this time, and this much later for each row before it, so that a
+#: long tail behind a parked row costs few claims, and comes due in sending order.
 HELD_MS: Final = 250
 HELD_MS_PER_PLACE: Final = 20
 HELD_MS_MAX: Final = 600_000
@@ -29,7 +29,7 @@ Pair = tuple[str, str]
 
 
 class WaitingRows(Protocol):
-    """What is asked of the outbox; see `OutboxStore`."""
+    """The question to the outbox; see `OutboxStore`."""
 
     def waiting_before(self, pairs: Sequence[Pair]) -> dict[Pair, list[bytes]]:
         """Message ids of live and parked rows of these subjects and keys, by row id; bounded."""
@@ -41,20 +41,20 @@ class HeldRow:
     """A row that must wait."""
 
     row: OutboxRow
-    #: How many unsent rows are known to be before it.
+    #: Number of known unsent rows before it.
     place: int
 
 
 @dataclass(slots=True)
 class Turns:
-    """A batch, sorted out."""
+    """A batch, divided."""
 
     #: May be sent now, in this order.
     free: list[OutboxRow] = field(default_factory=list)
     held: list[HeldRow] = field(default_factory=list)
 
     def given_back(self) -> BatchOutcome:
-        """The settlement of the held rows: no attempt, and soon again."""
+        """The settlement of the held rows: no attempt, and due again soon."""
         return BatchOutcome(
             failed=tuple(
                 FailedRow(
@@ -71,11 +71,11 @@ class Turns:
 def turns_of(
     rows: Sequence[OutboxRow], store: WaitingRows, *, accepted: Collection[bytes] = ()
 ) -> Turns:
-    """Sort `rows` into those that may be sent now and those that wait for others.
+    """Divide `rows` into those that may be sent now and those that wait for others.
 
-    `accepted` are ids whose rows are there still although the broker has them. Asks the store only
-    when a row has an ordering key. A row that is not among those waiting any more is held: somebody
-    else has sent it, or a person removed it.
+    `accepted`: ids whose rows still exist although the broker has them. Asks the store only if a
+    row has an ordering key. A row that is no longer among the waiting ones is held: somebody else
+    has sent it, or a person removed it.
     """
     pairs = {pair for row in rows if (pair := ordering_pair(row)) is not None}
     if not pairs:
@@ -88,9 +88,9 @@ def turns_of(
 
 
 def sort_out(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> Turns:
-    """The same, with the unsent ids of each subject and key at hand."""
+    """The same, given the unsent ids of each subject and key."""
     here = {row.message_id: row for row in rows if row.ordering_key is not None}
-    # Rows of a key take the places that rows of this key have in the batch, in their own order.
+    # Rows of a key take the places of that key's rows in the batch, in their own order.
     next_free = {pair: iter(_unbroken(ids, here)) for pair, ids in waiting.items()}
     places = {pair: {id_: place for place, id_ in enumerate(ids)} for pair, ids in waiting.items()}
     free_ids: set[bytes] = set()
@@ -111,6 +111,6 @@ def sort_out(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> Tur
 
 
 def _unbroken(ids: Sequence[bytes], here: Collection[bytes]) -> list[bytes]:
-    """The first of `ids` as far as all are here."""
+    """The first of `ids`, as long as all are here."""
     count = next((index for index, id_ in enumerate(ids) if id_ not in here), len(ids))
     return list(ids[:count])

@@ -61,16 +61,16 @@ from qmq_client.wire.record import (
 
 _log = logging.getLogger("qmq.publish")
 
-#: Refusals that a single message can cause; others (no such route, not allowed) say that this is not
-#: the broker that was meant: an outage, and no fault of any row.
+#: Refusals that a single message can cause. Others (no such route, not allowed) mean that this is
+#: not the intended broker: an outage, and no fault of any row.
 _CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
-#: The refusal of an id that was stored before with other content.
+#: The refusal of an id that was already stored with other content.
 _KNOWN_STATUS: Final = 409
 _KNOWN_CODE: Final = "id_conflict"
-#: Why a row with an ordering key was given back without having been tried.
+#: Why a row with an ordering key was given back untried.
 NOT_ITS_TURN: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
-#: A role that is missing is given by a person; asking more often only fills logs.
+#: Only a person can grant a missing role; asking more often only fills logs.
 _FORBIDDEN_DELAY_MS: Final = 10_000
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
 _TABLE_BYTES_PER_ROW: Final = 160
@@ -122,9 +122,9 @@ class _Batch:
     held: set[tuple[str, str]] = field(default_factory=set)
 
     def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
-        """Whether the record is what the producer made and may be sent; parks it when not.
+        """Whether the record is what the producer made and may be sent; parks it if not.
 
-        Rows are asked for in order, so those behind a parked one of their key are given back.
+        Rows are checked in order, so those behind a parked one of their key are given back.
         """
         if self.held and not self.in_turn([row]):
             return False
@@ -142,7 +142,7 @@ class _Batch:
         return True
 
     def in_turn(self, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """The rows that pass no earlier one of their ordering key; gives the others back."""
+        """The rows with no earlier unsent one of their ordering key; gives the others back."""
         if not self.held:
             return rows
         turns = [(row, ordering_pair(row) not in self.held) for row in rows]
@@ -155,7 +155,7 @@ class _Batch:
     def send(
         self, rows: list[OutboxRow], transport: Transport, limits: Limits
     ) -> list[list[OutboxRow]]:
-        """One request. Returns the groups to be sent in its place, when it was refused."""
+        """One request. If it was refused, returns the groups to send in its place."""
         try:
             frame = _build(rows, limits)
             self.requests += 1
@@ -223,10 +223,10 @@ class _Batch:
         return [rows[:middle], rows[middle:]]
 
     def put_off(self, rows: Sequence[OutboxRow], error: str) -> None:
-        """Give rows back because of an outage: no attempt of theirs, and soon again.
+        """Give rows back because of an outage: without an attempt, and due again soon.
 
-        Whoever publishes holds back by itself while the outage lasts; rows that had waited longer
-        and longer would be late when it is over.
+        The sender itself pauses while the outage lasts. Growing intervals for the rows would only
+        delay them when it is over.
         """
         self.last_error = error
         at_least_ms = round(self.retry_after_s * 1000)
@@ -276,18 +276,18 @@ class _Batch:
 
 
 def ordering_pair(row: OutboxRow) -> tuple[str, str] | None:
-    """What the row is ordered by: its subject and key; None when it goes as it comes."""
+    """The row's subject and ordering key; None if it is not ordered."""
     return None if row.ordering_key is None else (row.subject, row.ordering_key)
 
 
 def _forbidden(rows: Sequence[OutboxRow], error: BrokerRefusedError) -> str:
-    """The subject that a 403 names, when it is one of these; empty for a refusal of the caller."""
+    """The subject that a 403 names, if it is one of these; empty for a refusal of the caller."""
     subject = error.answer.value if error.status == 403 and error.answer.field == "subject" else ""
     return subject if any(row.subject == subject for row in rows) else ""
 
 
 def _has_dedupe_key(row: OutboxRow) -> bool:
-    """Whether the row's id was made of a dedupe key, and does not only look so."""
+    """Whether the row's id was really made of a dedupe key, and does not only look like it."""
     if not is_dedupe_id(row.message_id):
         return False
     headers = dict(decode_record(row.subject, row.record).headers)
@@ -322,7 +322,7 @@ def _groups(rows: Sequence[OutboxRow], limits: Limits) -> Iterator[list[OutboxRo
 
 
 def _of_one_kind(rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
-    """Delayed messages travel in frames of their own; two frames where no order is asked for."""
+    """Delayed messages travel in frames of their own; two frames if no order is asked for."""
     if any(row.ordering_key is not None for row in rows):
         for _, run in groupby(rows, lambda row: is_delayed_record(row.record)):
             yield list(run)
@@ -340,7 +340,7 @@ def _build(rows: Sequence[OutboxRow], limits: Limits) -> bytes:
 
 
 def _text(error: Exception) -> str:
-    """The error as every database accepts it: bounded, without NUL, and in ASCII.
+    """The error in a form that every database accepts: bounded, without NUL, and in ASCII.
 
     An application may speak Latin-1 with its server, and a text that cannot be encoded there would
     keep the row's outcome from being stored.

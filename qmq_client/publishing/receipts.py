@@ -1,8 +1,8 @@
-"""Receipts: what became of one message, for those who want to know and wait for it.
+"""Receipts: the fate of one message, for callers that want to wait for it.
 
-A receipt is asked for before the commit and answers once, with a `Fate`; a message without one pays
-nothing. Nobody reports a rollback to a message: its row is just dropped, wherever that happens, so the
-receipt watches the row itself.
+A receipt is requested before the commit and answers once, with a `Fate`; a message without one
+costs nothing. A rollback is not reported to its messages: wherever it happens, their rows are just
+dropped. So the receipt watches the row itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qmq_client.errors import OutboxError
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.wire.message_id import format_message_id
 
-#: Receipts of one producer that may be open at once: far more than a process can wait for.
+#: Open receipts of one producer: far more than a process can wait for.
 RECEIPTS_MAX: Final = 100_000
 
 
@@ -40,7 +40,7 @@ class Fate(StrEnum):
 
 
 class Receipt:
-    """What will become of one message. Any thread or task may ask, any number of times.
+    """The fate of one message. Any thread or task may ask, any number of times.
 
     `await receipt` gives the fate without blocking the event loop. Put a limit around it
     (`asyncio.timeout`), as around any wait for another system.
@@ -62,7 +62,7 @@ class Receipt:
 
     @property
     def error(self) -> str:
-        """Why the message was not accepted; empty where no reason is known."""
+        """Why the message was not accepted; empty if no reason is known."""
         return self._error
 
     def wait(self, deadline_s: float = 10.0) -> Fate | None:
@@ -80,7 +80,7 @@ class Receipt:
         return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
 
     def _watch(self, row: OutboxRow) -> None:
-        """Answer when nobody holds this row any more. Requires: it is not handed over yet."""
+        """Answer once nobody holds this row any more. Requires: it is not handed over yet."""
         receipt = ref(self)  # a circle would keep receipts that nobody holds
 
         def on_gone(_: ReferenceType[OutboxRow]) -> None:
@@ -90,11 +90,11 @@ class Receipt:
         self._row = ref(row, on_gone)
 
     def _unwatch(self) -> None:
-        """Let the row go without an answer."""
+        """Release the row without an answer."""
         self._row = None
 
     def _tell(self, fate: Fate, error: str = "") -> None:
-        """Answer; what is said first, holds."""
+        """Answer; only the first answer counts."""
         if self._future.done():
             return
         self._error = self._error or error
@@ -103,9 +103,9 @@ class Receipt:
 
 
 class Receipts:
-    """The open receipts of one publisher. From any thread.
+    """The open receipts of one publisher. May be called from any thread.
 
-    A receipt that its owner has let go of is no longer kept.
+    A receipt that its owner has dropped is no longer kept.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Receipts:
         return receipt
 
     def tell(self, message_ids: Iterable[bytes], fate: Fate, error: str = "") -> None:
-        """Answer those of these messages that somebody asked for."""
+        """Answer the receipts of these messages."""
         if not self._open:
             return
         for message_id in message_ids:
@@ -137,6 +137,6 @@ class Receipts:
                 receipt._tell(fate, error)
 
     def abandon(self) -> None:
-        """Never answer those that are open: what becomes of them is seen in another process."""
+        """Leave open receipts unanswered: the fate of their messages is decided in another process."""
         for receipt in list(self._open.values()):
             receipt._unwatch()

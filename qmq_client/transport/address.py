@@ -1,7 +1,7 @@
-"""Where the broker is, and what it takes to be let in: token, authorities, own certificate.
+"""Where the broker is, and the credentials it asks for: token, authorities, client certificate.
 
-Whatever talks to a broker takes one in place of a URL. For a URL alone, the rest comes from the
-process's environment, by the names that every command of `qmq` knows::
+Everything that talks to a broker accepts one in place of a URL. For a URL alone, the rest comes from
+the process's environment, under the names that every `qmq` command uses::
 
     QMQ_BROKER_TOKEN, QMQ_BROKER_TOKEN_FILE     QMQ_BROKER_CA_FILE
     QMQ_BROKER_CERT_FILE, QMQ_BROKER_KEY_FILE

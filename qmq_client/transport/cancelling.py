@@ -1,4 +1,4 @@
-"""Taking a message back at the broker; a transport need not be able to."""
+"""Cancelling a message at the broker; an optional ability of transports."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Cancelling(Protocol):
     """A transport to a broker that keeps delayed messages."""
 
     def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """Take delayed messages back; what became of each, durable when it was done."""
+        """Cancel delayed messages; the outcome of each, durable on return."""
         ...
 
 
 def cancel_at_broker(
     transport: Transport, message_id: str, *, is_withdrawn: bool = False
 ) -> Cancellation:
-    """Take one message back; raises `TransportError`. Unknown to a broker that keeps none.
+    """Cancel one message; raises `TransportError`. Unknown at a broker that keeps no delayed messages.
 
-    `is_withdrawn`: it was in the outbox and is not any more. An attempt before may have brought it to
-    the broker, and only the answer was lost; one that is unknown there as well is cancelled.
+    `is_withdrawn`: it was removed from the outbox. An earlier attempt may have brought it to the
+    broker, with only the answer lost; if it is unknown there as well, it is cancelled.
     """
     outcome = Cancellation.UNKNOWN
     if isinstance(transport, Cancelling):

@@ -1,9 +1,9 @@
-"""The open connections to one broker, used again by whichever call comes next.
+"""The open connections to one broker, reused by whichever call comes next.
 
-httpcore's pool serves many addresses within a bound of connections: it keeps a queue of requests and
-looks through all connections before and after each, which is a sixth of what a call costs. Here all
-go to one address and none waits for another, so a stack is enough. How a request goes over one of them
-is said in `plain_connection.py`.
+httpcore's pool serves many addresses within a bound of connections: it queues requests, and scans
+all connections before and after each, which is a sixth of the cost of a call. Here all connections
+go to one address and no call waits for another, so a stack is enough. How a request goes over one
+of them: `plain_connection.py`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ KEPT_CONNECTIONS_MAX: Final = 16
 class KeptConnections:
     """The idle connections of one transport. Safe for any number of threads.
 
-    No lock: a deque's ends are taken and given in one step, and a connection that was taken belongs
-    to its call.
+    No lock: the ends of a deque are popped and pushed atomically, and a connection that was taken
+    belongs to its call.
     """
 
     def __init__(self, clock: Clock, opening: Opening, context: ssl.SSLContext) -> None:
         self._clock = clock
         self._opening = opening
         self._context = context
-        #: With the time when each was given back; the newest is last, and is used first.
+        #: With the time when each was returned; the newest is last, and is used first.
         self._idle: deque[tuple[float, PlainConnection]] = deque()
         self._is_closed = False
 
     def exchange(self, call: Call, body: bytes, timeout_s: float) -> tuple[Answer, PlainConnection]:
-        """Send one request, on a connection that is open where there is one, to be given back.
+        """Send one request, on an open connection if there is one.
 
-        `timeout_s` is how long a new one may take. Raises errors of httpcore.
+        `timeout_s` is how long a new connection may take. Raises errors of httpcore.
         """
         connection = self._take()
         if connection is None:
@@ -46,7 +46,7 @@ class KeptConnections:
         return connection.exchange(call, body), connection
 
     def give_back(self, connection: PlainConnection) -> None:
-        """The call on this connection is over: keep it when it can carry another one."""
+        """The call on this connection is over: keep it if it can carry another one."""
         if not connection.finish():
             connection.close()
             return
@@ -55,12 +55,12 @@ class KeptConnections:
         self._close_oldest(now_s)
 
     def close(self) -> None:
-        """Close what is idle, and keep nothing from now on."""
+        """Close idle connections, and keep none from now on."""
         self._is_closed = True
         self._close_oldest(self._clock.monotonic_s())
 
     def _take(self) -> PlainConnection | None:
-        """The newest that is open still; None where there is none."""
+        """The newest one that is still open; None if there is none."""
         while self._idle:
             try:
                 given_back_s, connection = self._idle.pop()
@@ -73,7 +73,7 @@ class KeptConnections:
         return None
 
     def _close_oldest(self, now_s: float) -> None:
-        """What was used by many threads at once would else stay open for good."""
+        """Connections opened for a moment with many threads would otherwise stay open forever."""
         while self._idle:
             is_too_many = self._is_closed or len(self._idle) > KEPT_CONNECTIONS_MAX
             try:

@@ -1,9 +1,9 @@
 """A broker in this process's memory: for tests of applications and of this client.
 
-It keeps the bundled broker's promises but durability: sequences, groups, leases with tokens,
-attempts, redelivery, dead letters, tags, order by key, expiry, delay, repeated sends recognised. Time comes from the clock it is
-given. `MemoryBroker.faults` switches trouble on. Both it and `HttpTransport` pass the one contract
-suite, so what a test learns here holds there.
+It keeps all promises of the bundled broker except durability: sequences, groups, leases with tokens,
+attempts, redelivery, dead letters, tags, order by key, expiry, delay, and repeated sends that are
+recognized. Time comes from the clock it is given. `MemoryBroker.faults` injects faults. It passes the
+same contract suite as `HttpTransport`, so what a test shows here holds there.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from qmq_client.wire.requests import (
 )
 from qmq_client.wire.start import StartKind, parse_start
 
-#: A waiting pull looks again this often, because an injected clock cannot wake it.
+#: A waiting pull checks again this often, because an injected clock cannot wake it.
 _LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
 class MemoryFaults:
-    """Trouble to be switched on; counts go down with each call that they spoil."""
+    """Faults to inject; counts go down with each call that they spoil."""
 
     #: No call gets through.
     is_unreachable: bool = False
@@ -71,7 +71,7 @@ class MemoryFaults:
 
 
 class MemoryBroker:
-    """Everything a broker knows, in memory. Any number of threads and transports may share it."""
+    """The whole state of a broker, in memory. Any number of threads and transports may share it."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS) -> None:
         self.faults = MemoryFaults()
@@ -86,7 +86,7 @@ class MemoryBroker:
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
     def put(self, *messages: Message) -> list[str]:
-        """Store messages as a producer would; their ids."""
+        """Store messages as a producer would; returns their ids."""
         ids: list[str] = []
         for message in messages:
             record = message_to_record(
@@ -114,7 +114,7 @@ class MemoryBroker:
             return list(self._group(subject, group).dead)
 
     def lag(self, subject: str, group: str) -> int:
-        """Messages that this group has neither acked nor given up."""
+        """Number of messages that this group has neither acked nor given up."""
         with self._changed:
             self._release()
             return self._group(subject, group).lag(self._records.get(subject, ()))
@@ -127,18 +127,18 @@ class MemoryBroker:
             return state.in_flight()
 
     def next_due_ms(self, subject: str, group: str) -> int | None:
-        """When a redelivery or a lease end of this group is next due."""
+        """When the next redelivery or lease end of this group is due."""
         with self._changed:
             return self._group(subject, group).next_due_ms()
 
     def seek(self, subject: str, group: str, to: str) -> None:
-        """Let the group go on at this start, as `qmq groups seek` does."""
+        """Continue the group at this start, as `qmq groups seek` does."""
         with self._changed:
             self._group(subject, group).seek(self._position(subject, to))
             self._changed.notify_all()
 
     def pause(self, subject: str, group: str, *, is_paused: bool = True) -> None:
-        """Give the group nothing any more, or again something."""
+        """Stop giving messages to the group, or start again."""
         with self._changed:
             self._group(subject, group).is_paused = is_paused
             self._changed.notify_all()
@@ -151,7 +151,7 @@ class MemoryBroker:
             return count
 
     def restart(self) -> None:
-        """Begin a new epoch, as a broker does when it is started again; nothing is forgotten."""
+        """Begin a new epoch, as a restarted broker does; nothing is forgotten."""
         with self._changed:
             self.epoch += 1
 
@@ -180,13 +180,13 @@ class MemoryBroker:
         )
 
     def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """Take messages back that wait for their time."""
+        """Cancel messages that wait for their time."""
         with self._changed:
             self._release()
             return self._delayed.cancel(message_ids, self._crc_by_id)
 
     def _release(self) -> None:
-        """Store what has waited for its time until now."""
+        """Store delayed messages whose time has come."""
         self._store(self._delayed.due(self._clock.now_ms()))
 
     def _store(self, records: Mapping[str, Sequence[bytes]]) -> list[SubjectPlace]:
@@ -257,7 +257,7 @@ class MemoryBroker:
         return min(start.number, len(stored)) if start.kind is StartKind.SEQUENCE else len(stored)
 
     def _clocks(self) -> tuple[Clock, ...]:
-        # An injected clock may stand still; a pull ends by real time then.
+        # An injected clock may stand still; then a pull ends by real time.
         return (self._clock, SYSTEM_CLOCK)
 
     def _group(self, subject: str, group: str) -> MemoryGroup:
@@ -279,7 +279,7 @@ class MemoryBroker:
         return parsed
 
     def _check_ids(self, frame: MessageFrame) -> dict[str, list[bytes]]:
-        """The records to be stored, by subject; raises when an id came before with other bytes."""
+        """The records to store, by subject; raises if an id was stored before with other bytes."""
         new: dict[str, list[bytes]] = {}
         seen: dict[bytes, int] = {}
         for subject, record in frame.records():
@@ -329,11 +329,11 @@ class MemoryBroker:
 
 
 class MemoryTransport:
-    """`Transport` to a `MemoryBroker`, with the broker's faults in between."""
+    """`Transport` to a `MemoryBroker`, subject to the broker's faults."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
-        #: Calls made, by name; refused ones too.
+        #: Calls made, by name, including refused ones.
         self.calls: dict[str, int] = {"send": 0, "pull": 0, "settle": 0}
         self._is_closed = False
 

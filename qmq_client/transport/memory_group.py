@@ -1,9 +1,9 @@
 """One consumer group of the in-memory broker: cursor, leases, attempts, redeliveries, dead letters.
 
 The same rules as the bundled broker's, in the plainest data structures: no files, no bounds, no
-threads (the caller holds a lock), time as an argument. Suspects come alone too, but nobody's hands
-are emptied for them first. Tags, order by key, expiry and at most once
-are those of `MemoryTerms` and of the request.
+threads (the caller holds a lock), time as an argument. A suspect also comes alone here, but
+consumers are not made to finish their other messages first. Tags, order by key, expiry and at most
+once are those of `MemoryTerms` and of the request.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class MemoryDeadLetter:
     """A message that this group gave up."""
 
     sequence: int
-    #: Deliveries it had.
+    #: Number of its deliveries.
     attempts: int
     #: "rejected", "attempts used up" or "expired".
     reason: str
-    #: What the consumer reported last.
+    #: The consumer's last report.
     error: str
 
 
@@ -74,7 +74,7 @@ class HandOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTerms:
-    """What is kept with a group from its first pull on."""
+    """Settings kept with a group from its first pull on."""
 
     any_tags: frozenset[bytes] = frozenset()
     all_tags: frozenset[bytes] = frozenset()
@@ -100,7 +100,7 @@ class _Lease:
     token: int
     attempt: int
     until_ms: int
-    #: Whether it was given as a suspect, and nobody has said a word since.
+    #: Whether it was given as a suspect and has not been settled or extended since.
     is_alone: bool = False
 
 
@@ -108,7 +108,7 @@ class _Lease:
 class _Consumer:
     next_pull_sequence: int = 0
     leases: dict[int, _Lease] = field(default_factory=dict)
-    #: Token and pull sequence of what was acked: an ack repeated after a lost answer is not stale.
+    #: Token and pull sequence of acked messages: an ack repeated after a lost answer is not stale.
     acked: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -121,18 +121,18 @@ class MemoryGroup:
         self.terms = terms or MemoryTerms()
         self.backoff = _BACKOFF
         self.is_paused = False
-        #: Of an ordered group: what it came to and did not give.
+        #: In an ordered group: messages it has reached and held back.
         self.held: list[int] = []
         self.dead: list[MemoryDeadLetter] = []
         self.acked: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._waiting: list[tuple[int, int]] = []
-        #: Of those that wait, which may have ended their consumer.
+        #: Waiting messages that may have crashed their consumer.
         self._suspects: set[int] = set()
         self._consumers: dict[str, _Consumer] = {}
 
     def agree(self, request: PullRequest) -> str:
-        """Take what a pull may change; returns what of it contradicts the group, or nothing."""
+        """Take over what a pull may change; returns what contradicts the group's settings, or nothing."""
         wanted = terms_of(request)
         if request.tags is not UNSET and (wanted.any_tags, wanted.all_tags) != (
             self.terms.any_tags,
@@ -211,7 +211,7 @@ class MemoryGroup:
         )
 
     def seek(self, sequence: int) -> None:
-        """Go on at this sequence; what is held or waits is given up."""
+        """Continue at this sequence; messages held or waiting are given up."""
         self.cursor = sequence
         self.held.clear()
         self._waiting.clear()
@@ -323,7 +323,7 @@ class MemoryGroup:
         return self._first_of_its_key(records)
 
     def _first_of_its_key(self, records: Sequence[bytes]) -> int | None:
-        """The first held message before which nothing of its key is under way."""
+        """The first held message with no earlier one of its key in progress."""
         out = [sequence for _, sequence in self._waiting]
         for consumer in self._consumers.values():
             out += [lease.sequence for lease in consumer.leases.values()]

@@ -1,10 +1,11 @@
 """One connection to the broker, for one call at a time.
 
-A broker's answers have one plain form: HTTP/1.1, a short head, a length. Reading just that takes a
-tenth of what a parser of all of HTTP takes, and the body is received into the memory that it stays in,
-where it would else be copied four times. An answer of any other form, and every wrong one, is left to
-httpcore's connection, which is given the bytes that have come: what else is allowed is judged there.
-Not for: the deadline of a call, and how head and body are written together (`http_connections.py`).
+The broker's answers have one plain form: HTTP/1.1, a short head, a length. Reading only that takes
+a tenth of the time of a full HTTP parser, and the body is received directly into its final memory,
+where it would otherwise be copied four times. An answer of any other form, including a malformed
+one, is passed with all bytes received so far to httpcore's connection, which judges it.
+
+Not for: the deadline of a call, and writing head and body together (`http_connections.py`).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import httpcore
 
 #: The head of an answer comes with its first read, and most answers come whole.
 _FIRST_READ_BYTES: Final = 16 * 1024
-#: Of a body so much is received into one piece of memory, which is claimed before it has come.
+#: Up to this length a body is received into one piece of memory, allocated in advance.
 _PART_BYTES_MAX: Final = 2 * 1024 * 1024
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _PLAIN_HEAD: Final = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9]) [\t\x20-\x7e]*\r\n((?:" + _TOKEN + rb":[\t\x20-\x7e]*\r\n)+)\r\n"
 )
 _HEADER: Final = re.compile(rb"(" + _TOKEN + rb"):[\t ]*([\t\x20-\x7e]*?)[\t ]*\r\n")
-#: Up to a petabyte; a number that is longer is not believed.
+#: Up to a petabyte; longer numbers are not believed.
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}\Z")
-#: What a header of a request may be; no value ends its line, or is another header.
+#: Allowed characters of a request's header: no value can end its line, or add another header.
 _SENT_NAME: Final = re.compile(_TOKEN + rb"\Z")
 _SENT_VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff]+(?:[\t ]+[\x21-\x7e\x80-\xff]+)*)?\Z")
-#: Answers without a body, whatever length they give.
+#: Answers without a body, whatever length they state.
 _BODILESS: Final = frozenset({204, 304})
 
 Headers = list[tuple[bytes, bytes]]
@@ -75,10 +76,10 @@ class Opening(Protocol):
 
 
 class Call(NamedTuple):
-    """What the POSTs to one route have in common; made by `make_call`."""
+    """What all POSTs to one route have in common; made by `make_call`."""
 
     url: httpcore.URL
-    #: The head as it is written, but for the length of the body.
+    #: The head as it is written, without the length of the body.
     head: bytes
 
 
@@ -95,9 +96,9 @@ class PlainConnection:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        #: Whether the answer before was read to its end, and another request may follow.
+        #: Whether the previous answer was read to its end, so that another request may follow.
         self._is_idle = True
-        #: What reads the answer, when that is not of the plain form.
+        #: Reads the answer if it is not of the plain form.
         self._other: httpcore.HTTP11Connection | None = None
         self._other_response: httpcore.Response | None = None
 
@@ -117,7 +118,7 @@ class PlainConnection:
             raise
 
     def has_ended(self) -> bool:
-        """Whether the peer has closed it, or sent what nobody asked for. Requires: it is idle."""
+        """Whether the peer has closed it, or sent something unasked. Requires: it is idle."""
         return bool(self._stream.get_extra_info("is_readable"))
 
     def finish(self) -> bool:
@@ -134,7 +135,7 @@ class PlainConnection:
         self._stream.close()
 
     def _plain_answer(self, data: bytes) -> Answer | None:
-        """The answer that begins with `data`; None when it is not of the plain form."""
+        """The answer that begins with `data`; None if it is not of the plain form."""
         head = _PLAIN_HEAD.match(data)
         if head is None:
             return None
@@ -155,7 +156,7 @@ class PlainConnection:
         return Answer(status, headers, self._plain_body(start, body_bytes))
 
     def _plain_body(self, start: bytes, body_bytes: int) -> Iterator[bytes]:
-        """The body, of which `start` has come, in as few parts as may be."""
+        """The body, whose beginning is `start`, in as few parts as possible."""
         received = len(start)
         if received == body_bytes:
             self._is_idle = True
@@ -163,7 +164,7 @@ class PlainConnection:
             return
         received = 0
         while received < body_bytes:
-            # Its only reference: `getbuffer` and `getvalue` work on these very bytes.
+            # The only reference: `getbuffer` and `getvalue` work on these very bytes.
             landing = BytesIO(bytes(min(body_bytes - received, _PART_BYTES_MAX)))
             with landing.getbuffer() as view:
                 view[: len(start)] = start
@@ -175,8 +176,8 @@ class PlainConnection:
 
     def _fill(self, view: memoryview, first: int, before: int, body_bytes: int) -> None:
         while first < len(view):
-            # Given back before an error leaves here: what holds the error would hold the memory too,
-            # and since Python 3.13 a `BytesIO` that dies with such a view complains aloud.
+            # Released before an error leaves here: what holds the error would hold the memory too, and since
+            # Python 3.13 a `BytesIO` that is collected with such a view prints a warning.
             with view[first:] as room:
                 count = self._stream.receive_into(room)
             if not count:
@@ -189,14 +190,14 @@ class PlainConnection:
     def _other_answer(self, call: Call, data: bytes) -> Answer:
         """The answer that begins with `data`, as httpcore reads it."""
         self._other = httpcore.HTTP11Connection(call.url.origin, _Replay(data, self._stream))
-        # The request was sent already: this stands for it, and goes nowhere.
+        # The request was sent already: this one only stands for it, and is not sent.
         again = httpcore.Request("POST", call.url, headers=[(b"host", b"broker")])
         response = self._other_response = self._other.handle_request(again)
         return Answer(response.status, list(response.headers), iter(response.iter_stream()))
 
 
 class _Replay(httpcore.NetworkStream):
-    """A stream from which something was read already; takes what is written to it for nothing."""
+    """A stream of which a part was read already; discards what is written to it."""
 
     def __init__(self, data: bytes, stream: Stream) -> None:
         self._parts = [data]
@@ -206,14 +207,14 @@ class _Replay(httpcore.NetworkStream):
         return self._parts.pop() if self._parts else self._stream.read(max_bytes)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """The request went its way before."""
+        """Discards the request, which was sent before."""
 
     def close(self) -> None:
         self._stream.close()
 
 
 def make_call(url: httpcore.URL, headers: Iterable[tuple[bytes, bytes]]) -> Call:
-    """A POST to this address; raises `httpcore.LocalProtocolError` for a header that must not be."""
+    """A POST to this address; raises `httpcore.LocalProtocolError` for a header that is not allowed."""
     lines = [b"POST %b HTTP/1.1\r\n" % url.target]
     for name, value in headers:
         if not (_SENT_NAME.match(name) and _SENT_VALUE.match(value)):

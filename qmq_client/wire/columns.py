@@ -1,7 +1,7 @@
-"""What stands at the same place of every record of a frame, cut out in one go.
+"""Reads the field at the same place of every record of a frame, in one step.
 
-A frame has hundreds of records, and a step of Python for each costs more than what it looks at. Where
-all records have one length, as those of one kind of event mostly do, the cut is a stride.
+A frame has hundreds of records, and a step of Python for each costs more than the field itself. If
+all records have one length, as those of one kind of event mostly do, it is a slice with a stride.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def byte_column(frame: MessageFrame, place: int) -> bytes:
 
 
 def checksums(region: bytes | memoryview, lengths: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """The checksum that each record carries, and what it is of, in order.
+    """The checksum that each record carries, and the bytes it covers, in order.
 
-    Requires: in `region` records of these lengths stand one behind the other, none too short for it.
+    Requires: `region` holds records of these lengths back to back, none too short for it.
     """
     if lengths.count(lengths[0]) == len(lengths):
         return struct.iter_unpack(f">I{lengths[0] - _CHECKSUM_BYTES}s", region)
@@ -38,7 +38,7 @@ def checksums(region: bytes | memoryview, lengths: Sequence[int]) -> Iterator[tu
 
 
 def first_broken(records: Iterable[tuple[int, bytes]], seed: int) -> int | None:
-    """The index of the first of these `checksums` that is wrong; None where all are right.
+    """The index of the first wrong one of these `checksums`; None if all are right.
 
     `seed` is the checksum of the records' subject.
     """

@@ -1,7 +1,7 @@
-"""On which of a session's engines its messages are written.
+"""Finds the one of a session's engines on which its messages are written.
 
-A session may have several: binds by mapper or table, or a `get_bind` that sends writes elsewhere than
-reads. The one that counts is where it would write to the outbox, so it is asked for that.
+A session may have several: binds by mapper or table, or a `get_bind` that sends writes elsewhere
+than reads. What counts is where the session would write to the outbox, so it is asked exactly that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from qmq_client.outbox.transaction.enlisted import enlisted_engine
 def bind_on(
     session: Session, engine: sa.Engine, outbox: sa.Table
 ) -> sa.Engine | sa.Connection | None:
-    """What the session begins on to write to this outbox; None where that is another database.
+    """The engine or connection on which the session would write to this outbox; None if that is another database.
 
-    What it has begun on already counts as well: chosen by one of its mappers, perhaps.
+    Connections it has already begun on count as well: one of its mappers may have chosen them.
     """
     bind: sa.Engine | sa.Connection
     try:  # no `suppress`, which is Python: here most sends end
@@ -29,7 +29,8 @@ def bind_on(
     else:
         if bind.engine.pool is engine.pool:
             return bind
-    # The second for those that name UPDATE and DELETE only, as the recipe of SQLAlchemy's pages does.
+    # The second call is for a `get_bind` that recognizes only UPDATE and DELETE, like the recipe in
+    # SQLAlchemy's documentation.
     for write in (sa.insert(outbox), sa.update(outbox)):
         with suppress(sa.exc.UnboundExecutionError):
             bind = session.get_bind(clause=write)

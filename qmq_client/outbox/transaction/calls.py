@@ -1,11 +1,12 @@
-"""Stands between SQLAlchemy and the driver: every BEGIN, SAVEPOINT, ROLLBACK, COMMIT and statement.
+"""Stands between SQLAlchemy and the driver: sees every BEGIN, SAVEPOINT, ROLLBACK, COMMIT and statement.
 
-SQLAlchemy asks its dialect for each of these, whoever wanted it: session, connection, pool. So the
-dialect of a followed engine gets methods that do what ours is and then call the method that was there.
-Seen from here a COMMIT has a before and an after: what returned has happened, and what raised may have.
+Sessions, connections and pools all call SQLAlchemy's dialect for these. So the dialect of a
+followed engine gets methods that do our part and then call the original method. Here a COMMIT has a
+before and an after: if the call returned, it has happened; if it raised, it may have.
 
-Events of the engine would tell the same, one by one and before the fact, and cost each transaction of
-the application more than all of this; see `docs/decisions/0015-calls-of-the-dialect.md`.
+Events of the engine would report the same, one by one and before the fact, and would cost each
+transaction of the application more than all of this; see
+`docs/decisions/0015-calls-of-the-dialect.md`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from qmq_client.outbox.database.link import Link, find_link, link_of, make_link
 from qmq_client.outbox.transaction.unit import Unit
 
 _log = logging.getLogger("qmq.outbox")
-#: What SQLAlchemy executes for the dialect's savepoints, and an application may by itself.
+#: What SQLAlchemy executes for the dialect's savepoints; an application may execute it as well.
 _SAVEPOINT_CLAUSES: Final = (
     SavepointClause,
     RollbackToSavepointClause,
@@ -47,12 +48,12 @@ _METHODS: Final = (
     "do_executemany",
     "do_execute_no_params",
 )
-#: At a dialect that this copy of the product follows.
+#: Marks a dialect that this copy of the product follows.
 _MARK: Final = f"followed by {__name__}"
 
 
 def follow(dialect: Any, outbox: OutboxDialect) -> bool:
-    """Stand before this dialect from now on; False when that is so already, whatever thread did it."""
+    """Follow this dialect from now on; False if it is followed already, by whatever thread."""
     calls = Calls(dialect, outbox)
     if vars(dialect).setdefault(_MARK, calls) is not calls:
         return False
@@ -69,13 +70,13 @@ def is_followed(dialect: Any) -> bool:
 class Calls:
     """The methods of one dialect, as SQLAlchemy knows them (`sqlalchemy.engine.Dialect`).
 
-    `given` is what a pool gives out around a connection of the driver.
+    `given` is the pool's wrapper of a driver's connection.
     """
 
     def __init__(self, dialect: Any, outbox: OutboxDialect) -> None:
         self._outbox = outbox
         self._idle_rollbacks = outbox.idle_rollbacks
-        #: What was there before; `qmq doctor` counts how many stand behind each other.
+        #: The original methods; `qmq doctor` counts how many layers there are.
         self.followed: dict[str, Any] = {name: getattr(dialect, name) for name in _METHODS}
         self._begin = dialect.do_begin
         self._commit = dialect.do_commit
@@ -117,7 +118,7 @@ class Calls:
             unit.hand_over(is_confirmed=True)
 
     def do_rollback(self, given: Any) -> None:
-        """A pool asks for it behind each COMMIT, too; MySQL's driver would ask the server each time."""
+        """A pool also calls it behind each COMMIT; MySQL's driver would then make a round trip each time."""
         link = find_link(given)
         if link is None:
             self._rollback(given)
@@ -187,7 +188,7 @@ class Calls:
             unit.on_savepoint_end(name, is_undone=False)
 
     def _mark(self, method: str, connection: sa.Connection, name: str) -> Unit | None:
-        """A savepoint as SQLAlchemy wants it; the unit that is to know, where there is one."""
+        """The savepoint as SQLAlchemy wants it, noted by the unit, if there is one."""
         link = link_of(connection)
         link.is_marking = True
         try:
@@ -218,7 +219,7 @@ class Calls:
             self._outbox.note_answer(link, statement)
 
     def _before(self, cursor: Any, statement: str, context: Any) -> Link | None:
-        """A statement is about to be executed; the link of its connection, where it is followed."""
+        """A statement is about to be executed; the link of its connection, if it is followed."""
         if context is None:
             return None
         connection = context.root_connection
@@ -232,7 +233,7 @@ class Calls:
         return link
 
     def _finish(self, link: Link, given: Any) -> None:
-        """Write what waits. An error here stops the COMMIT."""
+        """Write the waiting rows. An error here stops the COMMIT."""
         try:
             link.unit.finish(link.connection())
         except BaseException:
@@ -240,10 +241,10 @@ class Calls:
             raise
 
     def _give_up(self, link: Link, given: Any) -> None:
-        """What waits could not be written: end the transaction.
+        """The waiting rows could not be written: end the transaction.
 
-        SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK. What
-        fails now must not hide the error, or the cancellation, that is on its way.
+        SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK. A
+        failure here must not hide the error, or the cancellation, that is being raised.
         """
         connection = link.connection()
         link.end()
@@ -267,6 +268,6 @@ def _drop(link: Link) -> None:
 
 
 def _is_savepoint(context: Any) -> bool:
-    """Not another statement, of a listener perhaps, in the midst of one."""
+    """Excludes other statements, perhaps of a listener, in the middle of a savepoint."""
     compiled = getattr(context, "compiled", None)
     return compiled is not None and isinstance(compiled.statement, _SAVEPOINT_CLAUSES)

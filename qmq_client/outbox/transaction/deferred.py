@@ -1,9 +1,10 @@
 """Messages of an asynchronous session that has not begun on its database yet.
 
-`producer.send` is an ordinary function: outside of SQLAlchemy's greenlet it can execute nothing, not
-even a BEGIN. So what is sent before the session's first statement is noted at the session's innermost
-transaction, and moves into the connection's unit when that transaction begins there: with its first
-statement, or right before its commit. A rolled back transaction takes its notes with it.
+`producer.send` is an ordinary function: outside SQLAlchemy's greenlet it can execute nothing, not
+even a BEGIN. So messages sent before the session's first statement are noted at the session's
+innermost transaction. They move into the connection's unit when that transaction begins there: with
+its first statement, or right before its commit. A transaction that is rolled back takes its notes
+with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.opened import checked_unit
 from qmq_client.outbox.transaction.outlet import Outlet
 
-#: In `session.info` once something was deferred; sessions that are not asynchronous never have to.
+#: Set in `session.info` once something was deferred; blocking sessions never need it.
 DEFERRED: Final = "qmq_deferred"
 
 
@@ -39,13 +40,13 @@ def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[Outbox
 
 
 def move(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    """`transaction` has begun on this connection: what waited for that goes into its unit."""
+    """`transaction` has begun on this connection: its waiting messages go into the connection's unit."""
     for each in _take(session, transaction, connection.engine.pool):
         checked_unit(connection, each.outlet).add(connection, each.outlet, each.rows)
 
 
 def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
-    """The engines on which something waits for the innermost transaction to begin; their outboxes."""
+    """The outboxes for which messages wait until the innermost transaction begins on their engines."""
     waiting: list[_Deferred] = session.info.get(DEFERRED, [])
     innermost = session.get_nested_transaction() or session.get_transaction()
     return {each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost}
@@ -66,7 +67,7 @@ def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxR
 
 
 def drop(session: Session, transaction: SessionTransaction) -> None:
-    """`transaction` is over; what waits for it still was rolled back with it."""
+    """`transaction` is over; what still waits for it was rolled back with it."""
     _take(session, transaction, None)
 
 

@@ -1,9 +1,9 @@
-"""Which connections a session's transaction has begun on, and which sessions this thread is in.
+"""On which connections a session's transaction has begun, and which sessions this thread is in.
 
-Kept in `session.info` by listeners of the `Session` class, which `tracker.py` sets, and asked at each
-send. A session may have a
-connection to each of several databases; two to *one* (binds of one engine with different options) do
-not commit together, so no message can belong to both, and such a session is refused.
+Listeners of the `Session` class, set by `tracker.py`, keep this in `session.info`; each send reads
+it. A session may have a connection to each of several databases. Two connections to *one* database
+(binds of one engine with different options) do not commit together, so no message can belong to
+both, and such a session is refused.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sqlalchemy.orm import Session, SessionTransaction
 from qmq_client.errors import WrongDatabaseError
 from qmq_client.outbox.transaction.deferred import DEFERRED, drop, move
 
-#: A transaction, and a connection that it has begun on.
+#: A transaction, and a connection on which it has begun.
 Begun: TypeAlias = tuple[SessionTransaction, sa.Connection]
-#: For each pool the innermost transaction.
+#: The innermost transaction for each pool.
 Enlisted: TypeAlias = dict[sa.Pool, Begun]
-#: Where that stands in `session.info`, and a list of others on the same pools.
+#: Its key in `session.info`, and the key of a list of others on the same pools.
 ENLISTED: Final = "qmq"
 OTHERS: Final = "qmq_others"
 
 
 class _Active(threading.local):
-    """Sessions with an open transaction of this thread, each with the task that began it."""
+    """Sessions with an open transaction in this thread, each with the task that began it."""
 
     def __init__(self) -> None:
-        # What a `WeakKeyDictionary` does, which is Python: every transaction is noted here.
+        # Like a `WeakKeyDictionary`, but that is written in Python, and every transaction is noted here.
         sessions: dict[ReferenceType[Session], ReferenceType[Any] | None] = {}
         self.sessions = sessions
-        #: Called when a session goes that did not end its transaction, in any thread.
+        #: Called, in any thread, when a session disappears without ending its transaction.
         self.forget = lambda gone: sessions.pop(gone, None)
 
 
@@ -43,7 +43,7 @@ _active = _Active()
 
 
 def note_active(session: Session, transaction: SessionTransaction) -> None:
-    """After a session has begun a transaction: the outermost is noted for this thread and task."""
+    """After a session has begun a transaction: note the outermost for this thread and task."""
     if transaction.parent is not None:
         return
     # An error to catch, without a loop, would take ten times as long.
@@ -52,7 +52,7 @@ def note_active(session: Session, transaction: SessionTransaction) -> None:
 
 
 def active_sessions() -> list[Session]:
-    """Sessions in whose transaction this thread and task is; on any engine."""
+    """Sessions in whose transaction this thread and task is, on any engine."""
     task = _current_task()
     noted = [(found(), owner) for found, owner in list(_active.sessions.items())]
     return [
@@ -79,7 +79,7 @@ def enlist(session: Session, transaction: SessionTransaction, connection: sa.Con
 
 
 def end(session: Session, transaction: SessionTransaction) -> None:
-    """After a transaction of a session has ended, whichever way."""
+    """After a transaction of a session has ended in any way."""
     info = session.info
     if DEFERRED in info:
         drop(session, transaction)
@@ -95,7 +95,7 @@ def end(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _enlist_parent(session: Session, ended: SessionTransaction, parent: SessionTransaction) -> None:
-    """A savepoint is over: the transaction around it has begun on the same connections before it."""
+    """A savepoint is over: the transaction around it counts as begun on the same connections."""
     enlisted: Enlisted = session.info.get(ENLISTED, {})
     for pool, (innermost, connection) in enlisted.items():
         if innermost is ended:
@@ -105,7 +105,8 @@ def _enlist_parent(session: Session, ended: SessionTransaction, parent: SessionT
 def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None:
     """The connection of this pool on which the session's innermost transaction has begun.
 
-    None also when that one was ended directly. Raises `WrongDatabaseError` when the session has two of them.
+    None also if that connection was ended directly. Raises `WrongDatabaseError` if the session has
+    two of them.
     """
     info = session.info
     enlisted: Enlisted | None = info.get(ENLISTED)
@@ -119,7 +120,7 @@ def enlisted_connection(session: Session, pool: sa.Pool) -> sa.Connection | None
 
 
 def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
-    """The engine on this pool that the session's transaction has touched."""
+    """The engine on this pool that the session's transaction has used."""
     enlisted: Enlisted | None = session.info.get(ENLISTED)
     if enlisted is None or (pair := enlisted.get(pool)) is None:
         return None
@@ -127,7 +128,7 @@ def enlisted_engine(session: Session, pool: sa.Pool) -> sa.Engine | None:
 
 
 def refuse_two(session: Session, pool: sa.Pool) -> None:
-    """Raise `WrongDatabaseError` when the session has two connections of this pool."""
+    """Raise `WrongDatabaseError` if the session has two connections of this pool."""
     others: list[Begun] = session.info.get(OTHERS, [])
     if any(connection.engine.pool is pool for _, connection in others):
         raise WrongDatabaseError(

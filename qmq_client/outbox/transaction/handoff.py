@@ -1,7 +1,7 @@
 """From the commit hook to the publisher: a bounded queue that never blocks and never raises.
 
-What does not fit is dropped and counted: the rows are stored, fall due by themselves, and the
-watchdog sends them. That is the back-pressure of the whole direct path.
+What does not fit is dropped and counted: its rows are stored, fall due by themselves, and the
+watchdog sends them. That is the whole back-pressure of the direct path.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import msgspec
 
 from qmq_client.outbox.row import OutboxRow
 
-#: More messages than there will ever be: the taker does not sleep.
+#: More messages than will ever wait: the taker is awake.
 _NEVER: Final = sys.maxsize
 
 
-# Each commit with messages makes one, so it is made in a fifth of a dataclass's time.
+# Made by each commit with messages, so it is a type that takes a fifth of a dataclass's time.
 class HandOver(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The messages of one transaction, on their way to the publisher."""
 
     rows: tuple[OutboxRow, ...]
     #: The owner that the rows were stored with.
     token: bytes
-    #: Monotonic seconds when the first of them was written; their time to fall due runs from then.
+    #: Monotonic seconds when the first row was written; the time until they fall due runs from then.
     written_at_s: float
-    #: Whether the commit is proven. When not, only what another connection can see may be sent.
+    #: Whether the commit is proven. If not, only rows that another connection can see may be sent.
     is_certain: bool
 
 
 class HandoffQueue:
-    """Handed over by any number of threads, taken by one."""
+    """Filled by any number of threads, emptied by one."""
 
     def __init__(
         self,
         messages_max: int,
         on_dropped: Callable[[HandOver], object] = lambda _: None,
     ) -> None:
-        """`on_dropped`: told of what did not fit, in the thread that commits; must not raise."""
+        """`on_dropped`: called with what did not fit, in the committing thread; must not raise."""
         self._messages_max = messages_max
         self._on_dropped = on_dropped
-        # Taken at each commit with messages, and not through the condition, which is Python. May be
-        # taken again by its holder: a signal's handler may commit in the middle of `put`.
+        # Taken at each commit with messages, and not through the condition, which is written in Python.
+        # Reentrant: a signal handler may commit in the middle of `put`.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[HandOver] = deque()
@@ -58,9 +58,10 @@ class HandoffQueue:
         self.dropped = 0
 
     def put(self, handed: HandOver) -> None:
-        """Add unless full; wakes the taker when it has asked for that.
+        """Add unless full; wakes the taker if it waits for that.
 
-        What is larger than the whole queue is taken by an empty one: it would never fit otherwise.
+        An empty queue accepts even what is larger than the whole queue: otherwise it would never
+        fit.
         """
         count = len(handed.rows)
         with self._lock:
@@ -95,7 +96,7 @@ class HandoffQueue:
         return taken
 
     def wait(self, seconds: float | None, *, messages: int = 1) -> None:
-        """Sleep until `messages` wait, somebody calls `wake`, or the time is over."""
+        """Sleep until `messages` wait, `wake` is called, or the time is over."""
         with self._changed:
             self._wake_at = messages
             self._changed.wait_for(lambda: self._is_woken or self._messages >= messages, seconds)

@@ -1,9 +1,9 @@
 """The text of the one statement that a transaction pays for its messages.
 
 A row is born owned: it carries the token of its process and falls due after the takeover time, so
-the direct path and the watchdog are one protocol. The text is made once for each number of rows and
-given to the driver as it is: building it anew through the expression language would cost more than
-everything else in a send.
+the direct path and the watchdog share one protocol. The text is made once for each number of rows
+and passed to the driver as it is: building it through the expression language each time would cost
+more than everything else in a send.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.table import LIVE
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
-#: Ends a statement that passes over ids which are there already. MySQL's INSERT IGNORE would pass
+#: Ending of a statement that skips ids which exist already. MySQL's INSERT IGNORE would skip every
+#: other fault as well, and it objects if the column that it numbers is set to itself.
 #: over every other fault, too, and takes it ill when the column that it numbers is set to itself.
 _SKIP_KNOWN = {
     "mysql": " ON DUPLICATE KEY UPDATE state = state",

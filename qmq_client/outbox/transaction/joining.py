@@ -55,9 +55,9 @@ def join_to_cancel(
     *,
     is_at_broker: bool = False,
 ) -> bool:
-    """Delete an unsent row in the transaction that is joined; whether there was one.
+    """Delete an unsent row in the joined transaction; whether there was one.
 
-    One that somebody may be sending stays, unless the broker has said that it has the message.
+    A row that somebody may be sending stays, unless the broker is known to have the message.
     Executes statements: an asynchronous session calls it inside `run_sync`.
     """
     scope = _scope(given, engine, outlet)
@@ -67,7 +67,7 @@ def join_to_cancel(
 
 
 def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
-    """The note of a message sent in the transaction that is joined, if it was."""
+    """The note of a message sent in the joined transaction, if it was sent there."""
     scope = _scope(given, engine, outlet)
     connection = enlisted_connection(scope, engine.pool) if isinstance(scope, Session) else scope
     unit = None if connection is None else unit_of(connection)
@@ -78,7 +78,7 @@ def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> O
 
 
 def _scope(given: Any, engine: sa.Engine, outlet: Outlet) -> Session | sa.Connection:
-    """The plain session or connection behind what the application holds, or the current one."""
+    """The plain session or connection behind the application's object, or the current one."""
     held = _current(engine, outlet) if given is None else given
     if isinstance(held, Session):  # what follows asks for attributes that it has not
         return held
@@ -97,7 +97,7 @@ def _connection(scope: Session | sa.Connection, engine: sa.Engine, outlet: Outle
 
 
 def _begin_on(session: Session, engine: sa.Engine, outlet: Outlet) -> sa.Connection:
-    """Begin the session's innermost transaction on the outbox's database, or learn that it is."""
+    """Make sure that the session's innermost transaction has begun on the outbox's database."""
     bind = bind_on(session, engine, outlet.outbox)
     if bind is None:
         raise WrongDatabaseError(_wrong(engine, outlet))

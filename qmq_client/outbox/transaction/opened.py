@@ -1,4 +1,4 @@
-"""The unit of a connection's transaction: the one that is there, or a new one for a send."""
+"""The unit of a connection's transaction: an existing one, or a new one for a send."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qmq_client.outbox.transaction.unit import Unit, lost_error
 
 
 def unit_of(connection: sa.Connection) -> Unit | None:
-    """What was sent in the current transaction of this connection."""
+    """The unit of this connection's current transaction; None if nothing was sent in it."""
     link = known_link(connection)
     unit: Unit | None = None if link is None else link.unit
     return unit
 
 
 def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
-    """The unit that a send joins; raises `OutboxError` where it would not follow the transaction."""
+    """The unit that a send joins; raises `OutboxError` if it could not follow the transaction."""
     link = find_link(connection.connection) or link_of(connection)
     if link.is_committing:
         raise NoTransactionError(
@@ -41,14 +41,15 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
         unit = link.unit = Unit(link)
         link.connection = ref(connection)
     elif unit.is_lost or not dialect.is_in_transaction(link):
-        # What is noted now would be missing should something else commit before the error is met.
+        # A note made now would be missing if something else commits before the error appears.
         unit.is_lost = True
         raise lost_error("this message")
     return unit
 
 
 def known_link(connection: sa.Connection) -> Link | None:
-    """The link of a connection, where something may have been noted at it."""
-    # `Connection.connection` raises for a closed one and would make a new one for an invalidated one.
+    """The link of a connection in which something may have been noted."""
+    # `Connection.connection` raises for a closed connection, and makes a new one for an invalidated
+    # one.
     given = connection._dbapi_connection
     return None if given is None else find_link(given)

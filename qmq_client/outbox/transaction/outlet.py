@@ -1,4 +1,4 @@
-"""What a transaction knows of the producer that sends in it, and the statements that store its rows."""
+"""What a transaction knows about the producer that sends in it, and the statements that store its rows."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _OVERTAKEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outlet:
-    """What a transaction needs to know of the producer that sends in it; one for each producer."""
+    """What a transaction needs to know about a producer; one for each producer."""
 
     outbox: sa.Table
     order_lock: sa.Table
     dialect: OutboxDialect
     #: Bytes of records that may wait for the commit.
     buffer_bytes: int
-    #: Bytes of one record that the server takes; None when it sets no limit.
+    #: The longest record that the server takes; None if it sets no limit.
     record_bytes_max: int | None
-    #: Write at once and look again before every commit, whatever it costs.
+    #: Write at once, and check again before every commit, whatever it costs.
     is_strict: bool
-    #: The owner that rows are born with.
+    #: The token that new rows carry.
     token: bytes
     #: `InsertTexts`: the INSERT of so many rows, five parameters each.
     insert_texts: Mapping[tuple[int, bool], str]
@@ -49,14 +49,14 @@ class Outlet:
 def insert_rows(
     connection: sa.Connection, link: Link, outlet: Outlet, rows: list[OutboxRow]
 ) -> bool:
-    """One INSERT; whether the database says that all rows are there.
+    """One INSERT; whether the database confirms that all rows are there.
 
     Raises the database's own error with a note that names the messages. Rows with a dedupe id are
-    not asked about: one that was there before is none that is missing.
+    not checked: one that existed before is not missing.
 
-    The driver is given it as SQLAlchemy would, without what serves nobody here: each transaction with
-    messages pays for this, and on SQLAlchemy's own way a text without a result costs three times as
-    much. That way is gone where somebody listens, by an event or a log.
+    The driver gets it as SQLAlchemy would pass it, without steps that serve nobody here: each
+    transaction with messages pays for this, and SQLAlchemy's own path takes three times as long for
+    a text without a result. SQLAlchemy's path is used if somebody listens, by an event or a log.
     """
     values: list[object] = []
     skips_known = False
@@ -81,7 +81,7 @@ def insert_rows(
             if not link.was_open:
                 outlet.dialect.note_answer(link, text)
         except BaseException as error:
-            # What SQLAlchemy does with every error of a driver: its own type, handlers, lost connections.
+            # As SQLAlchemy treats every error of a driver: its own type, handlers, lost connections.
             connection._handle_dbapi_exception(error, text, given, cursor, None)
     except sa.exc.DBAPIError as error:
         _explain(error, outlet, rows, outlet.insert_texts[1, skips_known])
@@ -94,7 +94,7 @@ def insert_rows(
 def _explain(
     error: sa.exc.DBAPIError, outlet: Outlet, rows: list[OutboxRow], text_of_one: str
 ) -> None:
-    """Have the error of an INSERT name the messages; raises another where the table is missing."""
+    """Let the error of an INSERT name the messages; raises another one if the table is missing."""
     note = f"while writing {ids_text([row.message_id for row in rows])} to {outlet.outbox.fullname}"
     if outlet.dialect.is_table_missing(error):
         raise OutboxMissingError(
@@ -103,7 +103,7 @@ def _explain(
             "Producer(…, tables=make_tables(metadata, schema=…)). Where it was dropped, run "
             "`qmq db migrate`."
         ) from error
-    # Only one row of the statement is shown, and no values: they are bodies of messages.
+    # The error shows only one row of the statement, and no values: these are bodies of messages.
     error.statement = text_of_one
     error.hide_parameters = True
     error.add_note(note)
@@ -112,7 +112,7 @@ def _explain(
 
 
 def lock_keys(connection: sa.Connection, unwritten: list[tuple[Outlet, OutboxRow]]) -> None:
-    """Keep the ordering keys of these rows until the commit; see `OutboxDialect.lock_keys`."""
+    """Lock the ordering keys of these rows until the commit; see `OutboxDialect.lock_keys`."""
     keyed = [each for each in unwritten if each[1].ordering_key is not None]
     if not keyed:
         return
@@ -144,7 +144,7 @@ def check_row(outlet: Outlet, link: Link, row: OutboxRow) -> None:
 
 
 def ids_text(message_ids: Collection[bytes]) -> str:
-    """The messages as an error names them."""
+    """The messages as errors name them."""
     shown = ", ".join(format_message_id(id_) for id_ in list(message_ids)[:_NAMED_IDS_MAX])
     more = len(message_ids) - _NAMED_IDS_MAX
     return f"message {shown}{f' and {more} more' if more > 0 else ''}"

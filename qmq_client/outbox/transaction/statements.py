@@ -1,9 +1,10 @@
-"""What a statement given as text may do to the transaction it is in.
+"""What a textual statement may do to the transaction it is in.
 
-Three kinds. *Plain* ones change or read rows and leave the transaction alone. *Savepoints* are made,
-released or rolled back to by name. Of *all others* it is not known: COMMIT, ROLLBACK AND CHAIN, DDL on
-MySQL, a procedure with a ROLLBACK in its error handler, several statements in one text. Only what is
-surely plain counts as plain; a mistake in the other direction costs a statement, not a message.
+There are three kinds. *Plain* ones change or read rows and leave the transaction alone.
+*Savepoints* are made, released or rolled back to by name. *All others* are unknown: COMMIT,
+ROLLBACK AND CHAIN, DDL on MySQL, a procedure with a ROLLBACK in its error handler, several
+statements in one text. Only what is surely plain counts as plain; a mistake in the other direction
+costs a statement, not a message.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-#: Statements of which the kind is kept, and how long one may be: a megabyte at most in all.
+#: Statements whose kind is cached, and the longest that is: a megabyte at most in all.
 _STATEMENTS_KEPT_MAX: Final = 512
 _KEPT_CHARACTERS_MAX: Final = 2_000
 _GAP: Final = r"(?:\s|--[^\n]*\n|/\*(?!!).*?\*/)*"
@@ -27,7 +28,7 @@ _SAVEPOINT: Final = re.compile(
     r"(?P<name>\w+|\"[^\"]+\"|`[^`]+`|\[[^\]]+\])\s*;?\s*",
     re.IGNORECASE | re.DOTALL,
 )
-#: Another statement behind the first, or what looks like one in a text.
+#: A second statement in a text, or what looks like one.
 _MORE: Final = re.compile(r";\s*\S")
 
 
@@ -49,12 +50,12 @@ def _is_plain(statement: str) -> bool:
     return _PLAIN.match(statement) is not None and _MORE.search(statement) is None
 
 
-#: An application has few statements, and gives each of them again and again.
+#: An application has few statements and repeats them again and again.
 _is_plain_kept: Final = lru_cache(maxsize=_STATEMENTS_KEPT_MAX)(_is_plain)
 
 
 def savepoint_text(statement: str) -> SavepointText | None:
-    """What this does to a savepoint, when that is all it does."""
+    """What this does to a savepoint, if that is all it does."""
     found = _SAVEPOINT.fullmatch(statement)
     if found is None:
         return None

@@ -1,13 +1,13 @@
-"""Follows the application's transactions: which messages were sent in which, and how each ended.
+"""Follows the application's transactions: which messages were sent in each, and how each ended.
 
 Two places are watched. The calls of SQLAlchemy's dialect (`calls.py`) see every BEGIN, SAVEPOINT,
-ROLLBACK and COMMIT, whoever asked for it; a `Unit` stands at the link of each connection in which
-something was sent. Listeners of the `Session` class see what those cannot: which session a connection
-belongs to, and that a commit is near while an error can still be met by it.
+ROLLBACK and COMMIT, whoever asked for it; a `Unit` is kept at the link of each connection in which
+something was sent. Listeners of the `Session` class see what those calls cannot: which session a
+connection belongs to, and that a commit is about to come while an error can still stop it.
 
-The COMMIT that returned is the proof: a released savepoint, and a session that has joined somebody
-else's transaction, send none. One that raised may have happened all the same; then the publisher
-sends only what another connection can see.
+A COMMIT that returned is the proof: a released savepoint, and a session that has joined somebody
+else's transaction, send nothing. A COMMIT that raised may have happened all the same; then the
+publisher sends only what another connection can see.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def _on_error(context: sa.engine.ExceptionContext) -> None:
         is_autocommit = not dialect.is_transactional(link)
         has_ended = not is_autocommit and not dialect.is_in_transaction(link)
         if has_ended or dialect.undoes_transaction(link, error):
-            # Nothing was sent yet; what is sent later must not take the rest for the whole.
+            # Nothing was sent yet; messages sent later must not be taken for all there are.
             link.unit = Unit(link, is_lost=True)
             link.connection = ref(connection)
 
 
 def _before_commit(session: Session) -> None:
-    """Rows are written before the first COMMIT of a session, which may be one of several."""
+    """Write rows before the first COMMIT of a session, which may make several."""
     info = session.info
     if DEFERRED in info:
         _begin_where_deferred(session)
@@ -106,7 +106,7 @@ def _before_commit(session: Session) -> None:
 
 
 def _begin_where_deferred(session: Session) -> None:
-    """Before a commit: begin on each database for which something waits still."""
+    """Before a commit: begin on each database for which messages still wait."""
     for engine, outbox in deferred_outboxes(session).items():
         # Perhaps a connection whose transaction the session has joined.
         bind = bind_on(session, engine, outbox) or engine

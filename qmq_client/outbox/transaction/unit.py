@@ -40,51 +40,51 @@ from qmq_client.outbox.transaction.statements import (
     savepoint_text,
 )
 
-#: So long after its time a row's owner may still be waiting for the answer to its last request, and the
-#: request may still arrive: twice as long as one waits for an answer.
+#: How long after a row's time its owner may still wait for the answer to its last request,
+#: and the request may still arrive: twice as long as one waits for an answer.
 UNDER_WAY_MS: Final = 60_000
-#: Rows of one INSERT, and how many may wait for it: one statement for nearly every transaction,
-#: and far from every database's limit of parameters.
+#: Rows in one INSERT, and how many may wait for it: one statement for nearly every transaction, and
+#: far below every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 100
-#: Ids of one query that looks for written rows; databases take some ten thousand parameters.
+#: Ids in one query for written rows; databases take some ten thousand parameters.
 _IDS_PER_LOOK: Final = 1_000
 
 
 @dataclass(slots=True)
 class _Mark:
-    """A savepoint: what was there before it."""
+    """A savepoint: the state before it."""
 
     name: str
     row_count: int
-    #: Rows of before that are written inside it are unwritten again when it is rolled back.
+    #: Rows from before that are written inside it become unwritten again when it is rolled back.
     written: int
-    #: Those that are cancelled inside it are back when it is rolled back.
+    #: Rows cancelled inside it are back when it is rolled back.
     cancelled: frozenset[bytes] = frozenset()
 
 
-#: Rows, how many of them are written, savepoints, what is cancelled.
+#: Rows, number of written ones, savepoints, cancelled rows.
 _Before = tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[bytes]]
 
 
-# Each transaction with messages has one, so it is made in a tenth of a plain object's time.
+# One for each transaction with messages, so it is made in a tenth of a plain object's time.
 class Unit(msgspec.Struct, eq=False):
     """Messages of one transaction of one connection. Used by one thread at a time."""
 
     _link: Link
     _rows: list[tuple[Outlet, OutboxRow]] = []
-    #: How many of them are written.
+    #: Number of written rows.
     _written: int = 0
     _unwritten_bytes: int = 0
-    #: Some of them were sent with an ordering key.
+    #: Whether some were sent with an ordering key.
     _has_keys: bool = False
     _written_at_s: float = 0.0
     _marks: tuple[_Mark, ...] = ()
     _was_written_early: bool = False
-    #: Rows of this transaction that were deleted by it.
+    #: Rows of this transaction that it deleted again.
     _cancelled: frozenset[bytes] = frozenset()
-    #: Rows that were written may be gone: look before the commit.
+    #: Written rows may be gone: check before the commit.
     _must_look: bool = False
-    #: What there was before the last statement on a savepoint, should that one fail.
+    #: The state before the last statement on a savepoint, in case that one fails.
     _before_text: _Before | None = None
     _is_strict: bool = False
     #: Rows wait that should be written as soon as a statement can be executed.
@@ -92,18 +92,18 @@ class Unit(msgspec.Struct, eq=False):
     _is_writing: bool = False
     #: A statement of this transaction failed, whatever the application made of it.
     is_suspect: bool = False
-    #: The transaction has ended behind SQLAlchemy's back.
+    #: The transaction was ended behind SQLAlchemy's back.
     is_lost: bool = False
-    #: What is executed from now on is the end of the transaction, in two phases.
+    #: What is executed from now on ends the transaction, in two phases.
     is_ending: bool = False
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, connection: sa.Connection, outlet: Outlet, rows: list[OutboxRow]) -> None:
-        """Note messages; writes when too much waits.
+        """Note messages; writes if too much waits.
 
-        Raises `InvalidMessageError` for one that cannot be written, before it notes any.
+        Raises `InvalidMessageError` for a message that cannot be written, before noting any.
         """
         for row in rows:
             if row.ordering_key is not None or outlet.record_bytes_max is not None:
@@ -135,7 +135,7 @@ class Unit(msgspec.Struct, eq=False):
         return any(row.ordering_key is not None for _, row in waiting)
 
     def find(self, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
-        """The note of a message that was sent here through `outlet`."""
+        """The note of a message that was sent in this transaction through `outlet`."""
         rows = (row for other, row in reversed(self._rows) if other is outlet)
         return next((row for row in rows if row.message_id == message_id), None)
 
@@ -147,11 +147,12 @@ class Unit(msgspec.Struct, eq=False):
         *,
         is_at_broker: bool = False,
     ) -> bool:
-        """Delete a row in this transaction, one of its own or one that nobody may be sending now.
+        """Delete a row in this transaction: one of its own, or one that nobody may be sending now;
+        whether there was one.
 
-        Any with `is_at_broker`: who still sends it finds its row gone, as a late owner does. Whether
-        there was one. What is sent here is written first, so that a savepoint rolled back later brings
-        the row back like everything else. Raises `OutboxError` in the midst of a stream.
+        With `is_at_broker` any row: whoever still sends it finds its row gone, like a late owner.
+        Rows sent here are written first, so that rolling back to a savepoint restores them like
+        everything else. Raises `OutboxError` in the middle of a stream.
         """
         if outlet.dialect.is_busy(self._link):
             raise OutboxError(
@@ -178,7 +179,7 @@ class Unit(msgspec.Struct, eq=False):
         return deleted.rowcount > 0
 
     def write(self, connection: sa.Connection) -> None:
-        """Store what waits. Raises the database's own error with a note that names the messages."""
+        """Store the waiting rows. Raises the database's own error with a note that names the messages."""
         rows, written = self._rows, self._written
         if self._is_writing:
             return
@@ -203,9 +204,9 @@ class Unit(msgspec.Struct, eq=False):
         self._unwritten_bytes, self._is_overdue = 0, False
 
     def finish(self, connection: sa.Connection | None) -> None:
-        """Everything that must be before the COMMIT; raises to stop it. Costs little when repeated.
+        """Everything that must precede the COMMIT; raises to stop it. Costs little when repeated.
 
-        `connection`: None when its owner is gone, and the pool is set to commit what is left.
+        `connection`: None if its owner is gone, and the pool is set to commit what is left.
         """
         rows = self._rows
         if not rows:
@@ -219,7 +220,7 @@ class Unit(msgspec.Struct, eq=False):
             self._must_look = False
 
     def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
-        """A statement of this transaction failed; whether anybody minds is not known here."""
+        """A statement of this transaction failed; whether the application minds is not known here."""
         if self._before_text is not None:  # it did not happen
             self._rows, self._written, self._marks, self._cancelled = self._before_text
             self._before_text = None
@@ -231,11 +232,11 @@ class Unit(msgspec.Struct, eq=False):
             self.is_lost = True
 
     def on_statement(self, connection: sa.Connection, statement: str) -> None:
-        """The application is about to execute this, which is no savepoint of SQLAlchemy's.
+        """The application is about to execute this, which is not one of SQLAlchemy's savepoints.
 
-        Drivers begin anew with the next change, so this is the last moment to see that the
-        transaction has ended. Before a statement of which nobody knows what it does to the
-        transaction, rows are written: then the database undoes or keeps them with everything else.
+        Drivers begin a new transaction with the next change, so this is the last moment to see that
+        the old one has ended. Before a statement with an unknown effect on the transaction, rows
+        are written: then the database undoes or keeps them with everything else.
         """
         self._before_text = None
         if not self._rows or self.is_lost or self.is_ending or self._is_writing:
@@ -267,8 +268,8 @@ class Unit(msgspec.Struct, eq=False):
         """The savepoint `name` was rolled back to, or released."""
         names = [mark.name for mark in self._marks]
         name = plain_name(name)
-        # One that is not known was made before the first send: everything was sent inside. Of two
-        # with one name the newer is meant.
+        # An unknown savepoint was made before the first send: everything was sent inside it. Of two with
+        # one name the newer is meant.
         index = len(names) - 1 - names[::-1].index(name) if name in names else 0
         if is_undone:
             mark = self._marks[index] if name in names else _Mark(name, 0, 0)
@@ -300,7 +301,7 @@ class Unit(msgspec.Struct, eq=False):
             )
 
     def _next_insert(self, outlet: Outlet) -> list[OutboxRow]:
-        """What the next statement carries: rows of this outlet, within its bounds."""
+        """The rows of the next statement: rows of this outlet, within its bounds."""
         rows: list[OutboxRow] = []
         record_bytes = 0
         for other, row in self._rows[self._written : self._written + ROWS_PER_INSERT_MAX]:
@@ -322,7 +323,7 @@ class Unit(msgspec.Struct, eq=False):
             ids = list(expected)
             for first in range(0, len(ids), _IDS_PER_LOOK):
                 some = ids[first : first + _IDS_PER_LOOK]
-                # With a limit: `sql_select_limit` of MySQL would put its own, and rows seem to be gone.
+                # With a limit: `sql_select_limit` of MySQL would impose its own, and rows would seem to be gone.
                 ids_here = outbox.c.message_id.in_(some)
                 query = sa.select(outbox.c.message_id).where(ids_here).limit(len(some))
                 missing.difference_update(connection.scalars(query, execution_options=AS_NAMED))
@@ -335,9 +336,9 @@ class Unit(msgspec.Struct, eq=False):
                 )
 
     def was_ended_elsewhere(self) -> bool:
-        """Whether messages wait here for a commit that has been, unknown to SQLAlchemy, or never comes.
+        """Whether messages wait here for a commit that has already happened, unknown to SQLAlchemy, or never will.
 
-        Not when an error ended the transaction, which the application has been told.
+        False if an error ended the transaction: the application knows that one.
         """
         if self.is_lost or self.is_suspect or self._written == len(self._rows):
             return False
