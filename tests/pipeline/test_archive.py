@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError
+from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.archive import archive
+from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
 from qmq_pipeline.work.archive import archive_piece, verify_archived
-from qmq_pipeline.work.ranges import ingest_range
-from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+from qmq_pipeline.work.ranges import TABLES_OF, ingest_range
+from qmq_pipeline.work.workers import LocalWorkers
+from tests.pipeline.world import FAR_MS, FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from qmq_pipeline.tables.table import Table
 
 SUBJECTS = ("orders", "flight.departed")
 
@@ -104,3 +111,86 @@ def test_a_segment_with_an_altered_message_is_refused_by_its_name_and_no_disk_is
     assert f"message {every[7].message_id.hex()} of {every[7].subject}" in said
     assert "no disk changed it" in said
     assert "check the disk" not in said
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[DataDirectory]:
+    """Some whole segments and the beginning of another one, in each some messages that wait for their time."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    come_in(directory, 1)
+    yield directory
+    directory.close()
+
+
+def come_in(directory: DataDirectory, number: int) -> None:
+    ids = MessageIds(number)
+    for _ in range(10):
+        directory.append(messages(ids, 150), frame_records=20)
+        later = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in messages(ids, 2)]
+        directory.append(later, kind=FrameKind.DELAYED)
+
+
+def offsets(folder: Path, table: Table) -> list[tuple[int, int]]:
+    lake = Lake(str(folder))
+    return sorted(
+        (row["physical_offset"], row["record_number"])
+        for one in lake.ranges(table)
+        for file in one.files
+        for batch in lake.read_file(table, file.path, ["physical_offset", "record_number"])
+        for row in batch.to_pylist()
+    )
+
+
+def test_P2_an_archive_that_died_between_the_commits_of_two_tables_has_nothing_twice(
+    sealed: DataDirectory, tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    config = PipelineConfig(tables=str(folder), place=Place(path=str(sealed.path)))
+    with LocalWorkers(1) as workers:
+        archive(workers, config)
+        (last,) = (folder / "bronze" / "messages" / "_commits").glob("*-*.json")
+        last.unlink()  # the one that says how far the archive goes is written last
+        come_in(sealed, 2)
+        done = archive(workers, config)
+    end = done.next_offsets["commitlog"]
+    whole = str(tmp_path / "whole")
+    Lake(whole).prepare()
+    at_once = ingest_range(Place(path=str(sealed.path)), whole, "commitlog", LogRange(0, end))
+    for table in TABLES_OF["commitlog"]:
+        Lake(whole).commit(table, [at_once[table.name]])
+        assert offsets(folder, table) == offsets(Path(whole), table)
+    assert len(offsets(folder, SCHEDULED)) > 20
+
+
+def test_an_archive_takes_nothing_that_was_ingested_and_ingest_nothing_into_an_archive(
+    sealed: DataDirectory, tmp_path: Path
+) -> None:
+    """Whoever wrote ranges that are no segments would have some rows twice, or rows that nobody verified."""
+    place = Place(path=str(sealed.path))
+    with LocalWorkers(1) as workers:
+        for first, other, said in (
+            (ingest, archive, "its tables were ingested.*a folder of its own"),
+            (archive, ingest, "it is an archive.*a folder of its own"),
+        ):
+            config = PipelineConfig(tables=str(tmp_path / first.__name__), place=place)
+            first(workers, config)
+            before = Lake(config.tables).ranges(MESSAGES)
+            come_in(sealed, len(before))
+            with pytest.raises(LakeError, match=said):
+                other(workers, config)
+            assert Lake(config.tables).ranges(MESSAGES) == before
+            first(workers, config)
+            assert len(Lake(config.tables).ranges(MESSAGES)) > len(before)
+
+
+def test_a_folder_of_tables_is_no_log_to_be_ingested_and_it_is_said_what_it_is_good_for(
+    sealed: DataDirectory, tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    with LocalWorkers(1) as workers:
+        archive(workers, PipelineConfig(tables=str(folder), place=Place(path=str(sealed.path))))
+        config = PipelineConfig(tables=str(tmp_path / "t"), place=Place(path=str(folder)))
+        for job in (ingest, archive):
+            with pytest.raises(SourceError, match=r"folder of tables.*Give it as --tables"):
+                job(workers, config)
+    assert not (tmp_path / "t").exists()

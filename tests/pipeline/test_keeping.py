@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,8 +31,11 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES
+from qmq_pipeline.work.ranges import TABLES_OF
+from qmq_pipeline.work.worker import do_piece
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.broker_process import BrokerProcess
+from tests.pipeline.power import Synced
 from tests.pipeline.quick import quick_environment
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
 
@@ -209,6 +212,49 @@ def a_way_to(broker: BrokerProcess, on_post: Callable[[Way, bytes], None]) -> It
         server.shutdown()
         server.server_close()
         thread.join(60)
+
+
+class Here(LocalWorkers):
+    """Work is done in this process, where a test sees what is synced."""
+
+    def run(self, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
+        return [json.loads(json.dumps(do_piece(function, one))) for one in pieces]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_B12_what_a_broker_is_told_of_survives_a_power_cut(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    folder = tmp_path / "on the way" / "archive"
+    config = PipelineConfig(tables=str(folder), place=Place(path=str(data)))
+    synced = Synced(monkeypatch)
+    if not is_first:  # the run before was killed when it had committed, and before it synced that
+        with monkeypatch.context() as other:
+            other.setattr(Lake, "sync_commit", lambda *_: None)
+            archive(Here(1), config)
+    told: list[int] = []
+
+    class Watched(Keeping):
+        def tell(self, store_id: str, kept: Mapping[str, int]) -> bool:
+            for log, offset in kept.items():
+                left = tmp_path / f"left {len(told)}"
+                synced.left(tmp_path, left)
+                lake, table = Lake(str(left / "on the way" / "archive")), TABLES_OF[log][0]
+                lake.require()
+                assert lake.ranges(table)[-1].next == offset
+                for one in TABLES_OF[log]:
+                    files = [file for facts in lake.ranges(one) for file in facts.files]
+                    rows = [
+                        batch.num_rows
+                        for f in files
+                        for batch in lake.read_file(one, f.path, one.key)
+                    ]
+                    assert sum(rows) == sum(file.rows for file in files)
+                told.append(offset)
+            return True
+
+    done = archive(Here(1), config, keeping=Watched(place=None))
+    assert told[-1] == done.next_offsets["commitlog"] >= 4 * SEGMENT
 
 
 def test_two_archives_may_not_have_one_name_and_the_second_is_told_so(

@@ -76,6 +76,23 @@ def test_P2_what_a_run_left_that_died_is_removed_and_nothing_else(tmp_path: Path
     directory.close()
 
 
+def test_what_a_run_left_that_died_stays_where_a_listing_names_it(tmp_path: Path) -> None:
+    """It was committed in one table and not in the one that says how far the log was read, and exposed then."""
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 40))
+    directory.close()
+    lake = Lake(str(tmp_path / "tables"))
+    place, after = Place(path=str(directory.path)), directory.store.durable_offset
+    (file,) = ingest_range(place, lake.root, COMMIT_LOG, LogRange(0, after))["messages"].files
+    path = Path(lake.root, "bronze", "messages", file.path)
+    lake.keep(MESSAGES, "delta", [file.path])
+    LogEnd(lake, MESSAGES).clear_behind(None)
+    assert path.exists()
+    lake.keep(MESSAGES, "delta", [])
+    LogEnd(lake, MESSAGES).clear_behind(None)
+    assert not path.exists()
+
+
 def test_a_table_without_commits_has_no_end_and_all_of_its_files_go(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "tables"))
     end = LogEnd(lake, MESSAGES)

@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.errors import ExpiredRangeError, SourceError
+from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.keeping import Keeping
 from qmq_pipeline.jobs.log_tables import commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
@@ -21,7 +21,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log, with_token
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import ARCHIVED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.work.ranges import TABLES_OF
@@ -114,6 +114,8 @@ class _Run:
         for log in _LOGS:
             if last := self._last(log):
                 known[log] = last.next
+                for table in TABLES_OF[log]:
+                    LogEnd(self._lake, table).sync()
                 for place in dict.fromkeys((self._place, self.keeping.place or self._place)):
                     _check_same(place, self._lake, log, last)
         reader = open_log(self._place, COMMIT_LOG)
@@ -126,14 +128,14 @@ class _Run:
     def go(self, log: str) -> tuple[list[RangeFacts], int]:
         """Archive one log: what was added, and the offset below which everything is in the archive."""
         tables, place, lake = TABLES_OF[log], self._place, self._lake
+        last = self._last(log)
         for table in tables:
-            lake.sweep(table)
+            LogEnd(lake, table).clear_behind(last)
         reader = open_log(place, log)
         try:
             bounds, segment_bytes = reader.bounds(), reader.segment_bytes
         finally:
             reader.close()
-        last = self._last(log)
         first = _first(place, log, bounds, last)
         bases = range(first - first % segment_bytes, bounds.next_offset, segment_bytes)
         sealed = [base for base in bases if base + segment_bytes <= bounds.next_offset]
@@ -144,7 +146,7 @@ class _Run:
             pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
             found = written(self._workers, _WORK, tables, pieces)
             is_from_start = first == 0 or last is not None
-            known = commit(lake, tables, found, known, is_from_start=is_from_start)
+            known = commit(lake, tables, found, known, is_from_start=is_from_start, is_synced=True)
             done += found[tables[0].name]
             self._tell(log, done[-1])
             rows, count = sum(one.rows for one in done), i + len(some)
@@ -159,8 +161,15 @@ class _Run:
         self.keeping.tell(last.source, {log: last.next})
 
     def _last(self, log: str) -> RangeFacts | None:
-        """The last segment of the archive."""
-        return LogEnd(self._lake, TABLES_OF[log][0]).last()
+        """The last segment of the archive; refuses a folder with ranges that nobody verified."""
+        last = LogEnd(self._lake, TABLES_OF[log][0]).last()
+        if last is not None and not last.notes.get(ARCHIVED):
+            raise LakeError(
+                path=self._lake.root,
+                reason="its tables were ingested, which neither verifies rows nor waits for whole segments",
+                remedy="Give the archive a folder of its own",
+            )
+        return last
 
 
 def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.errors import ExpiredRangeError, SourceError
+from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
 from qmq_pipeline.jobs.merge import merge
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
@@ -23,7 +23,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
 from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import EXPIRED, RangeFacts
+from qmq_pipeline.tables.commits import ARCHIVED, EXPIRED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
@@ -68,8 +68,7 @@ def ingest(
     with lake.writing(), ExitStack() as own:
         if watches is None:
             watches = own.enter_context(watched_logs(place))
-        for log in _LOGS:
-            run = _Run(workers, config, place, lake, watches[log], log)
+        for run in [_Run(workers, config, place, lake, watches[log], log) for log in _LOGS]:
             done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
     return done
 
@@ -100,11 +99,18 @@ class _Run:
         self._watch = watch
         self._log = log
         self._tables: Sequence[Table] = TABLES_OF[log]
+        self._ends = [LogEnd(lake, table) for table in self._tables]
+        self._last = self._ends[0].last()
+        if self._last is not None and self._last.notes.get(ARCHIVED):
+            raise LakeError(
+                path=lake.root,
+                reason="it is an archive, in which each row is verified, and whole segments follow each other",
+                remedy="Ingest into a folder of its own; the other jobs work on the archive as it is",
+            )
 
     def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
-        ends = [LogEnd(self._lake, table) for table in self._tables]
-        last = ends[0].last()
-        for end in ends:
+        last = self._last
+        for end in self._ends:
             end.clear_behind(last)
         read_at_ms = SYSTEM_CLOCK.now_ms()
         bounds = self._continued_bounds(last)

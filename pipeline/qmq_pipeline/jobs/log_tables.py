@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from qmq_pipeline.errors import OptionError
+from qmq_pipeline.errors import OptionError, SourceError
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
-from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.lake import Lake, is_lake
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.completeness import next_sequences
@@ -41,6 +41,12 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
         )
     place = with_token(config.place, os.environ)
     lake = Lake(config.tables)
+    if place.path is not None and is_lake(place.path):
+        raise SourceError(
+            source=place.name,
+            reason="it is a folder of tables, such as an archive, and no log",
+            remedy="Give it as --tables: the other jobs work on it as it is",
+        )
     open_log(place, COMMIT_LOG).close()
     lake.prepare()
     return place, lake
@@ -64,8 +70,11 @@ def commit(
     known: Mapping[str, int],
     *,
     is_from_start: bool,
+    is_synced: bool = False,
 ) -> dict[str, int]:
     """Commit ranges. The table that says how far the log was read comes last, so it is never ahead of the others.
+
+    `is_synced`: the commits survive a power cut when this returns.
 
     `known`: subject → the next sequence expected. Returns the same behind these ranges, and notes
     it.
@@ -75,5 +84,7 @@ def commit(
         expected = next_sequences(expected, facts, is_from_start=is_from_start)
         facts[-1] = replace(facts[-1], notes={**facts[-1].notes, "next_sequences": expected})
     for table in reversed(tables):
-        lake.commit(table, found[table.name])
+        made = lake.commit(table, found[table.name])
+        if is_synced:
+            lake.sync_commit(table, made)
     return expected

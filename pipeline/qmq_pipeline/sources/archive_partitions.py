@@ -6,7 +6,6 @@ subject, time and offset.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.sources.worker_heap import keep_loaded
 from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import MARKER, Lake
+from qmq_pipeline.tables.lake import Lake, is_lake
 from qmq_pipeline.tables.schemas import ACTIONS
 
 
@@ -33,8 +32,7 @@ class ArchivePartition(InputPartition):
 
 def is_archive(place: Place) -> bool:
     """Whether this place is a folder of tables, not a data directory."""
-    path = place.path
-    return path is not None and os.path.exists(os.path.join(path.removeprefix("file://"), MARKER))
+    return place.path is not None and is_lake(place.path.removeprefix("file://"))
 
 
 def plan_archive(options: LogOptions) -> list[InputPartition]:

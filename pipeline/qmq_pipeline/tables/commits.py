@@ -13,6 +13,8 @@ from typing import Any, Final
 #: Notes of a range of the commit log: altered records, and their number.
 ALTERED: Final = "altered"
 ALTERED_COUNT: Final = "altered_count"
+#: Note of a range of an archive: a whole segment that was verified and synced before its commit.
+ARCHIVED: Final = "is_archived"
 #: Note of a range that retention deleted before it was read.
 EXPIRED: Final = "is_expired"
 #: Notes of a scan of an outbox: its time, ms since 1970 by the database's clock; for merged scans,

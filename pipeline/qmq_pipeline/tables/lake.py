@@ -60,6 +60,14 @@ _DIGITS: Final = 20
 PART: Final = "part"
 
 
+def is_lake(path: str) -> bool:
+    """Whether there are tables in this folder, or at this URL; raises `LakeError` for a scheme that nobody knows."""
+    try:
+        return LakeFiles(path).read_text(MARKER) is not None
+    except NotADirectoryError:
+        return False
+
+
 class Lake:
     """The tables below one folder. Cheap to make; travels to workers as its path."""
 
@@ -87,6 +95,7 @@ class Lake:
             )
         self._files.create()
         self._files.write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
+        self._files.sync([MARKER])
 
     def require(self) -> None:
         """Refuse a folder that `ingest` has not made, or of another version; creates nothing."""
@@ -153,7 +162,7 @@ class Lake:
 
     def sync_commit(self, table: Table, commit: Commit) -> None:
         """Make a commit survive a power cut, as `sync_files` does for its files."""
-        self._files.sync(self._commit_path(table, commit.name))
+        self._files.sync([self._commit_path(table, commit.name)])
 
     def _commit_path(self, table: Table, name: str) -> str:
         return f"{self.folder(table)}/{COMMITS}/{name}.json"
@@ -283,7 +292,7 @@ class Lake:
             for one in commit.ranges
             for file in one.files
         }
-        kept |= {tally_path(path) for path in kept} | self._kept(table)
+        kept |= {tally_path(path) for path in kept} | self.kept(table)
         found = (
             path.removeprefix(f"{folder}/") for path in self._files.names(folder, is_deep=True)
         )
@@ -297,7 +306,8 @@ class Lake:
         text = json.dumps({"files": sorted(paths)})
         self._files.write_text(f"{self.folder(table)}/{_KEPT}/{name}.json", text)
 
-    def _kept(self, table: Table) -> set[str]:
+    def kept(self, table: Table) -> set[str]:
+        """Data files that stay although no commit may name them, see `keep`."""
         texts = [
             self._files.read_text(path)
             for path in self._files.names(f"{self.folder(table)}/{_KEPT}")
@@ -348,8 +358,7 @@ class Lake:
 
     def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
         """Make files and their names survive a power cut; an object store does that by itself."""
-        for file in files:
-            self._files.sync(f"{self.folder(table)}/{file.path}")
+        self._files.sync([f"{self.folder(table)}/{file.path}" for file in files])
 
     def read_file(
         self, table: Table, path: str, columns: Sequence[str]

@@ -59,8 +59,15 @@ class LakeFiles:
         self._is_disk = isinstance(self._files, pafs.LocalFileSystem)
 
     def create(self) -> None:
-        """Make the folder, and those above it."""
+        """Make the folder, and those above it; on a disk they survive a power cut."""
+        made: list[str] = []
+        above = os.path.abspath(self._path)
+        while self._is_disk and not os.path.exists(above):
+            above = os.path.dirname(above)
+            made.append(above)
         self._files.create_dir(self._path, recursive=True)
+        for one in made:
+            _sync(one)
 
     def strangers(self) -> set[str]:
         """Entries of the folder itself, without the lock; none on an object store."""
@@ -216,17 +223,20 @@ class LakeFiles:
         with self._files.open_input_file(self._full(path)) as file:
             return pq.ParquetFile(file).metadata.num_rows, file.size()
 
-    def sync(self, path: str) -> None:
-        """Make a file and its name survive a power cut; an object store does that by itself."""
+    def sync(self, paths: Iterable[str]) -> None:
+        """Make files, their names and the folders they are in survive a power cut.
+
+        An object store does that by itself.
+        """
         if not self._is_disk:
             return
-        full = self._full(path)
-        for one in (full, full.rpartition("/")[0]):
-            descriptor = os.open(one, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        folders = {""}
+        for path in paths:
+            _sync(self._full(path))
+            while path := path.rpartition("/")[0]:
+                folders.add(path)
+        for folder in sorted(folders, key=len, reverse=True):
+            _sync(self._full(folder))
 
     @contextmanager
     def _whole(self, path: str) -> Iterator[pa.NativeFile]:
@@ -248,6 +258,14 @@ class LakeFiles:
 
     def _full(self, path: str) -> str:
         return f"{self._path.rstrip('/')}/{path}"
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _arrow_url(root: str) -> str:

@@ -34,6 +34,7 @@ class LogEnd:
     def __init__(self, lake: Lake, table: Table) -> None:
         self._files = LakeFiles(lake.root)
         self._folder = lake.folder(table)
+        self._kept = {f"{self._folder}/{path}" for path in lake.kept(table)}
         #: Path of a commit → the end of its range.
         self._commits = {
             path: end
@@ -43,11 +44,19 @@ class LogEnd:
 
     def last(self) -> RangeFacts | None:
         """The last committed range; None if there is none."""
-        name = max(self._commits, key=lambda path: (self._commits[path], path), default=None)
-        if name is None:
+        newest = self._newest()
+        if newest is None:
             return None
-        commit = Commit.from_json(self._files.read_text(name) or "{}")
+        commit = Commit.from_json(self._files.read_text(newest) or "{}")
         return max(commit.ranges, key=lambda one: one.next)
+
+    def sync(self) -> None:
+        """Make the last commit survive a power cut: the run that wrote it may have died before it did."""
+        newest = self._newest()
+        self._files.sync([] if newest is None else [newest])
+
+    def _newest(self) -> str | None:
+        return max(self._commits, key=lambda path: (self._commits[path], path), default=None)
 
     def spans(self) -> list[Span]:
         """All commits, including those that others replace."""
@@ -59,7 +68,10 @@ class LogEnd:
         return found
 
     def clear_behind(self, last: RangeFacts | None) -> int:
-        """Remove commits and files behind `last`, the last range that counts; the number of data files."""
+        """Remove commits and files behind `last`, the last range that counts; the number of data files.
+
+        What a listing names stays, see `Lake.keep`.
+        """
         next_offset = 0 if last is None else last.next
         first_day = "" if last is None else _day_of(last)
         doomed = [path for path, end in self._commits.items() if end > next_offset]
@@ -68,7 +80,7 @@ class LogEnd:
             for day in self._days()
             if day.rpartition("/")[2] >= first_day
             for path in self._files.names(day)
-            if _end_of(path) > next_offset
+            if _end_of(path) > next_offset and path not in self._kept
         ]
         for path in (*doomed, *files):
             self._files.delete(path)

@@ -17,7 +17,7 @@ from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
 from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import ALTERED, RangeFacts
+from qmq_pipeline.tables.commits import ALTERED, ARCHIVED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.tables.table import Table
@@ -49,7 +49,7 @@ def archive_piece(
     for name, one in facts.items():
         has_records = TABLES[name] in (MESSAGES, SCHEDULED)
         notes = verify_archived(lake, TABLES[name], one, altered) if has_records else {}
-        facts[name] = replace(one, notes={**one.notes, **notes})
+        facts[name] = replace(one, notes={**one.notes, ARCHIVED: True, **notes})
         lake.sync_files(TABLES[name], one.files)
     return {name: asdict(one) for name, one in facts.items()}
 
