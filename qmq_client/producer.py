@@ -32,6 +32,7 @@ from qmq_client.given import (
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
+from qmq_client.outbox.checking.rights import PRODUCER, PRODUCER_IN_ORDER
 from qmq_client.outbox.database.dialect import (
     BEGIN_OPTION,
     BEGIN_TO_WRITE,
@@ -103,7 +104,7 @@ class Producer:
     def _prepare(self) -> None:
         outbox, is_ordered = self._tables.outbox, self.options.order_by_key
         needed = [outbox, self._tables.order_lock] if is_ordered else [outbox]
-        self._store.check_schema(needed)
+        self._store.check_schema(needed, role=PRODUCER_IN_ORDER if is_ordered else PRODUCER)
         if is_ordered:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":

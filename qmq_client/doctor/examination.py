@@ -129,19 +129,22 @@ def _of_database(
 
 
 def _of_outbox(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
+    drift = list(drifted(connection, tables))
+    yield from drift
+    if any(finding.id == "schema.missing" for finding in drift):
+        return
+    yield from roles(connection, tables)
+    yield from strangers(connection, tables)
     try:
-        drift = list(drifted(connection, tables))
-        yield from drift
-        if not any(finding.id == "schema.missing" for finding in drift):
-            yield from roles(connection, tables)
-            yield from strangers(connection, tables)
-            yield from waiting(connection, tables, thresholds)
+        yield from waiting(connection, tables, thresholds)
     except sa.exc.DBAPIError as error:
         if not is_denied(error):
             raise
         connection.rollback()
         name = table_text(connection, tables.outbox)
-        yield missing(connection, f"SELECT ON {name}", f"{name}, for rows that wait")
+        unread = missing(connection, f"SELECT ON {name}", f"{name}, for rows that wait")
+        if unread.fix not in {finding.fix for finding in drift}:
+            yield unread
 
 
 def _of_clock(connection: sa.Connection, clock: Clock, thresholds: Thresholds) -> Findings:

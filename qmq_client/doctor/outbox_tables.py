@@ -14,6 +14,7 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 
 #: Words in a difference → the check it belongs to; the first match counts.
 _KINDS: Final = (
+    ("was not looked at", "rights.missing"),
     ("is of engine", "table.engine"),
     ("is UNLOGGED", "table.unlogged"),
     ("binlog_format", "mysql.binlog_format"),

@@ -24,8 +24,8 @@ def missing(connection: sa.Connection, right: str, read: str) -> Finding:
 
 def roles(connection: sa.Connection, tables: Tables) -> Findings:
     """Which of our processes this user can run. Requires: the tables exist."""
-    rights = Rights(connection, tables)
-    lacking = {role: rights.lacking(role) for role in ROLES}
+    rights = Rights(connection)
+    lacking = {role: rights.lacking(role, tables) for role in ROLES}
     if not any(lacking.values()):
         return
     outbox, lacks = tables.outbox, lacking[PRODUCER]

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
+from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
 from qmq_client.outbox.table import AS_NAMED
 from qmq_client.wire.names import check_name
@@ -87,8 +88,12 @@ class Notes:
         return self._dialect.purge(connection, self.group, older_than_ms=older_than_ms, limit=limit)
 
     def check(self, session: Session) -> None:
-        """Raise when the table is missing or keeps what was rolled back."""
+        """Raise when the table is missing, not this user's, or keeps what was rolled back."""
         connection = session.connection(bind_arguments=self._bind_arguments)
+        database = self.engine.url.render_as_string(hide_password=True)
+        denied = Rights(connection).lacking_on(self._inbox, CONSUMER.inbox)
+        if texts := lacking_texts(connection, CONSUMER, denied):
+            raise OutboxMissingError(f"{'; '.join(texts)}, in {database}")
         wanted = {column.name for column in self._inbox.columns}
         try:
             columns = sa.inspect(connection).get_columns(
@@ -97,7 +102,6 @@ class Notes:
         except sa.exc.NoSuchTableError:
             columns = []
         found = {column["name"] for column in columns}
-        database = self.engine.url.render_as_string(hide_password=True)
         if missing := sorted(wanted - found):
             lacks = f"has no {', '.join(missing)}" if found else "is missing"
             raise OutboxMissingError(

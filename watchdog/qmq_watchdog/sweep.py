@@ -318,7 +318,7 @@ class Sweep:
 
     def _check_once(self) -> None:
         if not self._is_checked:
-            self.database.store.check_schema(role=self.database.role)
+            self.database.store.check_schema(role=self.database.role, asks_rights=True)
             self._is_checked = True
 
     def _adapt(self, rows: Sequence[OutboxRow]) -> None:

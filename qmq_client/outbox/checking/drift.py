@@ -14,6 +14,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.checking.column_drift import compare_column, statement_text, table_text
+from qmq_client.outbox.checking.rights import is_denied, is_hidden, user
 from qmq_client.outbox.checking.schema import version_table
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import REVISIONS, Tables
@@ -38,13 +39,18 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
     """Every difference, none when all is as it should be. Reads only the catalog."""
     inspector = sa.inspect(connection)
     names = set(inspector.get_table_names(tables.outbox.schema))
-    revision = _revision(connection, tables, names)
-    found = list(_of_revision(revision))
+    version = version_table(tables)
+    revision = _revision(connection, version) if version.name in names else []
+    found = list(_of_revision(revision or []))
+    if revision is None:
+        found.append(_unread(connection, version))
     # A migration makes what later revisions bring; what an earlier one brought was taken away.
-    may_migrate = not set(revision) & set(REVISIONS)
+    may_migrate = not set(revision or []) & set(REVISIONS)
     for table in tables.all:
         if table.name in names:
             found += _of_table(connection, table, may_migrate)
+        elif is_hidden(connection, table):
+            found.append(_unread(connection, table))
         else:
             create = statement_text(connection, sa.schema.CreateTable(table))
             remedy = _MIGRATE if may_migrate else create
@@ -55,12 +61,26 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
     return found
 
 
-def _revision(connection: sa.Connection, tables: Tables, names: set[str]) -> list[str]:
-    """What `qmq db migrate` noted; an application's own Alembic notes it elsewhere."""
-    version = version_table(tables)
-    if version.name not in names:
-        return []
-    return list(connection.scalars(sa.select(version.c.version_num)))
+def _revision(connection: sa.Connection, version: sa.TableClause) -> list[str] | None:
+    """What `qmq db migrate` noted; None where this user may not read it.
+
+    An application's own Alembic notes it elsewhere.
+    """
+    try:
+        with connection.begin_nested():
+            return list(connection.scalars(sa.select(version.c.version_num)))
+    except sa.exc.DBAPIError as error:
+        if not is_denied(error):
+            raise
+    return None
+
+
+def _unread(connection: sa.Connection, table: sa.FromClause) -> Drift:
+    name, reader = table_text(connection, table), user(connection)
+    return Drift(
+        fault=f"table {name} was not looked at: {reader} may not read it",
+        remedy=f"GRANT SELECT ON {name} TO {reader}",
+    )
 
 
 def _of_revision(revision: list[str]) -> Iterator[Drift]:

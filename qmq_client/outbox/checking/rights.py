@@ -7,7 +7,7 @@ being the owner, in one way on all servers. SQLite knows no users.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,18 +47,18 @@ class Role:
 _SENDING: Final = (_SELECT, _INSERT, _UPDATE, _DELETE)
 _RELAYING: Final = (_SELECT, _UPDATE, _DELETE)
 PRODUCER: Final = Role("producer", outbox=_SENDING)
+PRODUCER_IN_ORDER: Final = Role(
+    "producer with `order_by_key`", outbox=_SENDING, order_lock=(_SELECT, _INSERT, _UPDATE)
+)
 WATCHDOG: Final = Role("watchdog", outbox=_RELAYING)
 WATCHDOG_OF_INBOX: Final = Role(
     "watchdog with `keep_inbox_s`", outbox=_RELAYING, inbox=(_SELECT, _DELETE)
 )
+CONSUMER: Final = Role("consumer with an inbox", inbox=(_SELECT, _INSERT))
 ROLES: Final = (
     PRODUCER,
-    Role(
-        "producer with `order_by_key`",
-        outbox=_SENDING,
-        order_lock=(_SELECT, _INSERT, _UPDATE),
-    ),
-    Role("consumer with an inbox", inbox=(_SELECT, _INSERT)),
+    PRODUCER_IN_ORDER,
+    CONSUMER,
     Role("consumer that purges its inbox", inbox=(_SELECT, _INSERT, _DELETE)),
     WATCHDOG,
     WATCHDOG_OF_INBOX,
@@ -66,35 +66,33 @@ ROLES: Final = (
 
 
 class Rights:
-    """The rights of the user of one connection, each asked for once. Requires: the tables are there."""
+    """The rights of the user of one connection, each asked for once."""
 
-    def __init__(self, connection: sa.Connection, tables: Tables) -> None:
+    def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._tables = tables
         self._known: dict[Right, bool] = {}
 
     def has(self, right: str, table: sa.Table) -> bool:
         """Whether this user may do that to this table; always on SQLite."""
         return self._has(Right(right, table_text(self._connection, table)), table)
 
-    def lacking(self, role: Role) -> tuple[Right, ...]:
+    def lacking(self, role: Role, tables: Tables) -> tuple[Right, ...]:
         """What this user would need besides, to be of use as that role."""
-        if self._connection.dialect.name == "sqlite":
-            return ()
-        return tuple(self._lacking(role))
+        needs = (
+            (tables.outbox, role.outbox),
+            (tables.inbox, role.inbox),
+            (tables.order_lock, role.order_lock),
+        )
+        return tuple(right for table, names in needs for right in self.lacking_on(table, names))
 
-    def _lacking(self, role: Role) -> Iterator[Right]:
-        for table, names in (
-            (self._tables.outbox, role.outbox),
-            (self._tables.inbox, role.inbox),
-            (self._tables.order_lock, role.order_lock),
-        ):
-            on = table_text(self._connection, table)
-            for name in names:
-                if not self._has(Right(name, on), table):
-                    yield Right(name, on)
-            if _INSERT in names and (sequence := self._denied_sequence(table)):
-                yield Right("USAGE", f"SEQUENCE {sequence}")
+    def lacking_on(self, table: sa.Table, names: Sequence[str]) -> Iterator[Right]:
+        """Of these rights, those that this user does not have on one table; none on SQLite."""
+        on = table_text(self._connection, table)
+        for name in names:
+            if not self._has(Right(name, on), table):
+                yield Right(name, on)
+        if _INSERT in names and (sequence := self._denied_sequence(table)):
+            yield Right("USAGE", f"SEQUENCE {sequence}")
 
     def _has(self, right: Right, table: sa.Table) -> bool:
         if right not in self._known:
@@ -118,6 +116,14 @@ _DENIED_SEQUENCE: Final = sa.text(
 )
 
 
+def lacking_texts(connection: sa.Connection, role: Role, lacks: Iterable[Right]) -> list[str]:
+    """What this user lacks to be of use as that role, with the GRANT; one text for each object."""
+    return [
+        f"{user(connection)} lacks a right that a {role.name} needs: {grant}"
+        for grant in grants(connection, lacks)
+    ]
+
+
 def grants(connection: sa.Connection, rights: Iterable[Right]) -> Iterator[str]:
     """The statements that give these rights to the user of the connection, one for each object."""
     names: dict[str, list[str]] = {}
@@ -125,6 +131,16 @@ def grants(connection: sa.Connection, rights: Iterable[Right]) -> Iterator[str]:
         names.setdefault(right.on, []).append(right.name)
     for on, some in names.items():
         yield f"GRANT {', '.join(some)} ON {on} TO {user(connection)}"
+
+
+def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
+    """Whether this user is not told if the table is there. Requires: it is not among those shown.
+
+    MySQL shows a user only tables that it has some right on.
+    """
+    return connection.dialect.name in ("mysql", "mariadb") and not _is_allowed(
+        connection, _SELECT, table
+    )
 
 
 def is_denied(error: sa.exc.DBAPIError) -> bool:

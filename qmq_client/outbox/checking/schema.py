@@ -8,28 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.checking.rights import is_hidden
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _VERSION_SUFFIX = "version"
 
 
-def schema_faults(
-    connection: sa.Connection, tables: Tables, needed: Sequence[sa.Table]
-) -> list[str]:
-    """Each needed table and column that is not there, and a revision that is not known.
+@dataclass(frozen=True, slots=True)
+class SchemaLook:
+    """What was seen of our tables."""
 
-    One text each. A revision that this user may not read is none of its business.
-    """
+    #: Each table and column that is not there, and a revision that is not known; one text each.
+    faults: list[str]
+    #: Tables of which this user is not told whether they are there.
+    hidden: list[sa.Table]
+
+
+def look_at_schema(
+    connection: sa.Connection, tables: Tables, needed: Sequence[sa.Table]
+) -> SchemaLook:
+    """Look at the needed tables. A revision that this user may not read is none of its business."""
     faults: list[str] = []
+    hidden: list[sa.Table] = []
     inspector = sa.inspect(connection)
     schema = tables.outbox.schema
     names = set(inspector.get_table_names(schema))
     for table in needed:
         if table.name not in names:
-            faults.append(f"table {table.fullname} is missing")
+            if is_hidden(connection, table):
+                hidden.append(table)
+            else:
+                faults.append(f"table {table.fullname} is missing")
             continue
         there = {column["name"] for column in inspector.get_columns(table.name, schema)}
         faults += [
@@ -48,7 +61,7 @@ def schema_faults(
                 f"with {', '.join(REVISIONS)}; where `qmq db migrate` does not know theirs, this "
                 "program is the older one and is what to upgrade"
             )
-    return faults
+    return SchemaLook(faults, hidden)
 
 
 def version_table(tables: Tables) -> sa.TableClause:

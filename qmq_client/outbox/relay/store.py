@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.checking.rights import Rights, Role, grants, user
-from qmq_client.outbox.checking.schema import schema_faults
+from qmq_client.outbox.checking.rights import PRODUCER, Rights, Role, lacking_texts
+from qmq_client.outbox.checking.schema import look_at_schema
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
@@ -302,32 +302,30 @@ class OutboxStore:
         return conditions(self._outbox, self._now_ms, chosen, state=state, is_due=is_due)
 
     def check_schema(
-        self, needed: Sequence[sa.Table] | None = None, *, role: Role | None = None
+        self,
+        needed: Sequence[sa.Table] | None = None,
+        *,
+        role: Role = PRODUCER,
+        asks_rights: bool = False,
     ) -> None:
         """Raise `OutboxMissingError`, naming each fault of the tables and of the server.
 
         Of all tables, or of those `needed`: a user of the database may have no right to see others.
-        With `role` also when this user lacks a right that it needs as that. Afterwards
-        `record_bytes_max` is what this server takes.
+        With `asks_rights`, and where a table is hidden, also when this user lacks a right that it
+        needs in its role. Afterwards `record_bytes_max` is what this server takes.
         """
         looked_at = self._tables.all if needed is None else needed
         with self._dialect.write(self._sibling) as connection:
-            faults = schema_faults(connection, self._tables, looked_at)
-            remedy = _MAKE_TABLES if faults else ""  # what a server lacks says itself what to do
-            faults = faults or self._dialect.faults(connection, looked_at)
-            if role is not None and not faults:
-                faults = self._lacking(connection, role)
+            look = look_at_schema(connection, self._tables, looked_at)
+            remedy = _MAKE_TABLES if look.faults else ""  # of what a server lacks it says more
+            faults = look.faults or self._dialect.faults(connection, looked_at)
+            if not faults and (asks_rights or look.hidden):
+                lacks = Rights(connection).lacking(role, self._tables)
+                faults = lacking_texts(connection, role, lacks)
             self.record_bytes_max = self._dialect.record_bytes_max(connection)
         if faults:
             database = self._application.url.render_as_string(hide_password=True)
             raise OutboxMissingError(f"{'; '.join(faults)} in {database}.{remedy}")
-
-    def _lacking(self, connection: sa.Connection, role: Role) -> list[str]:
-        lacks = Rights(connection, self._tables).lacking(role)
-        return [
-            f"{user(connection)} lacks a right that a {role.name} needs: {grant}"
-            for grant in grants(connection, lacks)
-        ]
 
     @property
     def now_ms(self) -> sa.ColumnElement[int]:

@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool
 from qmq_client.commands.root import root
 from qmq_client.doctor import examine
 from qmq_client.outbox.table import create_tables
+from qmq_migrations.upgrade import migrate
 from tests.client.doctor.ward import a_server, a_shop, finding_of, ids, mend, run
 from tests.services.another_user import (
     a_database_in,
@@ -118,6 +119,45 @@ def test_X1_a_user_who_may_not_write_to_the_inbox_is_told_so(
     note = mend(modest, "rights.role", by=shop)
     assert note.fix == f"GRANT INSERT, DELETE ON qmq_inbox TO {user}"
     assert ids(examine(modest)) == []
+
+
+def test_X1_a_consumer_who_sees_its_inbox_alone_is_told_of_no_table_that_is_missing(
+    shop: sa.Engine, modest: sa.Engine
+) -> None:
+    """MySQL shows a user only tables that it has a right on."""
+    user = USERS[shop.dialect.name]
+    run(shop, f"REVOKE SELECT, INSERT, UPDATE ON qmq_order_lock FROM {user}")
+    if user != "modest":
+        run(shop, f"REVOKE TRIGGER ON shop.* FROM {user}; GRANT TRIGGER ON qmq_inbox TO {user}")
+    findings = examine(modest)
+    assert {finding.id for finding in findings} == {"rights.missing", "rights.role"}
+    (role,) = [finding.read for finding in findings if finding.id == "rights.role"]
+    assert role.startswith("enough for: consumer with an inbox, consumer that purges its inbox; ")
+    told = [finding.fix for finding in findings if finding.id == "rights.missing"]
+    assert f"GRANT SELECT ON qmq_outbox TO {user}" in told
+    assert len(set(told)) == len(told), "each is told once"
+    for _ in range(3):  # one right may show what the next one is for
+        for finding in examine(modest):
+            run(shop, finding.fix)
+    assert ids(examine(modest)) == []
+
+
+def test_X1_who_may_not_read_the_revision_is_told_so_and_of_all_else(
+    server: PrivateServer,
+) -> None:
+    whole = a_shop(server, "migrated")
+    migrate(whole, may_adopt=True)
+    other = "CREATE ROLE other LOGIN" if whole.dialect.name == "postgresql" else "CREATE USER other"
+    given = "GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO other"
+    run(whole, other)
+    for name in ("qmq_outbox", "qmq_inbox", "qmq_order_lock"):
+        run(whole, given.format(name))
+    run(whole, "ALTER TABLE qmq_inbox DROP COLUMN received_at_ms")
+    limited = sa.create_engine(whole.url.set(username="other"), poolclass=NullPool)
+    found = {finding.id: finding.fix for finding in examine(limited)}
+    assert "schema.missing" in found
+    if whole.dialect.name == "postgresql":
+        assert found["rights.missing"] == "GRANT SELECT ON qmq_version TO other"
 
 
 def test_X1_no_trigger_hears_of_it_when_rights_are_asked_for(
