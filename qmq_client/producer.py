@@ -33,11 +33,7 @@ from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.checking.rights import PRODUCER, PRODUCER_IN_ORDER
-from qmq_client.outbox.database.dialect import (
-    BEGIN_OPTION,
-    BEGIN_TO_WRITE,
-    dialect_of,
-)
+from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
 from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow

@@ -15,7 +15,7 @@ from qmq_client.errors import OutboxMissingError
 from qmq_client.inbox import Inbox
 from tests.client.consumer.kit import GROUP, WAIT_S
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
-from tests.services.databases import Database
+from tests.services.databases import Database, is_mariadb
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ"]
 
@@ -171,8 +171,9 @@ def test_C5_an_id_that_was_purged_and_noted_anew_is_not_purged_by_another_that_f
 
 #: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, several with known
 #: ones among them, where PostgreSQL looks whether they are there, and MySQL tries, looks which they
-#: are, and tries again; and one that is known, at which both look.
-COSTS = {"mysql": [3, 3, 5, 4], "postgresql": [2, 2, 3, 2]}
+#: are, and tries again; and one that is known, at which both look. MySQL itself, which does not tell
+#: what an INSERT has stored, is asked for it once more where something was new.
+COSTS = {"mariadb": [3, 3, 5, 4], "mysql": [4, 4, 6, 4], "postgresql": [2, 2, 3, 2]}
 
 
 def test_what_an_inbox_adds_to_a_transaction(a_server_database: Database) -> None:
@@ -189,7 +190,8 @@ def test_what_an_inbox_adds_to_a_transaction(a_server_database: Database) -> Non
         statements.clear()
         note(inbox, *numbers)
         costs.append(len(statements))
-    assert costs == COSTS[a_server_database.kind]
+    kind = "mariadb" if is_mariadb(engine) else a_server_database.kind
+    assert costs == COSTS[kind]
     engine.dispose()
 
 
