@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +17,6 @@ from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
 from tests.kit.waiting import wait_for
-
-#: Above every pause that a stop may wait for on a busy machine, below a lease.
-SOON_S = 30.0
 
 
 @pytest.fixture
@@ -186,10 +182,8 @@ def test_C8_a_handler_that_does_not_finish_does_not_hold_up_the_stop(
     consumers = Consumers([handler], MemoryTransport(broker))
     consumers.start()
     assert begun.wait(WAIT_S)
-    began_at_s = time.monotonic()
     report = consumers.stop(1.0)
-    assert time.monotonic() - began_at_s < 1.0 + SOON_S
-    assert (report.is_clean, report.running) == (False, 1)
+    assert (report.is_clean, report.running) == (False, 1), "it is back while the handler goes on"
     assert broker.in_flight(SUBJECT, GROUP) == 1
     may_finish.set()
     for thread in consumers._threads.all():
