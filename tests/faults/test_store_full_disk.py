@@ -6,8 +6,12 @@ is refused until there is some.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from qmq_broker.face.exit_codes import ExitCode
@@ -18,6 +22,7 @@ from tests.contract.asking import acks, pull, settle
 from tests.faults.store_disk import KINDS, fill, small_disk
 from tests.faults.store_fuse import mounted, set_quota, used_bytes
 from tests.faults.store_life import SUBJECTS, Sent, StoreProcess, check_survivors, frame_of
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 #: Below it the broker takes no room for messages; pulls and acknowledgements may have it.
 RESERVE_BYTES = 400_000
@@ -124,3 +129,52 @@ def test_B6_a_quota_that_is_used_up_refuses_by_name_loses_nothing_and_heals_when
             assert broker.stop() == ExitCode.OK, broker.log
         assert "Traceback" not in broker.log
         check_survivors(data, sent)
+
+
+@contextmanager
+def _nothing_left(kind: str, folder: Path) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """A disk, and what takes all the room that is left on it."""
+    if kind == "quota":
+        with mounted(folder / "disk") as place:
+            yield place, lambda: set_quota(place, used_bytes(place))
+    else:
+        with small_disk(kind, folder) as place:
+            yield place, lambda: fill(place, free_bytes=0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "quota"])
+def test_B6_B12_where_nothing_is_left_a_keeper_can_be_removed_and_what_waited_for_it_makes_room(
+    kind: str, tmp_path: Path
+) -> None:
+    sent, ids = Sent(), MessageIds(5)
+    with _nothing_left(kind, tmp_path) as (place, take_all):
+        with StoreProcess(place / "data") as broker:
+            transport = HttpTransport(broker.url)
+            store_id = json.loads((place / "data/FORMAT").read_bytes().splitlines()[0])["store_id"]
+            told = {"name": "archive", "store_id": store_id}
+            told |= {"kept_offset": 0, "kept_actions_offset": 0}
+            assert (
+                httpx.post(
+                    f"{broker.url}/v1/keepers/keep", json=told, timeout=DEADLINE_S
+                ).status_code
+                == 200
+            )
+            while not _held_bytes(broker):
+                assert _send(transport, sent, ids, FRAMES) == FRAMES
+            take_all()
+            assert _send(transport, sent, ids, REFUSED_WITHIN) < REFUSED_WITHIN
+            removed = httpx.post(
+                f"{broker.url}/v1/keepers/remove", json={"name": "archive"}, timeout=DEADLINE_S
+            )
+            assert removed.status_code == 200, removed.text
+            # No room was made by anybody else.
+            wait_for(lambda: _send(transport, sent, ids, 1) == 1, lambda: broker.log)
+            transport.close()
+            broker.stop()
+        assert "Traceback" not in broker.log
+
+
+def _held_bytes(broker: StoreProcess) -> int:
+    """What only a keeper holds back."""
+    listed = httpx.get(f"{broker.url}/v1/keepers", timeout=DEADLINE_S).json()["keepers"]
+    return sum(int(one["held_bytes"]) for one in listed)

@@ -22,7 +22,12 @@ import logging
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.files.keepers import keep_room_for_keepers
+from qmq_broker.storage.files.retained import (
+    Retained,
+    keep_room_for_retained,
+    write_retained,
+)
 from qmq_broker.storage.keepers import Keepers
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.beside import Beside
@@ -60,6 +65,8 @@ class Retention:
         self._noted: Retained | None = None
         #: Runs what takes long.
         self.beside = Beside()
+        keep_room_for_keepers(disk)
+        self._keep_room()
 
     @property
     def first_offset(self) -> int:
@@ -154,3 +161,11 @@ class Retention:
         """Beside the writer: remove the files of what was given up."""
         self._parts.commit_log.put_away()
         self._parts.queues.remove_given_up()
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        """See that the next note can be written where nothing is left: it is what makes room.
+
+        Only where notes are written, beside the writer, or before it begins.
+        """
+        keep_room_for_retained(self._disk, self._parts.queues.subjects())

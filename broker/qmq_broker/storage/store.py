@@ -22,7 +22,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
-from qmq_broker.storage.files.keepers import Keeper
+from qmq_broker.storage.files.keepers import Keeper, keep_room_for_keepers
 from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
@@ -263,7 +263,9 @@ class Store:
         self._check()
         self._check_place()
         durable = LogOffsets(self.durable_offset, self.actions.log.durable_offset)
-        return self.keepers.keep(name, told, at_ms, first=self._beginning, durable=durable)
+        kept = self.keepers.keep(name, told, at_ms, first=self._beginning, durable=durable)
+        keep_room_for_keepers(self.disk)
+        return kept
 
     def end_keeper(self, name: str) -> Keeper | None:
         """Stop waiting for this keeper; durable on return.
@@ -272,7 +274,9 @@ class Store:
         """
         self._check()
         self._check_place()
-        return self.keepers.end(name)
+        ended = self.keepers.end(name)
+        keep_room_for_keepers(self.disk)
+        return ended
 
     def subjects(self) -> list[str]:
         """Subjects with visible messages, sorted."""

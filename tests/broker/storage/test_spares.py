@@ -100,11 +100,11 @@ def test_nothing_is_filled_while_much_is_written_and_what_there_is_is_used(
 @pytest.mark.parametrize("why", ["switched off", "no room", "one is there"])
 def test_none_is_made(why: str) -> None:
     options = replace(OPTIONS, spare_segments=0) if why == "switched off" else OPTIONS
-    world = half_full(
-        RecordingDisk(capacity_bytes=8192 + 2 * SEGMENT + 1500 if why == "no room" else 2**40),
-        options,
-    )
-    if why == "one is there":
+    world = half_full(options=options)
+    if why == "no room":
+        world.disk.capacity_bytes -= 1  # now what is used counts
+        world.disk.capacity_bytes -= world.disk.free_bytes() - SEGMENT
+    elif why == "one is there":
         make(world.store)
     before = len(world.disk.operations)
     assert make(world.store) == 0

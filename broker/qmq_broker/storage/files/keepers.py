@@ -5,7 +5,8 @@
     state/keepers    MessagePack of KeeperTable and a checksum line
 
 Truth, not derived: nothing else on the disk tells what an archive still lacks. Written durably
-before a keeper is answered. If there is no file, nobody is waited for.
+before a keeper is answered. If there is no file, nobody is waited for. A draft is beside it all the
+time, so that a keeper can be removed where nothing is left on the disk.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import msgspec
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import read_truth, replace_file
+from qmq_broker.storage.files.small_file import keep_room, read_truth, replace_file
 from qmq_client.wire.names import is_name
 from qmq_client.wire.requests import Natural
 
+#: Sixteen keepers with the longest names and numbers, and what stands around them.
+_ROOM_BYTES: Final = 3_400
 #: Of a keeper's fields: those that were added last.
 _FIRST_OFFSETS: Final = slice(6, 8)
 
@@ -67,6 +70,11 @@ def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> N
     """Replace the keepers by these; durable on return."""
     table = (store_id, tuple(map(_fields, keepers)))
     replace_file(disk, layout.KEEPERS, msgspec.msgpack.encode(table))
+
+
+def keep_room_for_keepers(disk: Disk) -> None:
+    """Let them be replaceable on a full disk too, if there is room now."""
+    keep_room(disk, layout.KEEPERS, _ROOM_BYTES)
 
 
 def _fields(keeper: Keeper) -> tuple[object, ...]:

@@ -7,16 +7,26 @@
 Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
 is given twice. Written durably before the first segment is removed. From then on everything below
 `first_offset` belongs to nobody, and the next opening clears it away. If there is no file, nothing
-was given up yet.
+was given up yet. A draft is beside it all the time, so that segments can be given up where nothing
+is left on the disk.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import read_truth, replace_file
+from qmq_broker.storage.files.small_file import keep_room, read_truth, replace_file
+
+#: Of one subject beside its name: its length and a number.
+_SUBJECT_BYTES: Final = 12
+#: There may be twice as many subjects before the room is looked after again, or these where there are few.
+_SUBJECTS_GROWTH: Final = 2
+_FEW_SUBJECTS_BYTES: Final = 4_096
 
 
 class Retained(msgspec.Struct, frozen=True, array_like=True):
@@ -38,3 +48,9 @@ def read_retained(disk: Disk, store_id: bytes) -> Retained:
 def write_retained(disk: Disk, retained: Retained) -> None:
     """Move the beginning of the log; durable on return."""
     replace_file(disk, layout.RETAINED, msgspec.msgpack.encode(retained))
+
+
+def keep_room_for_retained(disk: Disk, subjects: Iterable[str]) -> None:
+    """Let it be replaceable with these subjects on a full disk too, if there is room now."""
+    subjects_bytes = sum(len(name) + _SUBJECT_BYTES for name in subjects)
+    keep_room(disk, layout.RETAINED, _SUBJECTS_GROWTH * subjects_bytes + _FEW_SUBJECTS_BYTES)

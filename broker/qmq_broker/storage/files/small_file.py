@@ -6,17 +6,19 @@
     crc32c <8 hex digits of the content>\n
 
 Replaced in four steps: write a draft, sync it, rename it over the old file, sync the directory.
-After a crash either the old or the new content is there, never a mixture.
+After a crash either the old or the new content is there, never a mixture. A draft that is there
+already is written over and keeps its room meanwhile; `keep_room` makes one ahead of need.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, NoRoomError
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import draft_path
 from qmq_client.wire.checksum import crc32c
@@ -35,13 +37,26 @@ def replace_whole(disk: Disk, path: str, parts: list[bytes], *, draft: str) -> N
     """The same for a file without a checksum line; `draft` is a path beside it. Durable on return."""
     file = _open_draft(disk, draft)
     try:
-        file.truncate(0)
         file.write(0, parts)
+        file.truncate(sum(map(len, parts)))  # not before: its room would be anybody's
         file.sync()
     finally:
         file.close()
     disk.rename(draft, path)
     disk.sync_directory(path.rpartition("/")[0])
+
+
+def keep_room(disk: Disk, path: str, room_bytes: int) -> None:
+    """Let `path` be replaceable where nothing is left on the disk: its draft is there and has room.
+
+    For what must change before anything can be given up. Without room now, nothing is done.
+    """
+    with suppress(NoRoomError):
+        file = _open_draft(disk, draft_path(path))
+        try:
+            file.allocate(room_bytes)
+        finally:
+            file.close()
 
 
 def _open_draft(disk: Disk, draft: str) -> DiskFile:
