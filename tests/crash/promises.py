@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import Keeper
-from qmq_broker.storage.keepers import LogOffsets
+from qmq_broker.storage.keepers import LogOffsets, limited_to
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
@@ -62,8 +62,12 @@ def _check_epoch(store: Store, known: History) -> None:
 
 
 def _check_keeper(store: Store, name: str, known: History) -> None:
-    """It is what it was answered last, or told since, and nothing went before it had it, but by force."""
-    possible = possible_keepers(name, known.told)
+    """It is what it was answered last, or told since, as far as the logs go, and nothing went before it
+    had it, but by force.
+    """
+    end = LogOffsets(store.written_offset, store.actions.log.written_offset)
+    told = possible_keepers(name, known.told)
+    possible = [one and limited_to(end, one) for one in told]
     found = next((one for one in store.keepers.all if one.name == name), None)
     if found not in possible:
         raise BrokenPromiseError(f"B12: the keeper is {found}; it told {possible}")

@@ -85,17 +85,11 @@ class Keepers:
         """
         ahead: dict[str, Keeper] = {}
         for one in self.all:
-            if one.kept_offset > end.commit or one.kept_actions_offset > end.actions:
+            if (limited := limited_to(end, one)) != one:
                 _log.warning(
                     "keeper ahead of the log: keeper=%s end=%d actions_end=%d", one.name, *end
                 )
-                ahead[one.name] = msgspec.structs.replace(
-                    one,
-                    kept_offset=min(one.kept_offset, end.commit),
-                    kept_actions_offset=min(one.kept_actions_offset, end.actions),
-                    first_offset=min(one.first_offset, end.commit),
-                    first_actions_offset=min(one.first_actions_offset, end.actions),
-                )
+                ahead[one.name] = limited
         if ahead:
             self._replace(self._by_name | ahead, self._by_name)
         return len(ahead)
@@ -178,6 +172,17 @@ class Keepers:
                     "Two archives may not have one name: give this one a name of its own (--keeper), or remove "
                     f"the keeper (qmq broker remove-keeper {name}) when the other one is gone.",
                 )
+
+
+def limited_to(end: LogOffsets, keeper: Keeper) -> Keeper:
+    """The keeper as far as logs that end there have what it kept."""
+    return msgspec.structs.replace(
+        keeper,
+        kept_offset=min(keeper.kept_offset, end.commit),
+        kept_actions_offset=min(keeper.kept_actions_offset, end.actions),
+        first_offset=min(keeper.first_offset, end.commit),
+        first_actions_offset=min(keeper.first_actions_offset, end.actions),
+    )
 
 
 def _at_least(told: LogOffsets, keeper: Keeper) -> LogOffsets:

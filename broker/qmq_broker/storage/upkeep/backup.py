@@ -3,13 +3,14 @@
 It reads what the broker has written and asks the broker for nothing. The order of the steps makes
 the copy consistent:
 
-1. the keepers, as far as they are in the copy, and the newest checkpoint: what it says was synced
-   will be in the copy, or the backup fails;
+1. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
 2. delayed messages as far as their table goes, from which the commit log continues;
 3. sealed segments of the commit log, linked where the file system can, so that they stay;
-4. snapshots and action log; consumers may be further by now, so their messages come with step 5;
+4. the newest snapshot and the actions after it, then the older actions that are still there because
+   keepers wait for them; consumers may be further by now, so their messages come with step 5;
 5. the rest of the commit log, frame by frame up to the first that is not whole;
-6. where the log begins, a checkpoint with the ends of the copy, and finally `FORMAT`.
+6. where the log begins, and the keepers: whatever went while it was copied, they had by now;
+7. a checkpoint with the ends of the copy, and finally `FORMAT`.
 
 Everything acknowledged before the call is in the copy, and perhaps some messages that were not
 acknowledged yet. Every opening refuses a directory that has segments but no FORMAT, so a half-made
@@ -23,6 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -38,6 +40,7 @@ from qmq_broker.storage.files.keepers import read_keepers, write_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.keepers import LogOffsets, limited_to
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
@@ -92,6 +95,15 @@ def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
     return msgspec.structs.replace(made, duration_ms=round((clock.monotonic_s() - began_s) * 1000))
 
 
+class _Taken(Enum):
+    """What became of a segment that is to be taken whole."""
+
+    LINKED = auto()
+    COPIED = auto()
+    #: It was given up meanwhile.
+    GONE = auto()
+
+
 class _Backup:
     """One backup in progress."""
 
@@ -109,8 +121,6 @@ class _Backup:
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
-        if keepers := read_keepers(self._source, self._format.store_id):
-            write_keepers(self._target, self._format.store_id, keepers)
         schedule = take_schedule(self._source, self._target, self._format.store_id)
         self._copied_bytes += schedule.copied_bytes
         checkpoint = CheckpointFiles(self._source).read()
@@ -125,6 +135,7 @@ class _Backup:
             raise StoreError("old segments were given up faster than they were copied. Try again.")
         if retained.first_offset:
             write_retained(self._target, retained)
+        self._take_keepers(LogOffsets(end.next_offset, action_end.next_offset))
         self._take_summaries()
         epoch = self._write_checkpoint(checkpoint, end, action_end)
         self._finish()
@@ -144,21 +155,28 @@ class _Backup:
             path = layout.segment_path(layout.COMMIT_LOG, base)
             if base in self._sealed:
                 continue
-            try:
-                if self._link(path):
-                    self._linked += 1
-                    self._sealed.add(base)
-                    continue
-                self._copied_bytes += copy_file(self._source, path, self._target)
-            except DiskError:
-                if is_there(self._source, path):
-                    raise
-                continue  # given up meanwhile
-            if read_retained(self._source, self._format.store_id).first_offset > base:
+            taken = self._take_whole(path)
+            if taken is _Taken.GONE:
+                continue
+            begins_offset = read_retained(self._source, self._format.store_id).first_offset
+            if taken is _Taken.COPIED and begins_offset > base:
                 # It may have been overwritten while it was copied.
                 self._target.unlink(path)
             else:
                 self._sealed.add(base)
+
+    def _take_whole(self, path: str) -> _Taken:
+        """Link a sealed segment, or copy it."""
+        try:
+            if self._link(path):
+                self._linked += 1
+                return _Taken.LINKED
+            self._copied_bytes += copy_file(self._source, path, self._target)
+        except DiskError:
+            if is_there(self._source, path):
+                raise
+            return _Taken.GONE
+        return _Taken.COPIED
 
     def _take_actions(self, point: LogPoint) -> LogEnd:
         """Copy the newest snapshot and the log after it; repeat if that was given up meanwhile."""
@@ -173,6 +191,7 @@ class _Backup:
             segment_bytes = self._format.action_segment_bytes
             end = self._take_frames(layout.ACTION_LOG, segment_bytes, offset)
             if end.next_offset >= max(point.durable_offset, offset):
+                self._take_older_actions(offset - offset % segment_bytes)
                 return end
             if snapshot == self._newest_snapshot():
                 break
@@ -185,6 +204,14 @@ class _Backup:
             reason=f"{end.reason}; the log was synced up to offset "
             f"{max(point.durable_offset, offset)}",
         )
+
+    def _take_older_actions(self, next_base: int) -> None:
+        """Take the whole segments below, newest first: the oldest may go meanwhile, and no other."""
+        found = map(layout.parse_number, self._source.names(layout.ACTION_LOG))
+        bases = {base for base in found if base is not None and base < next_base}
+        for base in sorted(bases, reverse=True):
+            if base % self._format.action_segment_bytes == 0:
+                self._take_whole(layout.segment_path(layout.ACTION_LOG, base))
 
     def _newest_snapshot(self) -> Snapshot | None:
         found = [sealed_array(self._source, path, Snapshot)[0] for path in layout.SNAPSHOTS]
@@ -267,6 +294,11 @@ class _Backup:
         finally:
             files.close()
         return epoch
+
+    def _take_keepers(self, end: LogOffsets) -> None:
+        if keepers := read_keepers(self._source, self._format.store_id):
+            limited = tuple(limited_to(end, keeper) for keeper in keepers)
+            write_keepers(self._target, self._format.store_id, limited)
 
     def _take_summaries(self) -> None:
         """Copy the summaries of sealed segments, which stay valid; missing ones are made again."""
