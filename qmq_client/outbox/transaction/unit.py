@@ -224,6 +224,7 @@ class Unit(msgspec.Struct, eq=False):
         if self._before_text is not None:  # it did not happen
             self._rows, self._written, self._marks, self._cancelled = self._before_text
             self._before_text = None
+            self._count_unwritten()
         if not self._rows:
             return
         self.is_suspect = self._must_look = True
@@ -275,9 +276,12 @@ class Unit(msgspec.Struct, eq=False):
             mark = self._marks[index] if name in names else _Mark(name, 0, 0)
             del self._rows[mark.row_count :]
             self._written, self._cancelled = mark.written, mark.cancelled
-            self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
+            self._count_unwritten()
         if is_undone or name in names:
             self._marks = self._marks[:index]
+
+    def _count_unwritten(self) -> None:
+        self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
 
     def hand_over(self, *, is_confirmed: bool) -> None:
         """Give the rows to their publishers; nothing here may raise."""

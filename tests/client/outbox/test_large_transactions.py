@@ -22,7 +22,8 @@ from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_watchdog.databases import Database as Watched
 from qmq_watchdog.sweep import Sweep
 from tests.client.doctor.ward import a_server, a_shop, run
-from tests.client.world import OUTBOX, SUBJECT, a_world
+from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.conftest import MakeDatabase
 from tests.services.databases import Database, Databases
 from tests.services.private import PrivateServer
 
@@ -52,6 +53,58 @@ def test_S1_S4_what_waits_for_the_commit_is_written_when_its_bytes_are_too_many(
             session.rollback()
         _, sent, left = world.outcome()
         assert ([int(body) for body in sent], left) == (list(range(7)), set())
+
+
+def send_and_look(world: World, session: Session, count: int) -> list[int]:
+    """Send messages of which three are too many; how many are written after each."""
+    written = []
+    for _ in range(count):
+        world.send("x" * BODY_BYTES, session)
+        written.append(session.scalar(WAITING) or 0)
+    return written
+
+
+def test_S3_what_a_savepoint_took_with_it_is_too_much_no_longer(
+    a_database: Database, tmp_path: Path
+) -> None:
+    with (
+        a_world(tmp_path, database=a_database, **BUFFER) as world,
+        Session(world.engine) as session,
+    ):
+        assert send_and_look(world, session, 1) == [0]
+        savepoint = session.begin_nested()
+        assert send_and_look(world, session, 1) == [0]
+        savepoint.rollback()
+        assert send_and_look(world, session, 2) == [0, 3]
+
+
+def test_S3_what_waits_again_behind_a_savepoint_counts_again(
+    a_database: Database, tmp_path: Path
+) -> None:
+    """It was sent before the savepoint and written inside it."""
+    with (
+        a_world(tmp_path, database=a_database, **BUFFER) as world,
+        Session(world.engine) as session,
+    ):
+        assert send_and_look(world, session, 1) == [0]
+        savepoint = session.begin_nested()
+        assert send_and_look(world, session, 2) == [0, 3]
+        savepoint.rollback()
+        assert send_and_look(world, session, 2) == [0, 3]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mysql"])  # on PostgreSQL an error ends it all
+def test_S3_what_a_rollback_that_failed_left_waiting_still_counts(
+    make_database: MakeDatabase, tmp_path: Path, kind: str
+) -> None:
+    with (
+        a_world(tmp_path, database=make_database(kind), **BUFFER) as world,
+        Session(world.engine) as session,
+    ):
+        assert send_and_look(world, session, 2) == [0, 0]
+        with pytest.raises(sa.exc.DBAPIError):
+            session.execute(sa.text("ROLLBACK TO SAVEPOINT nowhere"))
+        assert send_and_look(world, session, 1) == [3]
 
 
 def test_S1_S11_an_asynchronous_session_writes_it_before_its_next_statement(
