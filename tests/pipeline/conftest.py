@@ -1,6 +1,7 @@
-"""One Spark for all tests of the pipeline: starting it costs more than most of them.
+"""What tests of the pipeline work on: a data directory, an outbox, workers, and one Spark for all of them.
 
-One worker of xdist runs them all, see `tests/conftest.py`, so one JVM is started.
+Starting Spark costs more than most tests. One worker of xdist runs all of them, see
+`tests/conftest.py`, so one JVM is started.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.quick import QUICK
+from tests.pipeline.world import DataDirectory, OutboxDatabase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +29,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[DataDirectory]:
+    made = DataDirectory(tmp_path / "broker")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[OutboxDatabase]:
+    made = OutboxDatabase(tmp_path / "orders.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(directory: DataDirectory, tmp_path: Path) -> PipelineConfig:
+    return PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers(1) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

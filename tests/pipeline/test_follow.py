@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -33,18 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 START = "import sys; from qmq_client.commands.root import root; root(sys.argv[1:])"
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[DataDirectory]:
-    made = DataDirectory(tmp_path / "broker")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def config(directory: DataDirectory, tmp_path: Path) -> PipelineConfig:
-    return PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
 
 
 def test_what_comes_into_both_logs_comes_into_the_tables_until_it_is_stopped(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -37,13 +36,6 @@ from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 RANGE_BYTES = 64 * 1024
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[DataDirectory]:
-    made = DataDirectory(tmp_path / "broker")
-    yield made
-    made.close()
 
 
 def fill(directory: DataDirectory, count: int = 3000) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from qmq_pipeline.jobs.expose import expose
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.merge import merge
 from qmq_pipeline.places.config import ExposeOptions, PipelineConfig
-from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.commits import EXPIRED, MERGED_AT, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.lake_files import LakeFiles
@@ -43,26 +42,9 @@ from tests.pipeline.world import FAR_MS, DataDirectory, messages
 DAY_MS = 24 * 3_600_000
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers(1) as found:
-        yield found
-
-
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[DataDirectory]:
-    made = DataDirectory(tmp_path / "broker")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def config(directory: DataDirectory, tmp_path: Path) -> PipelineConfig:
-    return PipelineConfig(
-        tables=str(tmp_path / "tables"),
-        place=Place(path=str(directory.path)),
-        merge_commits=4,
-    )
+def config(config: PipelineConfig) -> PipelineConfig:
+    return replace(config, merge_commits=4)
 
 
 def come_in(directory: DataDirectory, number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,19 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _COLUMNS = tuple(name for name in OUTBOX.names if name != "scanned_at")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers(1) as found:
-        yield found
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[OutboxDatabase]:
-    made = OutboxDatabase(tmp_path / "orders.db")
-    yield made
-    made.close()
 
 
 @pytest.fixture

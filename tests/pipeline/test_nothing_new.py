@@ -31,10 +31,8 @@ def nobody() -> SparkSession:
 
 
 def test_a_run_that_finds_nothing_new_needs_no_spark_and_shows_the_same_page(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, directory: DataDirectory, database: OutboxDatabase, tmp_path: Path
 ) -> None:
-    database = OutboxDatabase(tmp_path / "orders.db")
-    directory = DataDirectory(tmp_path / "broker")
     ids = MessageIds(5)
     every = messages(ids, 60)
     database.insert(every, created_at_ms=START_MS)
@@ -76,5 +74,3 @@ def test_a_run_that_finds_nothing_new_needs_no_spark_and_shows_the_same_page(
     kept = collect(nobody, config)
     assert now == GoldFacts(**{one.name: getattr(kept, one.name) for one in fields(GoldFacts)})
     assert now.dead.rows[0][0] == datetime.fromtimestamp(START_MS / 1000 + 0.3, UTC)
-    directory.close()
-    database.close()

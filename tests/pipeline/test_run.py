@@ -32,10 +32,8 @@ def in_order(rows: pa.Table) -> list[str]:
 
 
 def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_found(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, directory: DataDirectory, database: OutboxDatabase, tmp_path: Path
 ) -> None:
-    database = OutboxDatabase(tmp_path / "orders.db")
-    directory = DataDirectory(tmp_path / "broker")
     ids = MessageIds(5)
     sound = messages(ids, 60)
     database.insert(sound, created_at_ms=START_MS)
@@ -84,5 +82,3 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
             for field in pq.read_schema(uri)
         }
         assert {kind for kind in kinds if pa.types.is_timestamp(kind)} <= {TIME}, "not for Iceberg"
-    directory.close()
-    database.close()
