@@ -35,14 +35,18 @@ def is_archive(place: Place) -> bool:
     return place.path is not None and is_lake(place.path.removeprefix("file://"))
 
 
+def archived_ranges(options: LogOptions) -> list[RangeFacts]:
+    """What the archive has of the table, in order of the log."""
+    return _lake(options).ranges(options.table)
+
+
 def plan_archive(options: LogOptions) -> list[InputPartition]:
     """One partition for each file that may have rows for these options.
 
     Raises `ExpiredRangeError` for an offset below the archive's first.
     """
     keep_loaded()
-    lake = _lake(options)
-    ranges = lake.ranges(options.table)
+    ranges = archived_ranges(options)
     if ranges and options.first_offset is not None and options.first_offset < ranges[0].first:
         raise ExpiredRangeError(
             source=options.place.name,

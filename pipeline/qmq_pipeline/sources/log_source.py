@@ -49,9 +49,12 @@ class LogDataSource(DataSource):
         return batch_reader(self._options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from qmq_pipeline.sources.archive_partitions import is_archive
+        from qmq_pipeline.sources.archive_stream import ArchiveStreamReader
         from qmq_pipeline.sources.log_stream import LogStreamReader
 
-        return LogStreamReader(self._options(schema))
+        options = self._options(schema)
+        return (ArchiveStreamReader if is_archive(options.place) else LogStreamReader)(options)
 
     def _options(self, schema: StructType) -> LogOptions:
         """The columns are those of the schema: the user may have given a narrower one."""

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from qmq_pipeline.errors import SourceError
-from qmq_pipeline.places.log import LogBounds
 from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.sources.log_partitions import (
@@ -28,6 +26,7 @@ from qmq_pipeline.sources.log_partitions import (
     plan,
     read_partition,
 )
+from qmq_pipeline.sources.positions import offset_of, position
 from qmq_pipeline.sources.read_limits import (
     ReadAllAvailable,
     ReadMaxBytes,
@@ -36,9 +35,6 @@ from qmq_pipeline.sources.read_limits import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_STORE = "store_id"
-_OFFSET = "offset"
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -53,7 +49,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         log = self._watch.reader
         first, _ = chosen_offsets(log, self._options)
-        return _position(log.store_id, first)
+        return position(log.store_id, first)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._watch.look().next_offset
@@ -68,24 +64,24 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._watch.look()
         end = bounds.next_offset if self._target is None else self._target
         if start is None:  # Spark before 4.2 neither says where it stands nor asks for less
-            return _position(bounds.store_id, end)
-        here = _offset_of(start, bounds, self._options)
+            return position(bounds.store_id, end)
+        here = offset_of(start, bounds.store_id, self._options)
         bytes_max = getattr(limit, "max_bytes", None)
         if bytes_max is not None and here + bytes_max < end:
             end = min(end, self._watch.reader.frame_from(here + int(bytes_max), bounds))
-        return _position(bounds.store_id, max(here, end))
+        return position(bounds.store_id, max(here, end))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         # For monitoring: in each micro-batch Spark asks for this right after the end of the batch.
         bounds = self._watch.known or self._watch.look()
-        return _position(bounds.store_id, bounds.next_offset)
+        return position(bounds.store_id, bounds.next_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # A batch is usually planned right after its end was asked for, but not if it is repeated after a
         # crash.
         bounds = self._watch.known or self._watch.look()
-        first = _offset_of(start, bounds, self._options)
-        after = _offset_of(end, bounds, self._options)
+        first = offset_of(start, bounds.store_id, self._options)
+        after = offset_of(end, bounds.store_id, self._options)
         if after > bounds.next_offset:
             bounds = self._watch.look()
         if first >= after:
@@ -105,18 +101,3 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._watch = LogWatch(self._options.place, log_of(self._options))
-
-
-def _position(store_id: str, offset: int) -> dict[str, Any]:
-    # Spark compares offsets as text in places, so keys must always have the same order.
-    return {_STORE: store_id, _OFFSET: offset}
-
-
-def _offset_of(position: dict[str, Any], bounds: LogBounds, options: LogOptions) -> int:
-    if position[_STORE] != bounds.store_id:
-        raise SourceError(
-            source=options.place.name,
-            reason=f"the checkpoint is of store {position[_STORE]}, and this is {bounds.store_id}",
-            remedy="Use another checkpoint location for another broker",
-        )
-    return int(position[_OFFSET])
