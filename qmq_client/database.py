@@ -80,7 +80,7 @@ def open_engine(
             url,
             pool_size=2,
             pool_use_lifo=True,
-            connect_args=_time_bounds(url, may_create),
+            connect_args=_driver_arguments(url, may_create),
             **_driver_option(url),
         )
     except ImportError as error:
@@ -122,10 +122,10 @@ def _driver_option(url: URL) -> dict[str, Any]:
     return {"module": pymysql_connect.driver()} if is_pymysql else {}
 
 
-def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
-    """Time-outs as arguments for the driver, as far as the URL does not set them."""
+def _driver_arguments(url: URL, may_create: bool) -> dict[str, int | str]:
+    """Time-outs and the encoding for the driver, as far as the URL does not set them."""
     answer_s = _MIGRATION_ANSWER_S_MAX if may_create else _ANSWER_S_MAX
-    bounds = {
+    arguments: dict[str, dict[str, int | str]] = {
         "pymysql": {
             "connect_timeout": _CONNECT_S_MAX,
             "read_timeout": answer_s,
@@ -136,9 +136,12 @@ def _time_bounds(url: URL, may_create: bool) -> dict[str, int]:
             # The kernel then notices a host that is gone, even in the middle of a statement.
             "tcp_user_timeout": _ANSWER_S_MAX * 1000,
             "keepalives_idle": _ANSWER_S_MAX // 4,
+            # A row may have any key. And where the database is SQL_ASCII, as `initdb` makes it
+            # without a locale, psycopg would give bytes, on which SQLAlchemy fails with a TypeError.
+            "client_encoding": "utf8",
         },
     }
-    chosen = bounds.get(url.get_driver_name() if "+" in url.drivername else "", {})
+    chosen = arguments.get(url.get_driver_name() if "+" in url.drivername else "", {})
     return {name: value for name, value in chosen.items() if name not in url.query}
 
 

@@ -171,6 +171,25 @@ def test_every_wait_has_an_end_on_postgresql(postgresql_database: Database) -> N
     assert (given["connect_timeout"], given["tcp_user_timeout"]) == ("5", "60000")
 
 
+@pytest.mark.parametrize(
+    ("query", "encoding"), [("", "utf-8"), ("?client_encoding=latin1", "iso8859-1")]
+)
+def test_text_from_postgresql_is_text_whatever_the_encoding_of_the_database(
+    postgresql_database: Database, query: str, encoding: str
+) -> None:
+    """`initdb` without a locale makes SQL_ASCII, of which psycopg gives bytes."""
+    administrator = postgresql_database.engine(isolation_level="AUTOCOMMIT")
+    with administrator.connect() as connection:
+        name = postgresql_database.name
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET client_encoding TO SQL_ASCII")
+    engine = open_engine(section(postgresql_database.url + query), {})
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 'für'").scalar() == "für"
+        driver: Any = connection.connection.dbapi_connection
+        assert driver.info.encoding == encoding, "the URL's own choice counts"
+    engine.dispose()
+
+
 @pytest.fixture
 def silent_port() -> Iterator[int]:
     """Connections are accepted by the kernel, and nobody ever says a word."""
