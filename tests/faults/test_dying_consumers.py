@@ -66,7 +66,7 @@ def process_of(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
 
 def dead_letters(broker_url: str) -> list[str]:
     where = {"subject": SUBJECT, "group": handlers_process.GROUP, "messages": "1"}
-    answer = httpx.get(f"{broker_url}/v1/dead", params=where)
+    answer = httpx.get(f"{broker_url}/v1/dead", params=where, timeout=DEADLINE_S)
     return sorted(one["message"]["body"] for one in answer.json().get("dead", ()))
 
 

@@ -10,6 +10,7 @@ import httpx
 
 from qmq_broker.face.exit_codes import ExitCode
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 MESSAGES = 200
 #: Lines of its log that a start has come to; nothing for at once.
@@ -18,7 +19,7 @@ MOMENTS = ("", " opened ", " listening ")
 
 def send(url: str, count: int) -> None:
     messages = [{"subject": "orders", "body": "x" * 1_000} for _ in range(count)]
-    httpx.post(f"{url}/v1/send", json={"messages": messages}).raise_for_status()
+    httpx.post(f"{url}/v1/send", json={"messages": messages}, timeout=DEADLINE_S).raise_for_status()
 
 
 def test_F38_B3_a_start_that_is_told_to_stop_leaves_what_it_found(tmp_path: Path) -> None:
@@ -43,5 +44,5 @@ def test_F38_B3_a_start_that_is_told_to_stop_leaves_what_it_found(tmp_path: Path
         was_clean = code == ExitCode.OK
     with BrokerProcess(data) as broker:
         assert f"recovery.clean={was_clean}" in broker.log
-        (subject,) = httpx.get(f"{broker.url}/v1/subjects").json()["subjects"]
+        (subject,) = httpx.get(f"{broker.url}/v1/subjects", timeout=DEADLINE_S).json()["subjects"]
         assert (subject["first_sequence"], subject["next_sequence"]) == (0, MESSAGES)

@@ -35,6 +35,7 @@ from qmq_pipeline.work.ranges import TABLES_OF
 from qmq_pipeline.work.worker import do_piece
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.pipeline.power import Synced
 from tests.pipeline.quick import quick_environment
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
@@ -58,7 +59,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def keepers(broker: BrokerProcess) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx.get(f"{broker.url}/v1/keepers").json()["keepers"]
+    found: list[dict[str, Any]] = httpx.get(f"{broker.url}/v1/keepers", timeout=DEADLINE_S).json()[
+        "keepers"
+    ]
     return found
 
 
@@ -163,7 +166,7 @@ def killing_at(
         if is_last and is_before:
             kill()
             return
-        answer = httpx.post(f"{broker.url}{way.path}", content=body)
+        answer = httpx.post(f"{broker.url}{way.path}", content=body, timeout=DEADLINE_S)
         if is_last:
             kill()
             return
@@ -184,7 +187,7 @@ class Way(BaseHTTPRequestHandler):
     on_post: ClassVar[Callable[[Way, bytes], None]]
 
     def do_GET(self) -> None:
-        answer = httpx.get(f"{self.broker.url}{self.path}")
+        answer = httpx.get(f"{self.broker.url}{self.path}", timeout=DEADLINE_S)
         self.answer(answer.status_code, answer.content)
 
     def do_POST(self) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.kit.waiting import DEADLINE_S
 
 BODY = b'{"subject":"a","group":"b","consumer":"c"}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
@@ -114,7 +115,7 @@ def test_hostile_bytes_get_an_answer_that_blames_the_sender(
     assert statuses[:1] == ([] if status is None else [status])
     assert not [found for found in statuses if found >= 500]
     assert b"Traceback" not in answer
-    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+    assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
 
 
 def test_random_bytes_end_nothing(broker: BrokerProcess) -> None:
@@ -126,7 +127,7 @@ def test_random_bytes_end_nothing(broker: BrokerProcess) -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         answer = broker.talk(bytes(data[: chance.randint(0, len(data))]))
         assert not re.search(rb"HTTP/1.1 5", answer), (data, answer)
-    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+    assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
 
 
 def test_requests_one_behind_the_other_are_answered_in_order(broker: BrokerProcess) -> None:
@@ -240,12 +241,12 @@ def test_a_client_that_hangs_up_behind_several_requests_is_no_failure(
     head = HEAD.replace(b"/v1/pull", b"/v1/" + path)
     for _ in range(5):
         broker.talk((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 5)
-    assert httpx.get(f"{broker.url}/healthz").status_code == 200
+    assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
     assert "request_failed" not in broker.log
 
 
 def test_a_refused_body_is_swallowed_and_the_connection_serves_on(broker: BrokerProcess) -> None:
-    with httpx.Client(base_url=broker.url) as client:
+    with httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client:
         reply = client.post(
             "/v1/pull", content=b"x" * 3_000_000, headers={"content-type": "application/json"}
         )
@@ -291,7 +292,7 @@ def test_B10_a_trickle_is_ended_however_often_it_drips(tight: BrokerProcess) -> 
 
 def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
     text = "x" * 1_000_000
-    with httpx.Client(base_url=tight.url) as client:
+    with httpx.Client(base_url=tight.url, timeout=DEADLINE_S) as client:
         for _ in range(4):
             messages = [{"subject": "big", "body": text}]
             assert client.post("/v1/send", json={"messages": messages}).status_code == 200
@@ -315,4 +316,4 @@ def test_F37_B10_one_connection_too_many_is_asked_to_come_back(tight: BrokerProc
         assert b"retry-after: 1" in answer
         for connection in (one, two, three, four, five):
             assert b"HTTP/1.1 408" in read_all(connection)
-    assert httpx.get(f"{tight.url}/healthz").status_code == 200
+    assert httpx.get(f"{tight.url}/healthz", timeout=DEADLINE_S).status_code == 200

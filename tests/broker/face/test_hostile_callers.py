@@ -18,7 +18,7 @@ import pytest
 
 from tests.broker.face.guard import add_token
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 #: Words that must be in no line of the log.
 BODY, KEY, HEADER = "canary-body-3141", "canary-key-2718", "canary-header-1618"
@@ -67,7 +67,7 @@ def test_a_name_that_is_none_reaches_no_file_and_is_refused_by_field(
     guarded: Guarded, field: str, name: str
 ) -> None:
     pull = {"subject": "a", "group": "b", "consumer": "c", field: name}
-    with httpx.Client(base_url=guarded.broker.url) as client:
+    with httpx.Client(base_url=guarded.broker.url, timeout=DEADLINE_S) as client:
         reply = client.post("/v1/pull", json=pull, headers=guarded.headers("consumer"))
         assert (reply.status_code, reply.json()["field"]) == (422, field)
         if field == "subject":
@@ -81,7 +81,7 @@ def test_a_name_that_is_none_reaches_no_file_and_is_refused_by_field(
 
 
 def test_names_that_differ_only_in_case_are_two_subjects(guarded: Guarded) -> None:
-    with httpx.Client(base_url=guarded.broker.url) as client:
+    with httpx.Client(base_url=guarded.broker.url, timeout=DEADLINE_S) as client:
         for subject in ("Twin", "twin", "CON", "con"):
             send = {"messages": [{"subject": subject, "body": subject}]}
             reply = client.post("/v1/send", json=send, headers=guarded.headers("producer"))
@@ -94,7 +94,7 @@ def test_names_that_differ_only_in_case_are_two_subjects(guarded: Guarded) -> No
 
 def test_what_callers_say_is_in_no_log(guarded: Guarded) -> None:
     message = {"subject": "a", "body": BODY, "key": KEY, "headers": {"x": HEADER}}
-    with httpx.Client(base_url=guarded.broker.url) as client:
+    with httpx.Client(base_url=guarded.broker.url, timeout=DEADLINE_S) as client:
         as_producer = guarded.headers("producer")
         for sent in (message, {**message, "message_id": "no id " + BODY}, {**message, "tags": [1]}):
             client.post("/v1/send", json={"messages": [sent]}, headers=as_producer)
@@ -118,9 +118,11 @@ def test_what_callers_say_is_in_no_log(guarded: Guarded) -> None:
 )
 def test_a_token_counts_in_its_header_and_nowhere_else(guarded: Guarded, path: str) -> None:
     token = guarded.tokens["producer"]
-    reply = httpx.get(guarded.broker.url + path.format(token), cookies={"token": token})
+    reply = httpx.get(
+        guarded.broker.url + path.format(token), cookies={"token": token}, timeout=DEADLINE_S
+    )
     assert reply.status_code == 401
-    basic = httpx.get(f"{guarded.broker.url}/v1/caller", auth=("token", token))
+    basic = httpx.get(f"{guarded.broker.url}/v1/caller", auth=("token", token), timeout=DEADLINE_S)
     assert basic.status_code == 401
 
 
@@ -165,7 +167,9 @@ def test_B10_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
         assert b"HTTP/1.1 503" in read_all(surplus)
         for connection in (one, two):
             assert b"HTTP/1.1 408" in read_all(connection)
-        assert httpx.get(f"{broker.url}/healthz").status_code == 200, "they are given back"
+        assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200, (
+            "they are given back"
+        )
 
 
 def requests(guarded: Guarded) -> list[bytes]:
@@ -284,5 +288,5 @@ def test_spoilt_requests_end_nothing_and_leave_nothing_open(
         )
         assert b"Traceback" not in answer
     assert {200, 400, 401, 403} <= seen, "the fuzz reaches behind the door"
-    assert httpx.get(f"{guarded.broker.url}/healthz").status_code == 200
+    assert httpx.get(f"{guarded.broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
     assert open_files(guarded.broker) <= before + 5

@@ -18,6 +18,7 @@ from qmq_broker.face.connection.open_files import (
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 PULL = {"subject": "orders", "group": "new", "consumer": "one"}
 
@@ -27,7 +28,7 @@ def test_B10_idle_connections_do_not_keep_the_broker_from_its_files(tmp_path: Pa
     more = ("--files", "560", "--connections", "2000", "--head-ms", "60000")
     with (
         BrokerProcess(tmp_path / "data", *more, command=SERVE_WITH_FAULTS) as broker,
-        httpx.Client(base_url=broker.url) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
         ExitStack() as idle,
     ):
         sent = client.post("/v1/send", json={"messages": [{"subject": "orders", "body": 1}]})

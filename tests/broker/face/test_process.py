@@ -6,6 +6,8 @@ import dataclasses
 import re
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -37,6 +39,16 @@ JOURNALS = (layout.IDS, layout.ENTRIES)
 
 def send(client: httpx.Client, frame: bytes) -> httpx.Response:
     return client.post("/v1/send", content=frame, headers=HEADERS)
+
+
+@contextmanager
+def serving(data: Path) -> Iterator[tuple[BrokerProcess, httpx.Client]]:
+    """A broker on this directory, and somebody who asks it."""
+    with (
+        BrokerProcess(data) as broker,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
+    ):
+        yield broker, client
 
 
 def pull_all(client: httpx.Client, group: str = GROUP) -> list[bytes]:
@@ -110,7 +122,7 @@ def test_B3_everything_accepted_before_a_kill_is_there_and_the_rest_wholly_or_no
             senders.join()
         accepted += senders.accepted
         unanswered += senders.unanswered
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         found = pull_all(client)
         assert broker.stop() == ExitCode.OK
     assert len(set(found)) == len(found), "nothing is stored twice"
@@ -131,7 +143,7 @@ def test_F38_a_stop_under_load_loses_nothing_that_was_accepted(tmp_path: Path) -
         assert senders.enough.wait(DEADLINE_S)
         assert broker.stop() == ExitCode.OK
         senders.join()
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         found = set(pull_all(client))
     accepted = {message_id for ids in senders.accepted for message_id in ids}
     assert accepted <= found
@@ -143,12 +155,12 @@ def test_F30_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one(
 ) -> None:
     data = tmp_path / "data"
     request = PullRequest(subject=SUBJECT, group=GROUP, consumer="one", max_messages=2)
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         send(client, make_frame([b"a", b"b", b"c"]))
         reply = client.post("/v1/pull", content=encode_control(request), headers=HEADERS)
         given = parse_deliveries(reply.content, frame_bytes_max=2**24)
         broker.kill()
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         done = Settlement(token=given.head.token, acks=((0, 2),))
         settle = SettleRequest(subject=SUBJECT, group=GROUP, consumer="one", settlements=(done,))
         accept = {**HEADERS, "accept": "application/json"}
@@ -161,7 +173,7 @@ def test_F30_C1_what_a_killed_broker_had_handed_out_is_settled_at_the_next_one(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_F38_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, number: int) -> None:
     data = tmp_path / "data"
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         assert send(client, make_frame([b"a"])).status_code == 200
         broker.send_signal(number)
         assert broker.wait() == ExitCode.OK
@@ -189,7 +201,7 @@ def test_C8_a_stop_answers_the_pull_that_waits(tmp_path: Path) -> None:
 
 def wait_until_group(url: str) -> None:
     """Until a group is known, which is when its first pull has begun to wait."""
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
         for _ in range(10_000):
             if client.get("/v1/groups").json()["groups"]:
                 return
@@ -198,12 +210,12 @@ def wait_until_group(url: str) -> None:
 
 def test_a_read_only_broker_delivers_and_takes_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         send(client, make_frame([b"a"]))
         broker.stop()
     with (
         BrokerProcess(data, "--read-only") as broker,
-        httpx.Client(base_url=broker.url) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
     ):
         assert send(client, make_frame([b"b"])).status_code == 503
         ready = client.get("/readyz")
@@ -213,7 +225,7 @@ def test_a_read_only_broker_delivers_and_takes_nothing(tmp_path: Path) -> None:
 
 def test_damage_in_the_action_log_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         send(client, make_frame([b"a"]))
         assert len(pull_all(client)) == 1
         assert broker.stop() == ExitCode.OK
@@ -248,7 +260,7 @@ def test_F38_a_second_signal_ends_a_stop_that_takes_long(tmp_path: Path) -> None
 
 def test_F29_B9_a_second_broker_on_a_directory_refuses_and_disturbs_nobody(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with BrokerProcess(data) as first, httpx.Client(base_url=first.url) as client:
+    with serving(data) as (first, client):
         send(client, make_frame([b"a"]))
         before = without_journals(data)
         second = BrokerProcess(data)
@@ -345,7 +357,7 @@ def test_a_failed_sync_ends_the_broker_with_its_own_code_and_a_restart_has_what_
     accepted: list[bytes] = []
     with (
         BrokerProcess(data, "--syncs", "12", command=SERVE_WITH_FAULTS) as broker,
-        httpx.Client(base_url=broker.url) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
     ):
         while True:
             frame = make_frame([b"a"])
@@ -359,7 +371,7 @@ def test_a_failed_sync_ends_the_broker_with_its_own_code_and_a_restart_has_what_
     assert " poisoned " in broker.log
     assert "planted fault" in broker.log
     assert accepted
-    with BrokerProcess(data) as broker, httpx.Client(base_url=broker.url) as client:
+    with serving(data) as (broker, client):
         found = pull_all(client)
     assert found[: len(accepted)] == accepted
     assert len(found) <= len(accepted) + 1

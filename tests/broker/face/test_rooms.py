@@ -14,6 +14,7 @@ from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import FRAME, Client, Reply
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 HEAD = b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/vnd.qmq.frame\r\n"
 PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one", "max_bytes": 110_000}
@@ -90,7 +91,7 @@ def test_B10_slow_bodies_take_the_room_of_what_has_arrived_of_them(
     with (
         BrokerProcess(tmp_path / "data") as broker,
         ExitStack() as slow,
-        httpx.Client(base_url=broker.url) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
     ):
         for _ in range(40):
             connection = slow.enter_context(broker.connection())

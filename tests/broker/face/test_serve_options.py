@@ -13,6 +13,7 @@ from qmq_broker.face.exit_codes import ExitCode
 from tests.broker.face.test_process import HEADERS
 from tests.broker.service.rig import make_frame, new_ids
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("given", [1000, 1024, 8 * 1024 * 1024, 8_389_121, 65 * 2**30])
@@ -32,5 +33,7 @@ def test_the_shortest_segment_that_the_rule_allows_is_taken(tmp_path: Path) -> N
     more = ("--segment-bytes", str(SEGMENT_BYTES_MIN))
     with BrokerProcess(tmp_path / "data", *more) as process:
         frame = make_frame([b"one"], ids=new_ids())
-        stored = httpx.post(f"{process.url}/v1/send", content=frame, headers=HEADERS)
+        stored = httpx.post(
+            f"{process.url}/v1/send", content=frame, headers=HEADERS, timeout=DEADLINE_S
+        )
         assert stored.status_code == 200

@@ -21,6 +21,7 @@ from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.service.rig import SUBJECT, make_frame
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
+from tests.kit.waiting import DEADLINE_S
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
 TIMEOUT_S = 10.0
@@ -107,7 +108,7 @@ def test_old_versions_of_tls_and_plain_http_get_no_answer(
         answer = broker.talk(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b"200" not in answer
         assert broker.talk(b"\x16\x03\x01\x40\x00\x01" + b"\xff" * 500)[:4] != b"HTTP"
-        with httpx.Client(verify=context(authority)) as client:
+        with httpx.Client(verify=context(authority), timeout=DEADLINE_S) as client:
             assert client.get(f"{broker.url}/healthz").status_code == 200
         assert broker.stop() == 0
         assert "Traceback" not in broker.log
@@ -181,7 +182,7 @@ def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: 
         half.sendall(b"\x16\x03\x01")
         assert read_all(silent) == b""
         assert read_all(half) == b""
-        with httpx.Client(verify=context(authority)) as client:
+        with httpx.Client(verify=context(authority), timeout=DEADLINE_S) as client:
             assert client.get(f"{broker.url}/healthz").status_code == 200
 
 
@@ -199,7 +200,7 @@ def test_B10_handshakes_count_as_connections_and_too_many_are_ended_at_once(
         surplus = stack.enter_context(broker.connection())
         assert read_all(surplus) == b""
         half.pop().close()
-        with httpx.Client(verify=context(authority)) as client:
+        with httpx.Client(verify=context(authority), timeout=DEADLINE_S) as client:
             for _ in range(3):
                 with contextlib.suppress(httpx.TransportError):  # until it has seen the close
                     assert client.get(f"{broker.url}/healthz").status_code == 200

@@ -22,13 +22,14 @@ from qmq_broker.face.commands.token import token
 from qmq_client.commands.root import root
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 SEND = {"messages": [{"subject": "orders.eu", "body": "a"}]}
 
 
 def status(broker: BrokerProcess, text: str | None, path: str = "/v1/caller") -> int:
     headers = {} if text is None else {"authorization": f"Bearer {text}"}
-    return httpx.get(broker.url + path, headers=headers).status_code
+    return httpx.get(broker.url + path, headers=headers, timeout=DEADLINE_S).status_code
 
 
 def after(broker: BrokerProcess, event: str, change: Callable[[], object]) -> None:
@@ -64,7 +65,7 @@ def test_a_connection_is_not_a_caller_each_request_is_asked_anew(tmp_path: Path)
     producer, consumer = add_token(tokens, "producer")[1], add_token(tokens, "consumer")[1]
     with (
         BrokerProcess(tmp_path / "data", "--tokens", str(tokens)) as broker,
-        httpx.Client(base_url=broker.url) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
     ):
         seen = [
             client.post("/v1/send", json=SEND, headers=headers).status_code

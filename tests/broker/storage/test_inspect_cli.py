@@ -23,6 +23,7 @@ from tests.crash.world import OPTIONS, World
 from tests.crash.world import make_frame as frame_of
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.clock import FakeClock
+from tests.kit.waiting import DEADLINE_S
 
 
 def run(*arguments: str | Path) -> Result:
@@ -198,7 +199,7 @@ def test_X3_a_backup_beside_a_running_broker_has_all_that_was_acknowledged(tmp_p
     def send_on(url: str) -> None:
         nonlocal sent
         ids = new_ids()
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
             while not stop.is_set():
                 frame = make_frame([b"%d" % sent, b"more"], ids=ids)
                 assert client.post("/v1/send", content=frame, headers=HEADERS).status_code == 200
@@ -219,7 +220,7 @@ def test_X3_a_backup_beside_a_running_broker_has_all_that_was_acknowledged(tmp_p
     assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code == ExitCode.OK
     with (
         BrokerProcess(tmp_path / "restored") as process,
-        httpx.Client(base_url=process.url) as client,
+        httpx.Client(base_url=process.url, timeout=DEADLINE_S) as client,
     ):
         found = pull_all(client)
         assert acknowledged <= len(found) <= sent

@@ -16,6 +16,7 @@ from qmq_client.commands.root import root
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 
 def run(*arguments: str) -> Result:
@@ -24,7 +25,7 @@ def run(*arguments: str) -> Result:
 
 def send(url: str) -> httpx.Response:
     frame = make_frame([b"one"], ids=new_ids())
-    return httpx.post(f"{url}/v1/send", content=frame, headers=HEADERS)
+    return httpx.post(f"{url}/v1/send", content=frame, headers=HEADERS, timeout=DEADLINE_S)
 
 
 def test_a_read_only_broker_refuses_messages_by_reason_and_delivers(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_read_only_broker_refuses_messages_by_reason_and_delivers(tmp_path: Pa
         shown = run("status", "--broker", url, "--json")
         assert shown.exit_code == 0, "a read-only broker serves its consumers"
         assert json.loads(shown.output)["takes_messages"] is False
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
             assert len(pull_all(client)) == 1
         assert run("readonly", "off", "--broker", url).output == "serving\n"
         assert run("readonly", "off", "--broker", url).output == "serving\n"
@@ -72,13 +73,13 @@ def test_a_drained_broker_ends_in_order(tmp_path: Path) -> None:
 )
 def test_S7_a_state_that_makes_no_sense_is_refused_by_field(tmp_path: Path, body: bytes) -> None:
     with BrokerProcess(tmp_path / "data") as process:
-        answer = httpx.post(f"{process.url}/v1/state", content=body)
+        answer = httpx.post(f"{process.url}/v1/state", content=body, timeout=DEADLINE_S)
         refused = answer.json()
         is_json = body.startswith(b"{")
         assert answer.status_code == (422 if is_json else 400)
         assert refused.get("field") in ({"state", "more", "reason"} if is_json else {None})
         assert refused["code"] == ("invalid_message" if is_json else "protocol_error")
-        assert httpx.get(f"{process.url}/readyz").json()["status"] == "serving"
+        assert httpx.get(f"{process.url}/readyz", timeout=DEADLINE_S).json()["status"] == "serving"
 
 
 def test_without_a_broker_the_exit_code_says_so() -> None:

@@ -19,7 +19,7 @@ from qmq_client import Delivery, Message, Reject, consumer, pull
 from qmq_client.commands.root import root
 from qmq_client.consumer import Consumers
 from tests.kit.broker_process import ROOT, BrokerProcess
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +313,7 @@ def test_a_broker_that_takes_no_messages_now_is_exit_code_3_with_all_of_its_reas
     reason = "the disk is being replaced, and when that is done it takes messages again; " * 3
     with BrokerProcess(tmp_path / "data") as own:
         changed = {"state": "read-only", "reason": reason.strip()}
-        httpx.post(f"{own.url}/v1/state", json=changed).raise_for_status()
+        httpx.post(f"{own.url}/v1/state", json=changed, timeout=DEADLINE_S).raise_for_status()
         done = qmq(own, "send", "shop", "x")
     assert done.returncode == 3
     assert reason.strip() in done.stderr

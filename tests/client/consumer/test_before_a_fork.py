@@ -64,7 +64,9 @@ def test_C10_S10_consumers_made_before_the_fork_are_one_of_their_own_in_each_pro
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         message = {"subject": "notices", "body": "closed"}
-        httpx.post(f"{broker.url}/v1/send", json={"messages": [message]}).raise_for_status()
+        httpx.post(
+            f"{broker.url}/v1/send", json={"messages": [message]}, timeout=WAIT_S
+        ).raise_for_status()
         program = [sys.executable, "-c", PRELOADED, broker.url]
         server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None

@@ -25,7 +25,7 @@ from qmq_client import Consumers, Message, consumer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.waiting import becomes, wait_for
+from tests.kit.waiting import DEADLINE_S, becomes, wait_for
 
 WRITTEN_AGAIN_S = 5.0
 #: An application whose consumers write down what they handle, and that they stopped.
@@ -65,7 +65,9 @@ def test_C8_a_reloading_server_stops_the_consumers_of_the_old_program_and_starts
 
     def put(body: str) -> None:
         messages = [{"subject": SUBJECT, "body": body}]
-        httpx.post(f"{broker.url}/v1/send", json={"messages": messages}).raise_for_status()
+        httpx.post(
+            f"{broker.url}/v1/send", json={"messages": messages}, timeout=DEADLINE_S
+        ).raise_for_status()
 
     with BrokerProcess(tmp_path / "data") as broker:
         given = {"BROKER": broker.url, "NOTES": str(notes)}

@@ -26,7 +26,7 @@ from tests.broker.delay.delay_rig import HOUR_MS, delayed_frame
 from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED
 from tests.broker.face.guard import add_token
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 MINUTE_MS = 60_000
 MESSAGE_ID = bytes(range(16))
@@ -142,7 +142,7 @@ def test_X1_D3_a_delayed_message_that_cannot_be_read_is_found_with_its_file(tmp_
     segment = data / "commitlog" / ("0" * 20)
     with BrokerProcess(data, "--reserve-bytes", "0") as process:
         soon = {"message_id": MESSAGE_ID.hex(), "deliver_at_ms": now_ms() + 3_000}
-        answer = httpx.post(f"{process.url}/v1/delayed/reschedule", json=soon)
+        answer = httpx.post(f"{process.url}/v1/delayed/reschedule", json=soon, timeout=DEADLINE_S)
         assert answer.json()["outcomes"] == ["rescheduled"]
         whole = segment.read_bytes()
         with segment.open("r+b") as file:

@@ -13,6 +13,7 @@ from qmq_client.commands.root import root
 from qmq_client.doctor.broker import broker as examined
 from qmq_client.wire.message_id import MessageIds
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 #: Everything in the directory is older than an hour.
@@ -33,7 +34,10 @@ def data(tmp_path: Path) -> Path:
     directory.close()
     told = {"name": "archive", "store_id": store_id, "kept_offset": 0, "kept_actions_offset": 0}
     with BrokerProcess(directory.path, *FOR_EVER) as process:
-        assert httpx.post(f"{process.url}/v1/keepers/keep", json=told).status_code == 200
+        assert (
+            httpx.post(f"{process.url}/v1/keepers/keep", json=told, timeout=DEADLINE_S).status_code
+            == 200
+        )
         process.stop()
     return directory.path
 
@@ -52,7 +56,7 @@ def test_X1_B12_a_keeper_that_is_not_run_is_listed_found_and_removed(data: Path)
         (finding,) = examined(process.url)
         assert finding.id == "broker.keeper"
         assert f"{listed['held_bytes']} bytes" in finding.read
-        metrics = httpx.get(f"{process.url}/metrics").text
+        metrics = httpx.get(f"{process.url}/metrics", timeout=DEADLINE_S).text
         assert (
             f'qmq_broker_keeper_held_bytes{{keeper="archive"}} {listed["held_bytes"]}.0' in metrics
         )
