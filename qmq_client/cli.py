@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from qmq_client.commands.listing import found_commands, help_text
-from qmq_client.commands.refused_output import let_go_of_output
+from qmq_client.commands.refused_output import discard_output
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def _tell(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        let_go_of_output()
+        discard_output()
         if isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
         print(f"Error: {error}", file=sys.stderr)

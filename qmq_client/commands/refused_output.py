@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def let_go_of_output() -> None:
+def discard_output() -> None:
     """Discard the rest of the output.
 
     Otherwise the interpreter tries to write it again when it exits, prints that this fails, and

@@ -14,7 +14,7 @@ import click
 
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.listing import COMMANDS_GROUP, found_commands, help_text
-from qmq_client.commands.refused_output import let_go_of_output
+from qmq_client.commands.refused_output import discard_output
 from qmq_client.errors import QmqError
 
 _DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -39,7 +39,7 @@ class RootGroup(click.Group):
         if isinstance(command, click.Group):
             for name, brought in found_commands(f"{COMMANDS_GROUP}.{cmd_name}").items():
                 command.add_command(brought.load(), name)
-        _tell_whole_sentences(command)
+        _show_whole_sentences(command)
         return command
 
     def resolve_command(
@@ -74,16 +74,16 @@ class RootGroup(click.Group):
         except OSError as error:
             if error.errno not in _DISK_REFUSES:
                 raise
-            let_go_of_output()
+            discard_output()
             click.echo(f"Error: {error}", err=True)
             ctx.exit(UNREACHABLE)
 
 
-def _tell_whole_sentences(command: click.Command) -> None:
+def _show_whole_sentences(command: click.Command) -> None:
     """List sub-commands with their whole first sentence, which click would truncate."""
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
-        _tell_whole_sentences(below)
+        _show_whole_sentences(below)
 
 
 @click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -77,7 +77,7 @@ def send(
     address = broker_address(broker, config_file)
     headers = dict(_header(text) for text in parts["headers"])
     if body is None:
-        _tell_who_types()
+        _announce_input()
     texts = _lines() if lines else iter([_whole() if body is None else body.encode()])
     transport = HttpTransport(address)
     try:
@@ -147,7 +147,7 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _tell_who_types() -> None:
+def _announce_input() -> None:
     """On a terminal, say that input is expected: nothing else shows it."""
     if sys.stdin is None:  # closed by whoever started this
         raise click.UsageError("standard input is closed: give BODY.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qmq_pipeline.spark.java import find_java
-from qmq_pipeline.spark.shared_classes import SharedClasses, key_of, shared_classes, told_to_jvm
+from qmq_pipeline.spark.shared_classes import SharedClasses, jvm_arguments, key_of, shared_classes
 from tests.pipeline.world import START_MS
 
 DAY_MS = 86_400_000
@@ -110,12 +110,12 @@ def test_a_file_is_for_one_java_one_spark_and_one_class_path(tmp_path: Path) -> 
 def test_what_the_user_has_for_the_jvm_stays_and_comes_last() -> None:
     ours = ("-XX:SharedArchiveFile=/with a blank/x.jsa", "-Xlog:disable")
     environment = {"SPARK_SUBMIT_OPTS": "-Xlog:gc"}
-    with told_to_jvm(ours, environment):
+    with jvm_arguments(ours, environment):
         said = environment["SPARK_SUBMIT_OPTS"]
     assert said == '"-XX:SharedArchiveFile=/with a blank/x.jsa" -Xlog:disable -Xlog:gc'
     assert environment == {"SPARK_SUBMIT_OPTS": "-Xlog:gc"}
     nothing: dict[str, str] = {}
-    with told_to_jvm(ours, nothing):
+    with jvm_arguments(ours, nothing):
         assert nothing["SPARK_SUBMIT_OPTS"].endswith("-Xlog:disable")
     assert nothing == {}
 

@@ -38,8 +38,8 @@ from qmq_pipeline.jobs.audit_rows import (
     SPOILT,
     DoubtfulRows,
     findings,
+    has_altered,
     has_aside,
-    has_spoilt,
 )
 from qmq_pipeline.jobs.audit_tallies import Tallies, WordSet
 from qmq_pipeline.jobs.audit_window import Window, judged_ranges, judged_window
@@ -178,7 +178,7 @@ def _kept(tallies: Tallies, options: AuditOptions, window: Window) -> Kept:
 
 def _other_reasons(lake: Lake, window: Window) -> set[str]:
     """Reasons to read rows that tallies do not show."""
-    reasons = {SPOILT} if has_spoilt(lake) else set()
+    reasons = {SPOILT} if has_altered(lake) else set()
     return reasons | ({ASIDE} if has_aside(lake, window) else set())
 
 

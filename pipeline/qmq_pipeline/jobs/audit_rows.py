@@ -175,7 +175,7 @@ def findings(
     return spark.sql(text).dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
-def has_spoilt(lake: Lake) -> bool:
+def has_altered(lake: Lake) -> bool:
     """Whether `ingest` has found altered records."""
     return any(one.notes.get(ALTERED) for one in lake.ranges(MESSAGES))
 

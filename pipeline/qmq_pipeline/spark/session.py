@@ -26,9 +26,9 @@ from qmq_pipeline.spark.java import cache_folder, find_java
 from qmq_pipeline.spark.shared_classes import (
     SharedClasses,
     boot_id,
+    jvm_arguments,
     key_of,
     shared_classes,
-    told_to_jvm,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _start(options: SessionOptions) -> SparkSession:
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if classes.is_made:
-        atexit.register(_let_go_of_output, session)
+        atexit.register(_close_jvm_output, session)
     return session
 
 
@@ -162,13 +162,13 @@ def _started(
 ) -> SparkSession:
     """The session. If a JVM does not start with its file of classes, it is started without."""
     try:
-        with _jvm_speaks_into(log_file), told_to_jvm(arguments, os.environ):
+        with _jvm_stderr_to(log_file), jvm_arguments(arguments, os.environ):
             return builder.getOrCreate()
     except Exception:  # whatever it was: what is wrong without the file, too, is raised below
         if classes is None:
             raise
         classes.unlink(missing_ok=True)
-    with _jvm_speaks_into(log_file):
+    with _jvm_stderr_to(log_file):
         return builder.getOrCreate()
 
 
@@ -235,7 +235,7 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _let_go_of_output(session: SparkSession) -> None:
+def _close_jvm_output(session: SparkSession) -> None:
     """Close the JVM's output: it works on for some seconds, and a reader of our output must not wait for it."""
     jvm = session.sparkContext._jvm
     if jvm is not None:
@@ -244,7 +244,7 @@ def _let_go_of_output(session: SparkSession) -> None:
 
 
 @contextlib.contextmanager
-def _jvm_speaks_into(log_file: Path) -> Iterator[None]:
+def _jvm_stderr_to(log_file: Path) -> Iterator[None]:
     """Make `log_file` the standard error of a child started within the block, for the child's whole life."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()

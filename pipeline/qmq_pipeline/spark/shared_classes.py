@@ -109,7 +109,9 @@ def _accepted(folder: Path, key: str, boot: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def told_to_jvm(arguments: Sequence[str], environment: MutableMapping[str, str]) -> Iterator[None]:
+def jvm_arguments(
+    arguments: Sequence[str], environment: MutableMapping[str, str]
+) -> Iterator[None]:
     """Let a JVM that starts within the block have the arguments, in front of the user's own, which win."""
     known = environment.get(_ARGUMENTS)
     every = [*map(_quoted, arguments), *([known] if known else [])]

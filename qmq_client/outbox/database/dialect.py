@@ -117,7 +117,7 @@ class OutboxDialect(Protocol):
         """
         ...
 
-    def can_spell(self, link: Link, text: str) -> bool:
+    def can_encode(self, link: Link, text: str) -> bool:
         """Whether a text passes unaltered through this connection's character set."""
         ...
 

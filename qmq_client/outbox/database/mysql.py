@@ -145,7 +145,7 @@ class MySqlDialect(ServerDialect):
         # application would take the rows it has for all.
         return bool(getattr(getattr(link.driver, "_result", None), "unbuffered_active", False))
 
-    def can_spell(self, link: Link, text: str) -> bool:
+    def can_encode(self, link: Link, text: str) -> bool:
         name: str = link.driver.character_set_name()
         if name == _UTF8:
             return True

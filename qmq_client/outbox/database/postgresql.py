@@ -79,7 +79,7 @@ class PostgresDialect(ServerDialect):
     def is_busy(self, link: Link) -> bool:
         return _status(link) == _ACTIVE
 
-    def can_spell(self, link: Link, text: str) -> bool:
+    def can_encode(self, link: Link, text: str) -> bool:
         return is_encodable(text, link.driver.info.encoding)
 
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:

@@ -138,7 +138,7 @@ class SqliteDialect:
     def is_busy(self, _: Link) -> bool:
         return False  # statements beside an open result are no trouble here
 
-    def can_spell(self, _: Link, __: str) -> bool:
+    def can_encode(self, _: Link, __: str) -> bool:
         return True
 
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:

@@ -133,7 +133,7 @@ def check_row(outlet: Outlet, link: Link, row: OutboxRow) -> None:
             "send a reference to it.",
         )
     key = row.ordering_key
-    if key is not None and not key.isascii() and not outlet.dialect.can_spell(link, key):
+    if key is not None and not key.isascii() and not outlet.dialect.can_encode(link, key):
         raise EncodingError(
             field="key",
             limit="characters of the connection's own character set, where order is kept by key",
