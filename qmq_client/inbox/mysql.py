@@ -52,7 +52,7 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> MySqlInboxDialect:
 class MySqlInboxDialect:
     """See `InboxDialect`."""
 
-    #: At the default level a delete would keep other consumers from inserting next to its rows.
+    #: At SERIALIZABLE its look would keep consumers from noting anything.
     purge_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
 
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:

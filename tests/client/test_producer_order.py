@@ -14,13 +14,23 @@ from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.table import SENT
+from qmq_client.outbox.database.server import order_slot
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.table import DEFAULT_TABLES, SENT
 from qmq_client.producer import Producer
 from tests.client.publishing import sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.kit.waiting import wait_for
 from tests.services.databases import Database
 
 DEADLINE_S = 30.0
+
+
+LOCKS = DEFAULT_TABLES.order_lock
+
+
+def row_with(key: str) -> OutboxRow:
+    return OutboxRow(message_id=bytes(16), subject=SUBJECT, ordering_key=key, record=b"")
 
 
 @pytest.fixture
@@ -213,6 +223,41 @@ def test_O4_a_commit_waits_for_an_earlier_row_of_its_key_that_is_not_committed(
         send(world, "1")
         assert world.producer.flush()
         assert sorted(world.sent()) == ["0", "1", "another"]
+
+
+def test_O4_keys_are_locked_in_one_order_however_the_server_finds_their_locks(
+    tmp_path: Path, postgresql_database: Database
+) -> None:
+    """Or two transactions that send to the same keys would each wait for the other.
+
+    Other servers keep rows in the order of their keys and read them so.
+    """
+    slots = {order_slot(row_with(key)): key for key in "abc"}
+    low, high = min(slots), max(slots)
+    locks = sa.select(LOCKS.c.slot).with_for_update(nowait=True)
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with a_world(tmp_path, database=postgresql_database, order_by_key=True) as world:
+        world.change(f"TRUNCATE {LOCKS}")
+        world.change(f"INSERT INTO {LOCKS} VALUES ({high}), ({low})")
+
+        def commit() -> None:
+            with Session(world.engine) as session, session.begin():
+                session.execute(sa.text("SET LOCAL enable_indexscan = off"))
+                session.execute(sa.text("SET LOCAL enable_bitmapscan = off"))
+                world.producer.send_many(
+                    [Message(SUBJECT, key, key=key) for key in (slots[high], slots[low])],
+                    session=session,
+                )
+
+        second = threading.Thread(target=commit)
+        with world.engine.connect() as first, world.engine.connect() as third:
+            first.execute(locks.where(LOCKS.c.slot == low))
+            second.start()
+            wait_for(lambda: world.read(waits), "it does not wait")
+            assert third.scalar(locks.where(LOCKS.c.slot == high)) == high
+        second.join(DEADLINE_S)
+        assert world.producer.flush()
+        assert world.sent() == [slots[high], slots[low]]
 
 
 def test_O4_an_outage_changes_no_order(world: World) -> None:

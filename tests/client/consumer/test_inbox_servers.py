@@ -169,6 +169,33 @@ def test_C5_an_id_that_was_purged_and_noted_anew_is_not_purged_by_another_that_f
     assert note(inbox, 1, 2) == {2}
 
 
+def test_a_purge_keeps_nobody_from_noting_ids_whatever_the_applications_level_is(
+    a_server_database: Database,
+) -> None:
+    """At SERIALIZABLE, MySQL would keep what a purge has read from changing, and from growing."""
+    make_engine(a_server_database.url).dispose()
+    strict = a_server_database.engine(isolation_level="SERIALIZABLE")
+    impatient = a_server_database.engine()
+    patience = {"mysql": "SET innodb_lock_wait_timeout = 1", "postgresql": "SET lock_timeout = 10"}
+    inbox, other = Inbox(strict, group=GROUP), Inbox(impatient, group=GROUP)
+    note(inbox, 10, 30)
+    with strict.begin() as connection:
+        connection.exec_driver_sql("UPDATE qmq_inbox SET received_at_ms = 1")
+    noted: list[set[int]] = []
+
+    @sa.event.listens_for(impatient, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(patience[a_server_database.kind])
+
+    @sa.event.listens_for(strict, "commit")
+    def on_commit(_: sa.Connection) -> None:
+        if not noted:
+            noted.append(note(other, 5, 20, 40))
+
+    assert inbox.purge(timedelta(hours=1)) == 2
+    assert noted == [{5, 20, 40}]
+
+
 #: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, several with known
 #: ones among them, where PostgreSQL looks whether they are there, and MySQL tries, looks which they
 #: are, and tries again; and one that is known, at which both look. MySQL itself, which does not tell
