@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PYTHON = Path(sys.executable)
@@ -56,7 +57,8 @@ def end(number: int, folder: str) -> None:
     for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         ends_at = time.monotonic() + _STOP_S_MAX
         while is_ours(number, folder) and time.monotonic() < ends_at:
-            os.kill(number, kind)
+            with suppress(ProcessLookupError):  # it has ended since that look
+                os.kill(number, kind)
             time.sleep(_LOOK_S)
 
 

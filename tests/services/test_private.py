@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from tests.conftest import MakeServer
 from tests.kit.waiting import wait_for
+from tests.services import keeper
 from tests.services.keeper import is_ours
 from tests.services.ladder import find_service
 from tests.services.private import PrivateServer
@@ -79,10 +80,10 @@ def test_a_frozen_server_says_nothing_and_goes_on_when_thawed(
     hasty = sa.create_engine(server.url(), connect_args=patience)
     with pytest.raises(sa.exc.OperationalError):
         hasty.connect()
-    server.thaw()
-    with hasty.connect() as connection:
-        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
     hasty.dispose()
+    server.thaw()
+    with engine_of(server).connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
 @SERVERS
@@ -112,6 +113,22 @@ def test_a_closed_server_leaves_no_process_and_no_file(
     assert process is not None
     assert not is_ours(process, str(folder))
     assert not folder.exists()
+
+
+def test_a_server_that_ends_while_it_is_told_to_spoils_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the keeper would end with an error, and leave the other servers and the folder behind."""
+    looks, told = [True, True], list[int]()
+
+    def gone(_: int, kind: int) -> None:
+        told.append(kind)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(keeper, "is_ours", lambda *_: bool(looks and looks.pop()))
+    monkeypatch.setattr(os, "kill", gone)
+    keeper.end(4242, "folder")
+    assert told == [signal.SIGTERM] * 2
 
 
 def segment_of(server: PrivateServer) -> str:
