@@ -14,14 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameKind, build_message_frame, read_header, stamp_frame
-from qmq_client.wire.marks import Marks, pack_marks
+from qmq_client.wire.frame import FrameKind
+from qmq_client.wire.marks import Marks
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
+from qmq_client.wire.record import (
+    FLAGS_POSITION,
+    BodyKind,
+    Record,
+    decode_record,
+    encode_record,
+)
 from qmq_pipeline.rows.decode import Selection, batches, batches_by_subject
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
+from qmq_pipeline.tables.table import Table
 from tests.pipeline.world import scanned
 
 _NAMES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}\Z")
@@ -30,6 +36,8 @@ _TIMES = st.integers(0, 253_402_300_799_999)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Where a record says how many headers it has.
 HEADER_COUNT = slice(26, 28)
+#: Of which the fixed parts of records, and their lengths, are enough.
+FIVE = ("subject", "sequence", "message_id", "stored_at", "body_bytes")
 
 _RECORDS = st.builds(
     Record,
@@ -208,9 +216,83 @@ def test_a_batch_ends_with_what_was_read_at_once_if_that_is_enough() -> None:
     assert [batch.num_rows for batch in batches(few, Selection())] == [500]
 
 
+@pytest.mark.parametrize(
+    "columns", [("subject",), FIVE, ("subject", "key", "tags", "headers", "due_at")]
+)
+def test_a_batch_without_bodies_goes_on_behind_its_block_and_does_not_keep_it(
+    columns: tuple[str, ...],
+) -> None:
+    frames = large_frames(4)
+    block_bytes = sum(frame.header.frame_bytes for frame in frames)
+
+    def read() -> Iterator[ScannedFrame]:
+        for _ in range(12):
+            yield from in_one_block(frames)
+
+    selection = Selection(columns=columns)
+    list(batches(read(), selection))  # what is made once
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        rows = [batch.num_rows for batch in batches(read(), selection)]
+        held = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert rows == [5_000, 5_000, 2_000]
+    # The block that is read, its predecessor until the next frame comes, and what is wanted of five.
+    assert held < 3 * block_bytes
+
+
+@pytest.mark.parametrize("table", [MESSAGES, SCHEDULED])
+def test_every_column_alone_is_the_one_of_whole_rows_however_the_log_was_read(table: Table) -> None:
+    frames = [frame_of_all_kinds(random.Random(seed), 8 * seed, table) for seed in range(9)]
+    blocks = [in_one_block(frames[first : first + 3]) for first in (0, 3, 6)]
+    read = [frame for block in blocks for frame in block]
+    whole = [
+        row
+        for frame in frames
+        for row in rows_of(frame, Selection(table=table, columns=table.names))
+    ]
+    assert {row["body_kind"] for row in whole} == {-1, 0, 1, 2}
+    for name in table.names:
+        (batch,) = batches(read, Selection(table=table, columns=(name,)))
+        batch.validate(full=True)
+        assert batch.column(name).to_pylist() == [row[name] for row in whole], name
+
+
+def frame_of_all_kinds(draw: random.Random, offset: int, table: Table) -> ScannedFrame:
+    """Records with and without each part, and one that is none."""
+    records = [
+        Record(
+            message_id=draw.randbytes(16),
+            subject=draw.choice(["orders", "a"]),
+            body=draw.randbytes(draw.randrange(60)),
+            body_kind=draw.choice(list(BodyKind)),
+            key=draw.choice([None, "k", "key"]),
+            tags=draw.choice([(), ("one",), ("one", "two")]),
+            headers=draw.choice([(), (("h", "value"),), (("h", ""), ("other", "v"))]),
+            born_at_ms=draw.randrange(10**12),
+            due_at_ms=draw.randrange(10**12) if table is SCHEDULED else None,
+            expires_at_ms=draw.choice([None, draw.randrange(10**12)]),
+        )
+        for _ in range(8)
+    ]
+    encoded = [(one.subject, encode_record(one)) for one in records]
+    strange = Record(message_id=draw.randbytes(16), subject="a", body=b"body", born_at_ms=1)
+    encoded.append(("a", with_bytes(encode_record(strange), FLAGS_POSITION, b"\xff")))
+    if table is MESSAGES:
+        return scanned(encoded, offset=offset)
+    if draw.randrange(2):
+        return scanned(encoded, offset=offset, kind=FrameKind.DELAYED)
+    numbers = range(len(encoded))
+    due_at_ms = [draw.randrange(10**12) for _ in numbers]
+    marks = Marks(buckets=numbers, sequences=numbers, sources=numbers, due_at_ms=due_at_ms)
+    return scanned(encoded, offset=offset, kind=FrameKind.RESCHEDULED, marks=marks)
+
+
 def test_bodies_that_are_not_asked_for_are_not_copied() -> None:
     frames = in_one_block(large_frames(4))
-    selection = Selection(columns=("subject", "sequence", "message_id", "stored_at", "body_bytes"))
+    selection = Selection(columns=FIVE)
     list(batches(frames, selection))  # what is made once
     tracemalloc.start()
     try:
@@ -221,8 +303,11 @@ def test_bodies_that_are_not_asked_for_are_not_copied() -> None:
     assert batch.num_rows == 1_000
 
 
+@pytest.mark.parametrize("columns", [MESSAGES.names, FIVE, ("key",)])
 @pytest.mark.parametrize("length", [7, 10_000])
-def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(length: int) -> None:
+def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(
+    length: int, columns: tuple[str, ...]
+) -> None:
     records = [Record(message_id=bytes(16), subject="a", body=b"body", born_at_ms=1)] * 3
     frame = scanned([("a", encode_record(one)) for one in records])
     own = len(encode_record(records[0]))
@@ -232,7 +317,10 @@ def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(length
     frame = ScannedFrame(frame.offset, frame.header, wrong)
     for made in (batches, batches_by_subject):
         with pytest.raises(ProtocolError, match="do not add up"):
-            list(made([frame], Selection()))
+            list(made([frame], Selection(columns=columns)))
+    sound = scanned([("a", encode_record(records[0]))])
+    with pytest.raises(ProtocolError, match="do not add up"):
+        list(batches([frame, sound], Selection(columns=columns)))
 
 
 def test_a_false_claim_of_many_headers_costs_no_work_for_each() -> None:
@@ -297,25 +385,9 @@ def test_rows_by_subject_are_the_same_rows_without_those_of_the_broker_itself(
 
 
 def test_a_message_that_was_put_off_is_due_when_its_frame_says() -> None:
-    due = [Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1, due_at_ms=5)]
+    due = Record(message_id=bytes(16), subject="a", body=b"", born_at_ms=1, due_at_ms=5)
     marks = Marks(buckets=[0], sequences=[0], sources=[0], due_at_ms=[9_000])
-    kind = FrameKind.RESCHEDULED
-    frame = build_message_frame(
-        {"a": [encode_record(one) for one in due]},
-        kind=kind,
-        limits=LOG_LIMITS,
-        marks=pack_marks(kind, marks),
-    )
-    head = stamp_frame(
-        frame,
-        physical_offset=4096,
-        stored_at_ms=7,
-        epoch=1,
-        durable_offset=4096,
-        first_sequences=[10],
-    )
-    data = head + frame[len(head) :]
-    put_off = ScannedFrame(4096, read_header(data), data)
+    put_off = scanned([("a", encode_record(due))], kind=FrameKind.RESCHEDULED, marks=marks)
     selection = Selection(table=SCHEDULED, columns=SCHEDULED.names)
     for rows in (batches([put_off], selection), batches_by_subject([put_off], selection)):
         (row,) = [row for batch in rows for row in batch.to_pylist()]

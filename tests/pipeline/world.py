@@ -14,6 +14,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.store import Store
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
 from qmq_client.settings.config import DatabaseSection
@@ -24,6 +25,7 @@ from qmq_client.wire.frame import (
     read_header,
     stamp_frame,
 )
+from qmq_client.wire.marks import Marks, pack_marks
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_crc
 
@@ -140,13 +142,18 @@ def spoilt(data: bytes) -> bytes:
 
 
 def scanned(
-    records: list[tuple[str, bytes]], *, kind: FrameKind = FrameKind.MESSAGES, offset: int = 4096
+    records: list[tuple[str, bytes]],
+    *,
+    kind: FrameKind = FrameKind.MESSAGES,
+    offset: int = 4096,
+    marks: Marks | None = None,
 ) -> ScannedFrame:
     """A frame as a log gives it back, with sequences from 10 on in each subject."""
     by_subject: dict[str, list[bytes]] = {}
     for subject, record in records:
         by_subject.setdefault(subject, []).append(record)
-    frame = build_message_frame(by_subject, kind=kind)
+    packed = b"" if marks is None else pack_marks(kind, marks)
+    frame = build_message_frame(by_subject, kind=kind, limits=LOG_LIMITS, marks=packed)
     head = stamp_frame(
         frame,
         physical_offset=offset,

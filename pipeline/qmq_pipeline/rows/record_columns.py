@@ -10,7 +10,10 @@ body, and no key, tags or headers: one faulty sender must not stop everybody's p
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
-from qmq_pipeline.tables.columns import Numbers, Pieces, hex_text, longs, times
+from qmq_pipeline.tables.columns import Numbers, Pieces, hex_text, longs, times, values_of
 
 #: The fixed part of a record, as `record.py` writes it.
 _FIXED: Final = np.dtype(
@@ -47,6 +50,31 @@ _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
 _NOT_A_RECORD: Final = -1
 
 
+class Depth(IntEnum):
+    """How much of each record columns need, from its beginning on."""
+
+    NOTHING = 0
+    FIXED = 1
+    #: Everything in front of the body.
+    FRONT = 2
+    WHOLE = 3
+
+
+#: Columns that need less, or more, than everything in front of the body.
+_DEPTHS: Final = {
+    **dict.fromkeys(
+        ("message_id", "producer", "counter", "record_crc", "born_at", "body_kind", "body_bytes"),
+        Depth.FIXED,
+    ),
+    "body": Depth.WHOLE,
+}
+
+
+def depth_of(columns: Iterable[str]) -> Depth:
+    """How much these columns need of each record."""
+    return max((_DEPTHS.get(name, Depth.FRONT) for name in columns), default=Depth.NOTHING)
+
+
 class Records:
     """Columns read from records; what several columns need is computed once, on demand."""
 
@@ -59,13 +87,46 @@ class Records:
     ) -> None:
         """`put_off_ms`: due times set by a rescheduling, -1 for the record's own; None if there are none.
 
-        Requires: `data` is shorter than 2³⁰ bytes, so that positions in it fit 32 bits.
+        Requires: `data` holds as much of each record as the columns need, and is shorter than 2³⁰ bytes,
+        so that positions in it fit 32 bits.
         """
         self._data = data
         self._positions = positions.astype(np.int32)
+        self._lengths = lengths
+        #: Where each record ends, or would end if `data` held all of it.
         self._next_positions = (positions + lengths).astype(np.int32)
         self._put_off_ms = put_off_ms
         self._fixed = self._at(positions, _FIXED)
+
+    @staticmethod
+    def joined(parts: Sequence[Records]) -> Records:
+        """All of these, in order. Requires: at least one; due times are set in all of them or in none."""
+        begins = accumulate((part.data_bytes for part in parts[:-1]), initial=0)
+        positions = [part._positions + begin for part, begin in zip(parts, begins, strict=True)]
+        put_off_ms = [part._put_off_ms for part in parts if part._put_off_ms is not None]
+        return Records(
+            b"".join([part._data for part in parts]),
+            np.concatenate(positions),
+            np.concatenate([part._lengths for part in parts]),
+            np.concatenate(put_off_ms) if put_off_ms else None,
+        )
+
+    @property
+    def data_bytes(self) -> int:
+        """Length of what they are read from."""
+        return len(self._data)
+
+    def copied(self, depth: Depth) -> Records:
+        """The same records as far as columns of this depth need them, in memory of their own."""
+        if depth is Depth.WHOLE:
+            return Records(bytes(self._data), self._positions, self._lengths, self._put_off_ms)
+        if depth is Depth.FIXED:
+            fixed = self._fixed.view(np.uint8).data
+            positions = np.arange(0, len(fixed), RECORD_FIXED_BYTES)
+            return Records(fixed, positions, self._lengths, self._put_off_ms)
+        bounds = np.stack((self._positions, self._boundaries[:, _BODY]), axis=1)
+        ends, fronts = values_of(Pieces(self._data, bounds).binary(0))
+        return Records(fronts, ends[:-1], self._lengths, self._put_off_ms)
 
     @cached_property
     def _boundaries(self) -> Numbers:
@@ -119,10 +180,11 @@ class Records:
         return pa.array(np.where(self._is_record, kinds, _NOT_A_RECORD).astype(np.int32))
 
     def _body_bytes(self) -> pa.Array:
-        return pa.array(self._length(_BODY))
+        return pa.array(self._next_positions - self._boundaries[:, _BODY])
 
     def _body(self) -> pa.Array:
-        return self._pieces.binary(_BODY)
+        bounds = np.stack((self._boundaries[:, _BODY], self._next_positions), axis=1)
+        return Pieces(self._data, bounds).binary(0)
 
     def _length(self, piece: int) -> Numbers:
         lengths: Numbers = self._boundaries[:, piece + 1] - self._boundaries[:, piece]
@@ -147,7 +209,7 @@ class Records:
     def _found(self) -> tuple[Numbers, Numbers]:
         """The boundaries of key, tags, headers, expiry and body, and which rows are records."""
         fixed, flags, next_positions = self._fixed, self._flags, self._next_positions
-        boundaries = np.empty((len(fixed), 6), np.int32)
+        boundaries = np.empty((len(fixed), _BODY + 1), np.int32)
         first = self._positions + np.int32(RECORD_FIXED_BYTES)
         lengths = (
             np.where(flags & _DELAYED_FLAG, np.int32(DUE_BYTES), np.int32(0)),
@@ -160,7 +222,6 @@ class Records:
         for piece, length in enumerate(lengths):
             here = here + length.astype(np.int32)
             boundaries[:, piece] = here
-        boundaries[:, _BODY + 1] = next_positions
         known_flags = _BODY_KIND_MASK | _DELAYED_FLAG | _EXPIRES_FLAG
         is_record = (
             (boundaries[:, _BODY] <= next_positions)
@@ -169,7 +230,7 @@ class Records:
         )
         if not is_record.all():
             strange = np.flatnonzero(~is_record)
-            boundaries[strange, : _BODY + 1] = first[strange, None]
+            boundaries[strange] = first[strange, None]
         return boundaries, is_record
 
     def _time(self, positions: Numbers, is_there: Numbers) -> pa.Array:
