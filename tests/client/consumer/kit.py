@@ -11,6 +11,7 @@ from qmq_client.message import Message
 from qmq_client.testing import DrainReport, FakeClock, MemoryBroker, MemoryTransport, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest
+from tests.kit.waiting import wait_for
 
 SUBJECT = "orders"
 GROUP = "audit"
@@ -45,6 +46,11 @@ class Bench:
     def counters(self, consumers: Consumers) -> dict[str, int]:
         (counted,) = consumers.counters().values()
         return {name: count for name, count in counted.items() if count}
+
+
+def wait_for_the_stop(consumers: Consumers) -> None:
+    """Until a stop that another thread has begun has come to each handler: no more is given to it."""
+    wait_for(lambda: all(member.prefetch._is_stopping for member in consumers.members))
 
 
 class _FarAway(MemoryTransport):

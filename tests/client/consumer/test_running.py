@@ -15,7 +15,7 @@ from qmq_client.message import Message
 from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
-from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S
+from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, wait_for_the_stop
 from tests.kit.waiting import wait_for
 
 
@@ -91,7 +91,7 @@ def test_C8_a_stop_lets_the_running_handler_finish_and_gives_the_rest_back(
     put(broker, 2, 3)
     stopping = threading.Thread(target=consumers.stop, args=(WAIT_S,))
     stopping.start()
-    assert consumers._stopping.wait(WAIT_S)
+    wait_for_the_stop(consumers)
     may_finish.set()
     stopping.join(WAIT_S)
     report = consumers.stop()
@@ -160,7 +160,7 @@ def test_C8_what_a_pull_brings_after_the_stop_began_is_given_back(broker: Memory
     assert transport.is_holding.wait(WAIT_S)
     stopping = threading.Thread(target=consumers.stop, args=(WAIT_S,))
     stopping.start()
-    assert consumers._stopping.wait(WAIT_S)
+    wait_for_the_stop(consumers)
     transport.may_go.set()
     stopping.join(WAIT_S)
     assert consumers.stop().is_clean
