@@ -115,7 +115,7 @@ class _Admin:
         )
 
     async def change_state(self, request: Request) -> Response:
-        """Take messages or not, or stop in an orderly way."""
+        """Accept messages, refuse them, or shut down in order."""
         wanted = await read_body(request, StateChange)
         reason = wanted.reason or "asked for by an operator"
         if wanted.state == "draining":

@@ -76,10 +76,10 @@ def _number(name: str, about: str, *, is_required: bool = False) -> Parameter:
     return Parameter(name=name, about=about, is_number=True, is_required=is_required)
 
 
-_SUBJECT: Final = _text("subject", "Of this subject.")
-_GROUP: Final = _text("group", "Of this group.")
-_FIRST: Final = _number("first", "From this sequence on.")
-_COUNT: Final = _number("count", "So many at most.")
+_SUBJECT: Final = _text("subject", "Only this subject.")
+_GROUP: Final = _text("group", "Only this group.")
+_FIRST: Final = _number("first", "First sequence.")
+_COUNT: Final = _number("count", "Limit.")
 _DUE_FROM: Final = _number("from", "Due at this time or later, ms since 1970.")
 _DUE_TO: Final = _number("to", "Due before this time.")
 #: A body that is too long, or that makes no sense.
@@ -97,61 +97,63 @@ def _dead_change(about: str) -> Operation:
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "POST /v1/send": Operation(
-        about="Store messages, wholly or not at all.",
+        about="Store messages: all of them or none.",
         body=JsonSend,
         answer=SendAnswer,
         statuses=(409, *_HOT, 507),
         has_frames=True,
     ),
     "POST /v1/pull": Operation(
-        about="Messages for a group.",
+        about="Get messages for a group; may also settle earlier ones.",
         body=PullRequest,
         answer=JsonDeliveries,
         statuses=(404, 409, *_HOT),
         has_frames=True,
     ),
     "POST /v1/settle": Operation(
-        about="Ack, nack, reject or extend what was given out.",
+        about="Ack, nack, reject or extend delivered messages.",
         body=SettleRequest,
         answer=SettleAnswer,
         statuses=(404, *_HOT),
         has_frames=True,
     ),
-    "GET /healthz": Operation(about="The process is alive.", answer=("status",), is_open=True),
+    "GET /healthz": Operation(
+        about="Whether the process is alive.", answer=("status",), is_open=True
+    ),
     "GET /readyz": Operation(
-        about="200 when it serves, 503 when not.",
+        about="Whether the broker serves: 200 or 503.",
         answer=("status", "reason", "takes_messages"),
         is_open=True,
     ),
     "GET /openapi.json": Operation(about="This document.", answer=("openapi", "paths")),
     "GET /metrics": Operation(
-        about="Numbers for Prometheus, in its text format.",
+        about="Metrics in Prometheus' text format.",
         answer=(),
         statuses=(429, 501),
         has_text=True,
     ),
-    "GET /v1/caller": Operation(about="Who is asking.", answer=("name", "roles")),
-    "GET /v1/subjects": Operation(about="Subjects and their sequences.", answer=("subjects",)),
+    "GET /v1/caller": Operation(about="The caller's name and roles.", answer=("name", "roles")),
+    "GET /v1/subjects": Operation(about="List subjects and their sequences.", answer=("subjects",)),
     "GET /v1/groups": Operation(
-        about="Groups, how far they are, and how they are set.",
+        about="List groups with their positions and settings.",
         query=(_SUBJECT, _GROUP),
         answer=("groups",),
         statuses=(422,),
     ),
     "GET /v1/dead": Operation(
-        about="Dead letters of one group.",
+        about="List dead letters of one group.",
         query=(
-            _text("subject", "Of this subject.", is_required=True),
-            _text("group", "Of this group.", is_required=True),
+            _text("subject", "Only this subject.", is_required=True),
+            _text("group", "Only this group.", is_required=True),
             _FIRST,
             _COUNT,
-            _number("messages", "1 for the messages themselves."),
+            _number("messages", "1 to include the messages."),
         ),
         answer=("dead",),
         statuses=(404, 422),
     ),
     "GET /v1/messages": Operation(
-        about="Messages by id, by subject, key and time, or by subject and sequence.",
+        about="Find messages by id, by subject, key and time, or by subject and sequence.",
         query=(
             _text("id", "The message with this id."),
             _SUBJECT,
@@ -165,36 +167,36 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         statuses=(404, 422, 429),
     ),
     "GET /v1/messages/{message_id}/trace": Operation(
-        about="The life of one message.", answer=JsonTrace, statuses=(404, 422, 429)
+        about="The history of one message.", answer=JsonTrace, statuses=(404, 422, 429)
     ),
     "GET /v1/files": Operation(
-        about="Names of the files of the logs.",
-        query=(_text("directory", "commitlog, actionlog, state, or nothing."),),
+        about="List the log files.",
+        query=(_text("directory", "commitlog, actionlog, state, or empty."),),
         answer=("names",),
         statuses=(422, 429),
     ),
     "GET /v1/files/read": Operation(
-        about="Bytes of one of them, as far as they are durable.",
+        about="Read bytes of a log file, up to its durable end.",
         query=(
-            _text("path", "As listed, behind its folder.", is_required=True),
-            _number("first", "From this byte on.", is_required=True),
-            _number("count", "So many at most.", is_required=True),
+            _text("path", "Folder and name as listed.", is_required=True),
+            _number("first", "First byte.", is_required=True),
+            _number("count", "Limit in bytes.", is_required=True),
         ),
         answer=(),
         statuses=(404, 422, 429),
         has_bytes=True,
     ),
     "GET /v1/delayed": Operation(
-        about="Messages that wait for their time, the first due first.",
+        about="List delayed messages, the next due first.",
         query=(_SUBJECT, _DUE_FROM, _DUE_TO, _COUNT),
         answer=("delayed", "has_more"),
         statuses=(422, 429),
     ),
     "GET /v1/delayed/status": Operation(
-        about="How many wait, how late releases are, what is wrong.", answer=()
+        about="The number of delayed messages, the lateness of releases, and faults.", answer=()
     ),
     "GET /v1/delayed/histogram": Operation(
-        about="How many are due when.",
+        about="Count delayed messages by due time.",
         query=(_SUBJECT, _DUE_FROM, _DUE_TO, _text("span", "second, minute, hour or day.")),
         answer=("span", "span_ms", "rows"),
         statuses=(422, 429),
@@ -203,49 +205,51 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="One delayed message.", answer=JsonDelayed, statuses=(404, 422, 429)
     ),
     "POST /v1/delayed/retry": Operation(
-        about="Look again at messages that could not be read.", answer=("buckets",)
+        about="Read delayed messages again that could not be read.", answer=("buckets",)
     ),
     "POST /v1/delayed/cancel": Operation(
-        about="Take messages back.",
+        about="Cancel delayed messages.",
         body=CancelRequest,
         answer=CancelAnswer,
         statuses=(429, *_BODY),
     ),
     "POST /v1/delayed/reschedule": Operation(
-        about="Give a message another time.",
+        about="Change the due time of a message.",
         body=RescheduleRequest,
         answer=RescheduleAnswer,
         statuses=(404, 429, 507, *_BODY),
     ),
     "GET /v1/keepers": Operation(
-        about="Who keeps the logs elsewhere, and how far: retention waits for them.",
+        about="List keepers: archives that retention waits for, and their progress.",
         answer=("keepers",),
     ),
     "POST /v1/keepers/keep": Operation(
-        about="Let retention wait for what is not kept elsewhere yet.",
+        about="Register a keeper or report its progress; retention waits for the rest.",
         body=KeepRequest,
         answer=KeeperStatus,
         statuses=(507, *_BODY),
     ),
     "POST /v1/keepers/remove": Operation(
-        about="Wait for a keeper no longer.",
+        about="Stop waiting for a keeper.",
         body=KeeperRequest,
         answer=KeeperStatus,
         statuses=(404, 507, *_BODY),
     ),
     "POST /v1/state": Operation(
-        about="Take messages or not, or stop in order.",
+        about="Accept messages, refuse them, or shut down in order.",
         body=StateChange,
         answer=("status", "reason"),
         statuses=_BODY,
     ),
-    "POST /v1/groups/pause": _group_change("Give the group nothing.", GroupRequest),
-    "POST /v1/groups/resume": _group_change("Give it messages again.", GroupRequest),
-    "POST /v1/groups/seek": _group_change("Go on from another place.", SeekRequest),
-    "POST /v1/groups/configure": _group_change("Change what is kept with it.", ConfigureRequest),
-    "POST /v1/groups/remove": _group_change("Forget the group.", GroupRequest),
-    "POST /v1/dead/replay": _dead_change("Deliver dead letters again."),
-    "POST /v1/dead/purge": _dead_change("Forget dead letters."),
+    "POST /v1/groups/pause": _group_change("Pause a group.", GroupRequest),
+    "POST /v1/groups/resume": _group_change("Resume a paused group.", GroupRequest),
+    "POST /v1/groups/seek": _group_change("Move a group to another position.", SeekRequest),
+    "POST /v1/groups/configure": _group_change("Change a group's settings.", ConfigureRequest),
+    "POST /v1/groups/remove": _group_change(
+        "Remove a group, its position and its dead letters.", GroupRequest
+    ),
+    "POST /v1/dead/replay": _dead_change("Deliver dead letters to their group again."),
+    "POST /v1/dead/purge": _dead_change("Delete dead letters."),
 }
 
 
