@@ -40,8 +40,14 @@ PROBE_ROWS: Final = 100
 KEYS_FOLLOWED_MAX: Final = 500
 #: Claims grow while a batch stays below half of this and shrink above it. This bounds the memory of
 #: batches, except for the first one whose records are larger than those before, which ends at
-#: `CLAIM_BYTES_MAX` of `claiming.py`.
+#: `CLAIM_BYTES_MAX` of `claiming.py`. Less where the line to the broker is too slow for it …
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
+#: … down to this, which 20 kbit/s carry within a request's time.
+BATCH_BYTES_AIM_MIN: Final = 64 * 1024
+#: What the line has carried quickly, within this share of a lease, may be twice as much the next time;
+_QUICK_SHARE: Final = 0.25
+#: what it has carried at all, so much more: too much costs the whole time of a request.
+_SLOW_GROWTH: Final = 1 / 16
 #: Rows of each state are counted up to here: counting must cost little, however many there are.
 COUNTED_ROWS_MAX: Final = 10_000
 
@@ -143,6 +149,7 @@ class Sweep:
         self._is_checked = False
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+        self._aim_bytes = BATCH_BYTES_AIM
         #: How long the last batch took to send.
         self._batch_s = math.inf
         #: Ordering keys of rows just sent: the rows behind them need not wait for their time.
@@ -200,7 +207,7 @@ class Sweep:
             self.database.close()
             self._is_checked = False
         if counts.error is not None or counts.unreachable:
-            self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
+            self._limit_rows = min(PROBE_ROWS, self._limit_rows)
         return counts
 
     def count_parked(self, counts: SweepCounts) -> None:
@@ -261,6 +268,7 @@ class Sweep:
         counts.add(outcome)
         sent_s = self._clock.monotonic_s()
         self._batch_s = sent_s - started_s
+        self._adapt_to_line(turns.free, outcome)
         if self._claims.is_ahead and claim.is_full and not is_keyed and not outcome.unreachable:
             self._look_ahead(counts)
         self._settle(
@@ -323,11 +331,29 @@ class Sweep:
 
     def _adapt(self, rows: Sequence[OutboxRow]) -> None:
         """Choose the size of the next claim by what this one held."""
-        batch_bytes = sum(len(row.record) for row in rows)
-        if batch_bytes > BATCH_BYTES_AIM:
-            self._limit_rows = max(1, len(rows) * BATCH_BYTES_AIM // batch_bytes)
-        elif batch_bytes <= BATCH_BYTES_AIM // 2 and len(rows) == self._limit_rows:
+        batch_bytes = _bytes_of(rows)
+        if batch_bytes > self._aim_bytes:
+            self._limit_rows = max(1, len(rows) * self._aim_bytes // batch_bytes)
+        elif batch_bytes <= self._aim_bytes // 2 and len(rows) == self._limit_rows:
             self._limit_rows = min(self._options.batch_rows, self._limit_rows * 2)
+
+    def _adapt_to_line(self, rows: Sequence[OutboxRow], outcome: BatchOutcome) -> None:
+        """Choose it by whether this one got through, too.
+
+        A batch that is too large for the line is never answered, however often it is sent.
+        """
+        lease_share = self._batch_s * 1000 / self._options.lease_ms
+        aim_bytes = self._aim_bytes
+        if outcome.unreachable and rows and lease_share >= 1:
+            aim_bytes = min(aim_bytes, _bytes_of(rows)) // 2
+            self._limit_rows = max(1, len(rows) // 2)
+        elif outcome.sent:
+            aim_bytes += int(aim_bytes * (1 if lease_share < _QUICK_SHARE else _SLOW_GROWTH))
+        self._aim_bytes = max(BATCH_BYTES_AIM_MIN, min(BATCH_BYTES_AIM, aim_bytes))
+
+
+def _bytes_of(rows: Sequence[OutboxRow]) -> int:
+    return sum(len(row.record) for row in rows)
 
 
 def _keys_sent(rows: Sequence[OutboxRow], outcome: BatchOutcome) -> list[str]:
