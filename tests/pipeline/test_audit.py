@@ -141,8 +141,8 @@ def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the
     found = audit(spark, config)
     assert (found.is_clean, found.committed, found.stored) == (True, 0, 9)
     (reason,) = found.coverage
-    assert "orders does not keep rows" in reason
-    assert "`committed` counts only those that a scan met" in reason
+    assert "orders does not keep accepted rows" in reason
+    assert "`committed` counts only those that a scan has seen" in reason
     assert "judged by the log alone" in reason
     assert "keep_sent_s" in reason
     first, judged, of_all, *_, last = audit_text(found).splitlines()

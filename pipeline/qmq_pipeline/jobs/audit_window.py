@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -17,12 +17,17 @@ from qmq_pipeline.tables.schemas import MESSAGES
 #: How far the clocks of a database and the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
 _FOR_EVER_MS: Final = 253_402_300_799_999
-#: For a database without `keep_sent_s`; contains no "; ", which separates reasons.
+#: If the action log is not folded to its end; contains no "; ", which separates reasons.
+_NOT_FOLDED: Final = (
+    "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
+    "set aside is not judged"
+)
+#: For a database without `keep_sent_s`; no "; " here either.
 _ROWS_GO: Final = (
-    "does not keep rows that were accepted: `committed` counts only those that a scan met. What came and went "
-    "between two scans is judged by the log alone (stored once, unaltered, in time if delayed, and delivered), "
-    "not as to what was committed and is missing, nor ghosts. Set keep_sent_s of the database longer than the "
-    "time between two scans"
+    "does not keep accepted rows: `committed` counts only those that a scan has seen. Messages that "
+    "came and went between two scans are judged by the log alone (stored once, unaltered, in time if "
+    "delayed, and delivered), but not for losses and ghosts. Set keep_sent_s of the database longer "
+    "than the time between two scans"
 )
 
 
@@ -51,58 +56,55 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     """The window in which both sides are known."""
     options = config.audit
     grace_ms = round(options.grace_s * 1000)
-    coverage: list[str] = []
-    ranges = lake.ranges(MESSAGES)
+    ranges, scans = lake.ranges(MESSAGES), last_scans(lake)
     read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
-    scans = last_scans(lake)
-    if not ranges:
-        coverage.append("no log was ingested: nothing is stored")
-    if not scans:
-        coverage.append("no outbox was scanned: losses and ghosts cannot be told")
+    first_ms = ranges[0].first_at_ms + grace_ms if _has_lost_beginning(ranges) else 0
+    next_ms = min([read_at_ms, *scans.values()]) - grace_ms
+    kept = [one.name for one in config.databases if one.keep_sent_s > 0]
+    kept = list(scans) if options.are_rows_kept else kept
     known = folded(lake)
     is_folded = actions_end(lake) <= (known.actions if known else 0)
-    if not is_folded:
-        coverage.append(
-            "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
-            "set aside is not judged"
-        )
-    unnamed = sum(
-        one.notes.get(ALTERED_COUNT, 0) - len(one.notes.get(ALTERED, ())) for one in ranges
-    )
-    if unnamed:
-        coverage.append(f"{unnamed} more messages are altered than are named")
-    next_ms = min([read_at_ms, *scans.values()]) - grace_ms
-    first_ms = 0
-    if ranges and ranges[0].first > 0:
-        first_ms = ranges[0].first_at_ms + grace_ms
-        coverage.append(
-            f"the log was first read from offset {ranges[0].first} on, at {_iso(first_ms)}"
-        )
-    gaps = []
-    for number, one in enumerate(ranges):
-        if one.notes.get(EXPIRED):
-            before = ranges[number - 1].last_at_ms - grace_ms if number else 0
-            after = (
-                ranges[number + 1].first_at_ms + grace_ms if number + 1 < len(ranges) else next_ms
-            )
-            gaps.append((before, after))
-            coverage.append(
-                f"offsets {one.first} to {one.next} of the log expired before they were read"
-            )
-    kept = tuple(
-        one.name for one in config.databases if one.keep_sent_s > 0 or options.are_rows_kept
-    )
-    kept = tuple(scans) if options.are_rows_kept else kept
-    for name in sorted(set(scans) - set(kept)):
-        coverage.append(f"database {name} {_ROWS_GO}")
     return Window(
         first_ms=max(first_ms, options.since_ms or 0),
         next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
-        gaps=tuple(gaps),
+        gaps=tuple(_gaps(ranges, next_ms, grace_ms)),
         is_folded=is_folded,
-        kept=kept,
-        coverage=tuple(coverage),
+        kept=tuple(kept),
+        coverage=(
+            *([] if ranges else ["no log was ingested: nothing is stored"]),
+            *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
+            *([] if is_folded else [_NOT_FOLDED]),
+            *_log_coverage(ranges, first_ms),
+            *(f"database {name} {_ROWS_GO}" for name in sorted(set(scans) - set(kept))),
+        ),
     )
+
+
+def _has_lost_beginning(ranges: Sequence[RangeFacts]) -> bool:
+    return bool(ranges) and ranges[0].first > 0
+
+
+def _gaps(ranges: Sequence[RangeFacts], next_ms: int, grace_ms: int) -> Iterator[tuple[int, int]]:
+    """Times around each range that expired unread: from its neighbours, or to the end."""
+    for number, one in enumerate(ranges):
+        if one.notes.get(EXPIRED):
+            before = ranges[number - 1].last_at_ms - grace_ms if number else 0
+            is_last = number + 1 == len(ranges)
+            after = next_ms if is_last else ranges[number + 1].first_at_ms + grace_ms
+            yield before, after
+
+
+def _log_coverage(ranges: Sequence[RangeFacts], first_ms: int) -> Iterator[str]:
+    """What is not known of the log."""
+    named = sum(len(one.notes.get(ALTERED, ())) for one in ranges)
+    unnamed = sum(one.notes.get(ALTERED_COUNT, 0) for one in ranges) - named
+    if unnamed:
+        yield f"{unnamed} more messages are altered than are named"
+    if _has_lost_beginning(ranges):
+        yield f"the log was first read from offset {ranges[0].first} on, at {_iso(first_ms)}"
+    for one in ranges:
+        if one.notes.get(EXPIRED):
+            yield f"offsets {one.first} to {one.next} of the log expired before they were read"
 
 
 def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
