@@ -44,7 +44,7 @@ _MESSAGE_COLUMNS: Final = (
     Column("born_at", "time", "made, by the producer's clock"),
     Column("stored_at", "time", "stored, by the broker's clock"),
     Column("due_at", "time", "not to be delivered before; null for at once"),
-    Column("expires_at", "time", "of no use any more from then on; null for never"),
+    Column("expires_at", "time", "expires then; null for never"),
     Column("body_bytes", "int", "length of the body"),
     Column("body", "bytes", "the body as the producer gave it", is_distinct=True),
 )
@@ -64,7 +64,7 @@ SCHEDULED: Final = Table(
     key=("physical_offset", "record_number"),
     columns=(
         *_MESSAGE_COLUMNS,
-        Column("now_due_at", "time", "due from here on: not `due_at` when it was put off"),
+        Column("now_due_at", "time", "its current due time: not `due_at` if it was rescheduled"),
     ),
 )
 #: Delayed messages that were cancelled.
@@ -76,7 +76,7 @@ CANCELLED: Final = Table(
     columns=(
         *_FRAME_COLUMNS,
         *_ID_COLUMNS,
-        Column("subject", "text", "the subject it will not come to"),
+        Column("subject", "text", "the subject it will not enter"),
         Column("cancelled_at", "time", "when, by the broker's clock"),
     ),
 )
@@ -92,7 +92,7 @@ COPIES: Final = Table(
         Column("subject", "text", "the subject of the message that was set aside"),
         Column("consumer_group", "text", "the group that set it aside"),
         Column("sequence", "long", "the message's place in its subject"),
-        Column("ticket", "long", "names this going away; stands in the action too"),
+        Column("ticket", "long", "identifies this time aside; the action has it too"),
         Column("stored_at", "time", "the copy was stored, by the broker's clock"),
         Column("due_at", "time", "when the message is to come back"),
         Column("copy_sequence", "long", "once it is due: the copy's place among the copies"),
@@ -110,7 +110,7 @@ ACTIONS: Final = Table(
         Column("action", "text", "pulled, acked, nacked, expired, dead and so on"),
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
-        Column("consumer", "text", "the member; null where the group as a whole is meant"),
+        Column("consumer", "text", "the member; null if the whole group is meant"),
         Column("first_sequence", "long", "of a pull, dead letter or skip: first message"),
         Column("next_sequence", "long", "one behind the last"),
         Column("first_pull", "long", "first pull sequence of the range"),
@@ -135,8 +135,8 @@ OUTBOX: Final = Table(
         Column("state", "text", "live, parked or sent"),
         Column("attempts", "int", "tries to publish it"),
         Column("created_at", "time", "inserted, by the database's clock"),
-        Column("due_at", "time", "next try; of a row that is sent: kept until"),
-        Column("sent_at", "time", "accepted; known only of rows that are kept, see the page"),
+        Column("due_at", "time", "next try; for a sent row: kept until"),
+        Column("sent_at", "time", "accepted; known only for kept rows, see the page"),
         Column("deliver_at", "time", "the message's own due time; null for at once"),
         Column(
             "record_crc",

@@ -30,7 +30,7 @@ FLOW_MINUTE: Final = Table(
         Column("delivered", "long", "deliveries, of all groups"),
         Column("settled", "long", "acks, of all groups"),
         Column("bytes", "long", "bytes of the bodies stored"),
-        Column("copies", "long", "messages stored once more under an id that was there"),
+        Column("copies", "long", "messages stored again under an id that was there already"),
     ),
 )
 LATENCY_MINUTE: Final = Table(

@@ -44,8 +44,8 @@ LIFECYCLE: Final = Table(
     columns=(
         Column("message_id", "text", "32 hex digits"),
         Column("subject", "text", "the subject"),
-        Column("sequence", "long", "its place in the subject; null when it has none"),
-        Column("consumer_group", "text", "the group; null when no group was given it"),
+        Column("sequence", "long", "its place in the subject; null if it has none"),
+        Column("consumer_group", "text", "the group; null if it was given to no group"),
         Column("database", "text", "where its outbox row is or was; null for none"),
         Column("producer", "long", "first half of the id"),
         Column("counter", "long", "second half of the id"),
@@ -88,7 +88,7 @@ PRODUCER_COLUMNS: Final = (
     Column("last_at", "time", "its last message was stored"),
     Column("messages", "long", "messages"),
     Column("bytes", "long", "bytes of their bodies"),
-    Column("copies", "long", "stored once more under an id that was there"),
+    Column("copies", "long", "stored again under an id that was there already"),
 )
 #: What a window of the log adds to its producers.
 PRODUCER_PARTS: Final = Table(
