@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -43,6 +44,15 @@ MakeServer = Callable[..., PrivateServer]
 
 parse_undisturbed()
 quieten(os.environ)  # before other modules of tests are imported, which may read it
+# An example may take as long as it likes on a busy machine; a failure prints how to repeat it.
+settings.register_profile(
+    "qmq",
+    settings(),  # those of the machine: Hypothesis has others where CI is set
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("qmq")
 
 
 @pytest.fixture(scope="session")

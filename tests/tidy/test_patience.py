@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from hypothesis import HealthCheck, settings
+
 from tests.tidy.house import Source, python
 
 #: Of httpx, which waits 5 s for each step of an answer: less than a busy disk takes now and then.
@@ -36,3 +38,9 @@ def test_a_planted_short_patience_is_found() -> None:
         assert short_patience(Source(path="a.py", text=line)), line
     for line in ("httpx.get(url, timeout=60)", "httpx.Client(transport=fake)", "client.get(url)"):
         assert not short_patience(Source(path="a.py", text=line)), line
+
+
+def test_an_example_of_a_random_test_may_take_its_time() -> None:
+    """Hypothesis gives each 200 ms, and all of them a second to be drawn."""
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check

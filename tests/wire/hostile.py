@@ -12,7 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, SEQUENCE_BYTES
@@ -35,13 +35,8 @@ TIMES_MS = st.integers(0, TIME_MAX_MS)
 
 
 def examples(count: int) -> settings:
-    """So many examples, however slow the machine is just now; a failure prints how to repeat it."""
-    return settings(
-        max_examples=count,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    """So many examples."""
+    return settings(max_examples=count)
 
 
 def records(*, subject: st.SearchStrategy[str] = NAMES) -> st.SearchStrategy[Record]:
