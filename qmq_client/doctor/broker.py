@@ -127,7 +127,7 @@ def _ask(
             for chunk in response.iter_raw():
                 data += chunk
                 if len(data) > bytes_max:
-                    return f"{url}: an answer that is no broker's"
+                    return f"{url}: the answer is not from a broker"
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigurationError(
             setting="--broker", value=url, remedy="Use a URL like http://127.0.0.1:9470."
@@ -137,7 +137,7 @@ def _ask(
     try:
         told = json.loads(data)
     except ValueError:
-        return f"{url}: {response.status_code}, and an answer that is no broker's"
+        return f"{url}: {response.status_code}, and the answer is not from a broker"
     if not isinstance(told, dict):
-        return f"{url}: {response.status_code}, and an answer that is no broker's"
+        return f"{url}: {response.status_code}, and the answer is not from a broker"
     return response.status_code, told

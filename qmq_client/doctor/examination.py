@@ -23,10 +23,10 @@ from qmq_client.doctor.outbox_tables import drifted, waiting
 from qmq_client.doctor.rights import missing, roles
 from qmq_client.doctor.strangers import strangers
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.checking.column_drift import table_text
 from qmq_client.outbox.checking.rights import is_denied
 from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.transport.address import BrokerAddress
 

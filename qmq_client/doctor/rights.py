@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Finding, Findings, found
-from qmq_client.outbox.checking.column_drift import table_text
 from qmq_client.outbox.checking.rights import (
     PRODUCER,
     ROLES,
@@ -14,6 +13,7 @@ from qmq_client.outbox.checking.rights import (
     grants,
     user,
 )
+from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import Tables
 
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.doctor.rights import missing
-from qmq_client.outbox.checking.column_drift import table_text
 from qmq_client.outbox.checking.rights import user
+from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import Tables
 
 _SHOWN_MAX: Final = 5

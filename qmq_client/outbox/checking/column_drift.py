@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.database.table_names import table_text
+
 #: Bytes of an integer type, by the databases' words for it.
 _INTEGER_BYTES: Final = {
     "TINYINT": 1,
@@ -213,8 +215,3 @@ def statement_text(connection: sa.Connection, element: sa.sql.ClauseElement) -> 
     """One line for a person; SQLAlchemy's own text is for a driver, which needs percent signs doubled."""
     text = str(element.compile(dialect=connection.dialect)).replace("%%", "%")
     return " ".join(text.split())
-
-
-def table_text(connection: sa.Connection, table: Any) -> str:
-    """The table's name as a person would write it in a statement."""
-    return connection.dialect.identifier_preparer.format_table(table).replace("%%", "%")

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.column_drift import compare_column, statement_text, table_text
+from qmq_client.outbox.checking.column_drift import compare_column, statement_text
 from qmq_client.outbox.checking.rights import is_denied, is_hidden, user
 from qmq_client.outbox.checking.schema import version_table
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _MIGRATE: Final = "qmq db migrate"
@@ -140,7 +141,7 @@ def _of_keys(connection: sa.Connection, table: sa.Table) -> Iterator[Drift]:
             continue
         columns = ", ".join(constraint.columns.keys())
         if tuple(constraint.columns.keys()) not in unique:
-            index = f"{table.name}_{columns.replace(', ', '_')}"
+            index = _name_text(connection, f"{table.name}_{columns.replace(', ', '_')}")
             yield Drift(
                 fault=f"table {table.fullname} may hold the same {columns} twice",
                 remedy=f"CREATE UNIQUE INDEX {index} ON {name} ({columns})",
@@ -171,8 +172,12 @@ def _of_indexes(connection: sa.Connection, table: sa.Table, may_migrate: bool) -
         elif all(each["name"] in invalid for each in serving):
             yield Drift(
                 fault=f"index {serving[0]['name']} was never finished and is not used",
-                remedy=f"REINDEX INDEX {serving[0]['name']}",
+                remedy=f"REINDEX INDEX {_name_text(connection, str(serving[0]['name']))}",
             )
+
+
+def _name_text(connection: sa.Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote(name).replace("%%", "%")
 
 
 def _serves(live: Any, index: sa.Index, columns: list[str]) -> bool:

@@ -13,8 +13,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.column_drift import table_text
 from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.table import Tables
 
 #: Denied for the database, the table, a column, the whole server; MySQL 8 denies XA RECOVER as 1401.
@@ -174,7 +174,7 @@ def _is_allowed(connection: sa.Connection, right: str, table: sa.Table) -> bool:
 
 def _statement(connection: sa.Connection, right: str, table: sa.Table) -> str:
     """One that needs no other right, and concerns the columns that we write."""
-    name = connection.dialect.identifier_preparer.format_table(table)
+    name = table_sql(connection, table)
     match right:
         case "INSERT":
             number = table.autoincrement_column

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-import sqlalchemy as sa
-
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import LIVE
 
@@ -81,8 +79,3 @@ def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
         )
         for number, message_id, subject, ordering_key, record, attempts in sorted(found, key=row_id)
     ]
-
-
-def table_text(connection: sa.Connection, table: sa.Table) -> str:
-    """The table's name as written in a statement."""
-    return connection.dialect.identifier_preparer.format_table(table)

@@ -20,9 +20,9 @@ from qmq_client.outbox.database.claiming import (
     ClaimTerms,
     as_outbox_rows,
     row_id,
-    table_text,
     wanted_rows,
 )
+from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
 
 #: Index of the record in a claimed row.
@@ -44,7 +44,7 @@ def claim_locked(
     numbered: Numbered,
 ) -> list[OutboxRow]:
     """Take rows as `OutboxDialect.claim` does. Requires: READ COMMITTED."""
-    table = table_text(connection, outbox)
+    table = table_sql(connection, outbox)
     wanted = wanted_rows(now_ms, terms.keys, "%s")
     # So many rows of at most this size surely fit; larger records are read once that is known.
     small_bytes = terms.bytes_max // terms.limit

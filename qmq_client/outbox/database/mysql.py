@@ -17,11 +17,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import ClaimTerms, table_text
+from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.driver import error_number, is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.server import ServerDialect, refuse
+from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.row import OutboxRow
 
 #: In UTC, whatever the session's time zone is.
@@ -205,7 +206,7 @@ class MySqlDialect(ServerDialect):
 
         A missing table, or one without rights, is reported elsewhere.
         """
-        text = f"SELECT 1 FROM {table_text(connection, table)} WHERE 1 = 0 FOR UPDATE"
+        text = f"SELECT 1 FROM {table_sql(connection, table)} WHERE 1 = 0 FOR UPDATE"
         try:
             connection.exec_driver_sql(text)
         except sa.exc.DBAPIError as error:
@@ -224,9 +225,10 @@ class MySqlDialect(ServerDialect):
         found = connection.execute(
             names, {"schema": tables[0].schema, "names": [table.name for table in tables]}
         )
+        texts = {table.name: table_text(connection, table) for table in tables}
         return [
             f"table {name} is of engine {engine}, which keeps what a transaction rolled back: "
-            f"ALTER TABLE {name} ENGINE=InnoDB"
+            f"ALTER TABLE {texts.get(name, name)} ENGINE=InnoDB"
             for name, engine in found
             if engine.lower() != "innodb"
         ]

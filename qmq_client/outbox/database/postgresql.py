@@ -14,11 +14,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.claiming import ClaimTerms, table_text
+from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.driver import driver_of, is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.server import ServerDialect, refuse
+from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.row import OutboxRow
 
 #: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.

@@ -23,12 +23,13 @@ from sqlalchemy.pool import StaticPool, reset_rollback
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.blocking import blocking_engine
-from qmq_client.outbox.database.claiming import ClaimTerms, row_id, table_text, wanted_rows
+from qmq_client.outbox.database.claiming import ClaimTerms, row_id, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
+from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import refuse_autocommit_of_python
 
@@ -200,7 +201,7 @@ class SqliteDialect:
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
     ) -> list[OutboxRow]:
-        table = table_text(connection, outbox)
+        table = table_sql(connection, outbox)
         wanted = wanted_rows(NOW_MS, terms.keys, "?")
         sized = (
             f"(SELECT id, due_at_ms, length(record) AS record_bytes FROM {table} "

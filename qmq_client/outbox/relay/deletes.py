@@ -25,6 +25,8 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.database.table_names import table_sql
+
 _MYSQL: Final = ("mysql", "mariadb")
 #: Length of a run of rows that is worth a statement of its own.
 PIECE_ROWS_MIN: Final = 50
@@ -52,7 +54,7 @@ def delete_by(
     """
     if not values:
         return 0
-    table = connection.dialect.identifier_preparer.format_table(column.table)
+    table = table_sql(connection, column.table)
     name = connection.dialect.name
     mark = "?" if name == "sqlite" else "%s"
     further = "".join(f" AND victim.{other} = {mark}" for other in where)
@@ -77,7 +79,7 @@ def delete_pieces(
     identify a row as surely as its message id does; and the lease has not ended: if the last row of
     a piece is gone, the statement waits for the one behind it.
     """
-    table = connection.dialect.identifier_preparer.format_table(outbox)
+    table = table_sql(connection, outbox)
     looks_behind = connection.dialect.name in _MYSQL
     scattered: list[int] = []
     deleted = 0
