@@ -146,25 +146,25 @@ class InboxTransactionError(OutboxError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the handler ended the transaction of its inbox, or an error did that it swallowed; "
+            "the handler, or an error that it swallowed, ended the inbox's transaction; "
             "leave commit and rollback to the consumer, or raise to undo"
         )
 
 
 class InboxRowLostError(OutboxError):
-    """The database took an id for the inbox, or called it known, and has no row for it.
+    """The database accepted an id for the inbox, or reported it as known, and has no row for it.
 
-    A trigger or row security keeps it out or alters it. Without its row an effect could come twice or
-    never, so nothing of the handler's work is stored, if it was called at all; the message comes again.
-    `qmq doctor` looks for the cause.
+    A trigger or row security drops or alters it. Without its row an effect could happen twice or
+    never, so nothing of the handler's work is stored, if it was called at all; the message comes
+    again. `qmq doctor` looks for the cause.
     """
 
     code = "inbox_row_lost"
 
     def __init__(self, table: str, message_ids: Sequence[bytes]) -> None:
         super().__init__(
-            f"{table} lacks a row that it took or called known, and no error says why: a trigger or row "
-            f"security keeps rows out or alters them ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
+            f"{table} has no row for an id that it accepted or reported as known: a trigger or row "
+            f"security drops or alters rows ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
             f"{', …' if len(message_ids) > _IDS_TOLD else ''}). Nothing was stored, and the message "
             "comes again. `qmq doctor` looks for the cause"
         )

@@ -119,7 +119,7 @@ def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Itera
 
 def _busy(wait_s: float) -> MigrationBusyError:
     return MigrationBusyError(
-        f"a lock was not to be had in {wait_s:g} s: another process migrates this database, or a "
+        f"no lock was free within {wait_s:g} s: another process migrates this database, or a "
         "long transaction holds one of its tables"
     )
 

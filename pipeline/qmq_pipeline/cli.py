@@ -114,7 +114,7 @@ def lifecycle(*, is_full: bool, **options: Any) -> None:
     with running_job(options) as job:
         done = work(job.spark, job.config, is_full=is_full, on_progress=job.on_progress)
         text = f"{done.lifecycle:,} rows of lifecycle, {done.deliveries:,} of deliveries"
-        text += f"; made {done.parts_made:,} of {done.parts:,} parts anew"
+        text += f"; rebuilt {done.parts_made:,} of {done.parts:,} parts"
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
 
@@ -355,11 +355,11 @@ def _exposed_text(done: Exposed, format_: str | None) -> str:
     rows = sum(one.rows for one in done.tables.values())
     return (
         f"exposed {len(done.tables)} tables as {format_}, {rows:,} rows: "
-        f"{added:,} files listed anew, {removed:,} no more"
+        f"{added:,} files added, {removed:,} removed"
     )
 
 
 def _ingested_text(rows: dict[str, int], quarantined: int) -> str:
     parts = [f"{count:,} {name}" for name, count in rows.items()] or ["nothing new"]
-    lost = f"; {quarantined:,} sequences stand in quarantine" if quarantined else ""
+    lost = f"; {quarantined:,} sequences are quarantined" if quarantined else ""
     return f"ingested {', '.join(parts)}{lost}"

@@ -115,7 +115,7 @@ def _ask(
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
-        raise BrokerAnswerError(f"{url}: the answer is no broker's")
+        raise BrokerAnswerError(f"{url}: the answer is not from a broker")
     return answer
 
 
@@ -123,7 +123,7 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
     try:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
-        return BrokerAnswerError(f"{url}: status {status}, and an answer that is no broker's")
+        return BrokerAnswerError(f"{url}: status {status}, and the answer is not from a broker")
     if status in BUSY:
         return busy(status, answer)
     kind = BrokerAccessError if status in ACCESS else BrokerRefusedError

@@ -109,7 +109,7 @@ def show(
     if not letters:
         click.echo(
             f"{group} has no dead letter {sequence} on {subject}; "
-            f"`qmq dead list {subject} {group}` has those there are",
+            f"`qmq dead list {subject} {group}` lists them",
             err=True,
         )
         raise SystemExit(ATTENTION)

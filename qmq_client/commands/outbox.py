@@ -59,7 +59,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in t
             return value
         found = _DURATION.match(value)
         if found is None:
-            self.fail(f"{value!r} is no duration; write 90s, 15m, 2h or 7d", param, ctx)
+            self.fail(f"{value!r} is not a duration; write 90s, 15m, 2h or 7d", param, ctx)
         return round(float(found[1]) * _UNITS_S[found[2]] * 1000)
 
 
@@ -225,7 +225,7 @@ def purge(
     if as_json and not yes:
         raise ConfigurationError(
             setting="--yes",
-            value="not given, and with --json nobody is asked",
+            value="not given, and --json does not ask",
             remedy="Look with `qmq outbox list`, then say --yes.",
         )
     section, number = the_database(database, config_file), _STATES[state]

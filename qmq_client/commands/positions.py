@@ -26,7 +26,7 @@ class StartParameter(click.ParamType):  # type: ignore[type-arg]  # generic only
             return f"time:{TIME.convert(value, param, ctx)}"
         except click.BadParameter:
             self.fail(
-                f"{value!r} is no place; write earliest, latest, a sequence, "
+                f"{value!r} is not a position; write earliest, latest, a sequence, "
                 "or a time like 2013-01-01T09:57 or with +01:00",
                 param,
                 ctx,

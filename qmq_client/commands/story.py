@@ -33,11 +33,11 @@ def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
     """What this story cannot tell, as sentences."""
     if (first_ms := place.get("told_from_ms")) is not None:
         yield (
-            f"what was done before {time_text(first_ms)} is no longer kept, but for attempts that "
-            "ended badly of a message that is not acked"
+            f"events before {time_text(first_ms)} are no longer kept, except failed attempts of a "
+            "message that is not acked"
         )
     if (next_ms := place.get("told_until_ms")) is not None:
-        yield f"what was done after {time_text(next_ms)} was too much to be read"
+        yield f"events after {time_text(next_ms)} were too many to read"
 
 
 def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

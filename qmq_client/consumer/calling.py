@@ -113,7 +113,7 @@ class Calls:
             returned.close()
         raise ConfigurationError(
             setting=f"handler of {self._handler.options.name}",
-            value=f"returned a {type(returned).__name__}, which nobody awaits",
+            value=f"returned a {type(returned).__name__}, which is not awaited",
             remedy="Make the decorated function itself `async def`, and await inside.",
         )
 

@@ -293,7 +293,7 @@ class Member:
                 count,
                 left[0].message_id,
                 left[0].attempt,
-                f"{text}; it goes on, and takes up one of {self.options.concurrency} threads",
+                f"{text}; it still runs and occupies one of {self.options.concurrency} threads",
             )
         if stuck >= self.options.concurrency and not self.options.at_most_once:
             # Nobody here will begin what waits; others of the group may.

@@ -114,7 +114,7 @@ class ConsumerOptions:
                 raise ConfigurationError(
                     setting=setting,
                     value="with at_most_once",
-                    remedy="What is acked before it is given never comes again, so leave it out.",
+                    remedy="A message acked before its delivery never comes again; leave it out.",
                 )
         if self.at_most_once and not self.auto_ack:
             raise ConfigurationError(

@@ -117,8 +117,8 @@ def _check_kind(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             setting=f"handler {shown}",
-            value="has a yield: a call of it runs nothing",
-            remedy="Return from a handler; what goes around each call is a middleware.",
+            value="has a yield: calling it runs nothing",
+            remedy="A handler returns; code around each call belongs in a middleware.",
         )
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
@@ -177,7 +177,9 @@ def _decoder(function: Callable[..., Any], name: str, annotation: Any, empty: An
         return body_decoder(Any if annotation is empty else annotation)
     except (TypeError, ValueError) as error:
         remedy = "Give a dataclass, msgspec Struct, TypedDict, pydantic model, dict, str or bytes."
-        raise _refuse(function, name, f"has a type nobody can decode ({error})", remedy) from error
+        raise _refuse(
+            function, name, f"has a type that cannot be decoded ({error})", remedy
+        ) from error
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_a_catalog_where_nobody_answers_is_unreachable(
 
 def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
     told = str(explain(KeyError("side"), "some.log"))
-    assert told == "unexpected KeyError: 'side'. Where it was is in some.log."
+    assert told == "unexpected KeyError: 'side'. The traceback is in some.log."
     full = str(carried("OSError", "[Errno 28] No space left on device"))
     assert full.endswith(
         "No space left on device. See that it is there, may be written, and has room."

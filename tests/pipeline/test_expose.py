@@ -360,7 +360,7 @@ def test_the_command_says_what_it_listed_and_where(world: World) -> None:
     told = json.loads(invoke(root, [*line, "--json"]).stdout)
     where = f"{world.lake.root}/bronze/messages"
     assert told == {"tables": {"messages": {"where": where, "rows": 10, "added": 1, "removed": 0}}}
-    assert "exposed 1 tables as delta, 10 rows: 0 files listed anew" in invoke(root, line).stdout
+    assert "exposed 1 tables as delta, 10 rows: 0 files added" in invoke(root, line).stdout
     wrong = invoke(root, [*line, "--table", "letters"])
     assert wrong.exit_code == 2
     assert "--table: letters" in wrong.stderr

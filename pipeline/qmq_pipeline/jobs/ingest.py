@@ -188,7 +188,7 @@ class _Run:
                 source=self._place.name,
                 reason=f"offsets {last.next} to {bounds.first_offset} of {self._log} were not ingested "
                 "before retention gave them up",
-                remedy="Ingest more often; --skip-expired goes on behind them and notes the gap",
+                remedy="Ingest more often; --skip-expired continues behind them and notes the gap",
             )
         return RangeFacts(
             source=bounds.store_id,

@@ -16,7 +16,7 @@ from qmq_pipeline.places.options import Place
 
 #: The default name under which a broker knows an archive.
 KEEPER: Final = "archive"
-UNKNOWN: Final = "the broker is of a version that waits for nobody"
+UNKNOWN: Final = "this version of the broker does not wait for archives"
 NOT_WANTED: Final = "not wanted (--no-keeper)"
 
 

@@ -190,7 +190,7 @@ def _subjects(text: str | None) -> frozenset[str] | None:
                 option="subject",
                 value=name,
                 allowed="names of subjects, separated by commas",
-                remedy="See `qmq subjects` for those that there are.",
+                remedy="`qmq subjects` lists them.",
             )
     return names
 

@@ -38,7 +38,7 @@ def explain(error: BaseException, log: str) -> QmqError:
     lines = _PYTHON.findall(text)
     said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
     said = said.strip()[:500].rstrip(".")
-    return PipelineError(f"Spark failed: {said}. All that was said is in {log}.")
+    return PipelineError(f"Spark failed: {said}. Details are in {log}.")
 
 
 def _is_of_spark(error: BaseException, text: str) -> bool:
@@ -51,7 +51,7 @@ def _of_this_process(error: BaseException, log: str) -> PipelineError:
     said = (_first(str(error)) or type(error).__name__).strip()[:500].rstrip(".")
     if isinstance(error, OSError):
         return PipelineError(f"{said}. {FILE_REMEDY}")
-    return PipelineError(f"unexpected {type(error).__name__}: {said}. Where it was is in {log}.")
+    return PipelineError(f"unexpected {type(error).__name__}: {said}. The traceback is in {log}.")
 
 
 def _first(text: str) -> str:

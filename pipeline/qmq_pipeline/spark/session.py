@@ -148,7 +148,7 @@ def _start(options: SessionOptions) -> SparkSession:
         session = _started(builder, arguments, classes.file, log_file)
     except Exception as error:  # the gateway raises whatever the launcher said
         raise JavaError(
-            f"Spark did not start: {_first_line(error)}. What Java said is in {log_file}."
+            f"Spark did not start: {_first_line(error)}. Java's output is in {log_file}."
         ) from error
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -167,7 +167,7 @@ class IcebergListing:
             raise LakeError(
                 path=self.name,
                 reason="its files were written by an older version, with times that Iceberg does not take",
-                remedy="Make the tables anew with `qmq pipeline run --full`",
+                remedy="Rebuild the tables with `qmq pipeline run --full`",
             ) from error
         except (CommitFailedException, RESTError, SQLAlchemyError, OSError, ValueError) as error:
             raise LakeError(

@@ -103,7 +103,7 @@ class Lake:
             raise LakeError(
                 path=self.root,
                 reason="there are no tables here",
-                remedy="Look at the spelling of --tables, or run `qmq pipeline ingest` first",
+                remedy="Check the spelling of --tables, or run `qmq pipeline ingest` first",
             )
 
     def _has_marker(self) -> bool:

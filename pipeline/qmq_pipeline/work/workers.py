@@ -168,7 +168,7 @@ class _Process:
             code = self._process.wait()
             raise PipelineError(
                 f"a worker process ended with code {code} in the middle of its work; -9 may mean that memory was "
-                "short. Run the job again: it goes on from its last commit."
+                "short. Run the job again: it continues from its last commit."
             )
         said = json.loads(line)
         if "error" in said:

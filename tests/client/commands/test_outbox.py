@@ -183,7 +183,7 @@ def test_purge_for_programs_never_asks_and_says_so(engine: sa.Engine) -> None:
     parked = put(engine, state=PARKED)
     refused = outbox(engine, "purge", "--all", "--json", answer="y\n")
     assert refused.exit_code == 2
-    assert "--yes: not given, and with --json nobody is asked." in refused.output
+    assert "--yes: not given, and --json does not ask." in refused.output
     assert ids(listed(engine)) == [parked]
     done = outbox(engine, "purge", "--all", "--json", "--yes")
     assert json.loads(done.stdout) == {"purged": 1}

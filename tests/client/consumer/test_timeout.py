@@ -73,7 +73,7 @@ def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_i
     member.settle_once()
     assert bench.broker.in_flight(SUBJECT, GROUP) == 0
     assert "handler_timed_out" in caplog.text
-    assert "it goes on, and takes up one of 1 threads" in caplog.text
+    assert "it still runs and occupies one of 1 threads" in caplog.text
     hanging.end()
     member.settle_once()
     assert done == [1]

@@ -321,9 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refusal
 
     def _head_too_long(self) -> RequestRefusedError:
-        where = (
-            "request line and headers" if self.is_in_head else "what is no body in a chunked body"
-        )
+        where = "request line and headers" if self.is_in_head else "chunk headers and trailers"
         return refuse(
             431,
             "head_too_large",
