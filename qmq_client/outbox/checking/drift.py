@@ -1,8 +1,8 @@
-"""What a live table lacks of what we need: for `qmq db check`, and for whoever examines a database.
+"""How a live table differs from what we need: for `qmq db check`, and for the doctor.
 
-More than what every start asks (`schema.py`): types and sizes, nullability, keys, indexes, engine and
-collations, each fault with the command or statement that mends it. Wider columns, further columns
-that need no value, and further indexes are the application's own affair.
+Checks more than each start does (`schema.py`): types and sizes, nullability, keys, indexes, engine
+and collations, each fault with the command or statement that fixes it. Wider columns, further
+columns that need no value, and further indexes are the application's own business.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Drift:
 
     #: What is wrong, with the names of table and column.
     fault: str
-    #: The statement or command that mends it.
+    #: The statement or command that fixes it.
     remedy: str
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Drift:
 
 
 def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
-    """Every difference, none when all is as it should be. Reads only the catalog."""
+    """Every difference; none if all is as it should be. Reads only the catalog."""
     inspector = sa.inspect(connection)
     names = set(inspector.get_table_names(tables.outbox.schema))
     version = version_table(tables)
@@ -45,7 +45,7 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
     found = list(_of_revision(revision or []))
     if revision is None:
         found.append(_unread(connection, version))
-    # A migration makes what later revisions bring; what an earlier one brought was taken away.
+    # A migration creates what later revisions add; what an earlier one added was removed by somebody.
     may_migrate = not set(revision or []) & set(REVISIONS)
     for table in tables.all:
         if table.name in names:
@@ -63,9 +63,9 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
 
 
 def _revision(connection: sa.Connection, version: sa.TableClause) -> list[str] | None:
-    """What `qmq db migrate` noted; None where this user may not read it.
+    """The revision that `qmq db migrate` recorded; None if this user may not read it.
 
-    An application's own Alembic notes it elsewhere.
+    An application's own Alembic records it elsewhere.
     """
     try:
         with connection.begin_nested():
@@ -181,7 +181,7 @@ def _name_text(connection: sa.Connection, name: str) -> str:
 
 
 def _serves(live: Any, index: sa.Index, columns: list[str]) -> bool:
-    """Whether a search by `columns` may use it: they come first, and no row of ours is left out."""
+    """Whether a search by `columns` may use it: they come first, and none of our rows is left out."""
     if live["column_names"][: len(columns)] != columns:
         return False
     condition = _condition(live)
@@ -199,7 +199,7 @@ def _condition(live: Any) -> Any:
 
 
 def _invalid_indexes(connection: sa.Connection, table: sa.Table) -> set[str]:
-    """PostgreSQL keeps an index that was killed while it was made CONCURRENTLY."""
+    """PostgreSQL keeps an index whose CREATE INDEX CONCURRENTLY was killed."""
     if connection.dialect.name != "postgresql":
         return set()
     query = sa.text(

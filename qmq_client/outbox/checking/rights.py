@@ -1,8 +1,8 @@
-"""What a user of the database may do with our tables: the server is asked, its grants are not read.
+"""What a user of the database may do with our tables; asks the server instead of reading its grants.
 
-EXPLAIN needs the rights of the statement that it explains and runs nothing of it: no row is written, no
-trigger and no rule acts. So it tells of rights that come by a role, by a column, by a pattern, and by
-being the owner, in one way on all servers. SQLite knows no users.
+EXPLAIN needs the rights of the statement that it explains, and runs nothing of it: no row is
+written, and no trigger or rule acts. So on all servers it also covers rights that come from a role,
+a column, a pattern or ownership. SQLite has no users.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from qmq_client.outbox.database.driver import error_number
 from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.table import Tables
 
-#: Denied for the database, the table, a column, the whole server; MySQL 8 denies XA RECOVER as 1401.
+#: Denied for the database, the table, a column, or the whole server; MySQL 8 denies XA RECOVER as
+#: 1401.
 _MYSQL: Final = (1044, 1142, 1143, 1227, 1401)
 _POSTGRESQL: Final = "42501"
 _SELECT, _INSERT, _UPDATE, _DELETE = "SELECT", "INSERT", "UPDATE", "DELETE"
@@ -30,7 +31,7 @@ class Right:
     """Something that a user may do, or may not."""
 
     name: str
-    #: As it stands between ON and TO.
+    #: The text between ON and TO.
     on: str
 
 
@@ -66,7 +67,7 @@ ROLES: Final = (
 
 
 class Rights:
-    """The rights of the user of one connection, each asked for once."""
+    """The rights of one connection's user; each is asked for only once."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
@@ -77,7 +78,7 @@ class Rights:
         return self._has(Right(right, table_text(self._connection, table)), table)
 
     def lacking(self, role: Role, tables: Tables) -> tuple[Right, ...]:
-        """What this user would need besides, to be of use as that role."""
+        """The rights that this user lacks for that role."""
         needs = (
             (tables.outbox, role.outbox),
             (tables.inbox, role.inbox),
@@ -86,7 +87,7 @@ class Rights:
         return tuple(right for table, names in needs for right in self.lacking_on(table, names))
 
     def lacking_on(self, table: sa.Table, names: Sequence[str]) -> Iterator[Right]:
-        """Of these rights, those that this user does not have on one table; none on SQLite."""
+        """Those of these rights that this user lacks on one table; none on SQLite."""
         on = table_text(self._connection, table)
         for name in names:
             if not self._has(Right(name, on), table):
@@ -100,7 +101,7 @@ class Rights:
         return self._known[right]
 
     def _denied_sequence(self, table: sa.Table) -> str | None:
-        """PostgreSQL numbers rows by an object of its own, unless the column is an identity."""
+        """PostgreSQL numbers rows by a separate object, unless the column is an identity."""
         number = table.autoincrement_column
         if self._connection.dialect.name != "postgresql" or number is None:
             return None
@@ -117,7 +118,7 @@ _DENIED_SEQUENCE: Final = sa.text(
 
 
 def lacking_texts(connection: sa.Connection, role: Role, lacks: Iterable[Right]) -> list[str]:
-    """What this user lacks to be of use as that role, with the GRANT; one text for each object."""
+    """What this user lacks for that role, with the GRANT; one text for each object."""
     return [
         f"{user(connection)} lacks a right that a {role.name} needs: {grant}"
         for grant in grants(connection, lacks)
@@ -134,9 +135,9 @@ def grants(connection: sa.Connection, rights: Iterable[Right]) -> Iterator[str]:
 
 
 def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
-    """Whether this user is not told if the table is there. Requires: it is not among those shown.
+    """Whether the server hides from this user if the table exists. Requires: it is not among those shown.
 
-    MySQL shows a user only tables that it has some right on.
+    MySQL shows a user only tables on which it has some right.
     """
     return connection.dialect.name in ("mysql", "mariadb") and not _is_allowed(
         connection, _SELECT, table
@@ -144,13 +145,13 @@ def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
 
 
 def is_denied(error: sa.exc.DBAPIError) -> bool:
-    """Whether a statement failed for want of a right."""
+    """Whether a statement failed for lack of a right."""
     sqlstate = getattr(error.orig, "sqlstate", None)
     return sqlstate == _POSTGRESQL or error_number(error.orig) in _MYSQL
 
 
 def user(connection: sa.Connection) -> str:
-    """Who we are to the server, as statements have it."""
+    """The server's name for this user, as statements write it."""
     if connection.dialect.name == "postgresql":
         return str(connection.exec_driver_sql("SELECT quote_ident(session_user)").scalar_one())
     whole: str = connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()
@@ -167,13 +168,13 @@ def _is_allowed(connection: sa.Connection, right: str, table: sa.Table) -> bool:
     except sa.exc.DBAPIError as error:
         if error.connection_invalidated:
             raise
-        # Whatever else a server has against it comes after the question of rights.
+        # The server checks rights first; any other objection comes later.
         return not is_denied(error)
     return True
 
 
 def _statement(connection: sa.Connection, right: str, table: sa.Table) -> str:
-    """One that needs no other right, and concerns the columns that we write."""
+    """A statement that needs no other right, on the columns that we write."""
     name = table_sql(connection, table)
     match right:
         case "INSERT":

@@ -1,7 +1,7 @@
 """Whether the tables of a database are those that this version works with.
 
-Presence and revision only, which every start and every first sweep pays for; `qmq db check` compares
-types, sizes, indexes and collations too.
+Only presence and revision, because every start and every first sweep pays for it; `qmq db check`
+also compares types, sizes, indexes and collations.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _VERSION_SUFFIX = "version"
 
 @dataclass(frozen=True, slots=True)
 class SchemaLook:
-    """What was seen of our tables."""
+    """The result of looking at our tables."""
 
-    #: Each table and column that is not there, and a revision that is not known; one text each.
+    #: Each missing table and column, and an unknown revision; one text each.
     faults: list[str]
-    #: Tables of which this user is not told whether they are there.
+    #: Tables that the server may hide from this user.
     hidden: list[sa.Table]
 
 
 def look_at_schema(
     connection: sa.Connection, tables: Tables, needed: Sequence[sa.Table]
 ) -> SchemaLook:
-    """Look at the needed tables. A revision that this user may not read is none of its business."""
+    """Look at the needed tables. A revision that this user may not read is ignored."""
     faults: list[str] = []
     hidden: list[sa.Table] = []
     inspector = sa.inspect(connection)
@@ -65,7 +65,7 @@ def look_at_schema(
 
 
 def version_table(tables: Tables) -> sa.TableClause:
-    """Where `qmq db migrate` notes the revision; the application's own Alembic has its own."""
+    """Where `qmq db migrate` records the revision; an application's own Alembic has its own table."""
     prefix = tables.outbox.name.removesuffix("outbox")
     return sa.table(
         f"{prefix}{_VERSION_SUFFIX}",

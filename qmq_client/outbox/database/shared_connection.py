@@ -1,9 +1,9 @@
-"""One connection shared by application and publisher: databases in memory.
+"""One connection shared by application and publisher, for databases in memory.
 
 A database in memory lives in its one connection, so two users of it would commit and roll back each
-other's work. This gate keeps them apart: the publisher's side enters only while the application has
-nothing checked out, and the application's next check-out waits the moment that the publisher is
-inside. For tests and first steps; a database in a file has connections enough.
+other's work. This gate separates them: the publisher enters only while the application has nothing
+checked out, and the application's next check-out waits for the moment that the publisher is inside.
+For tests and first steps; a database in a file has enough connections.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sqlalchemy import event
 
 from qmq_client.clock import SYSTEM_CLOCK
 
-#: How long the publisher's side waits for the application to give the connection back.
+#: How long the publisher waits for the application to return the connection.
 ENTER_S_MAX: Final = 1.0
-#: Between two looks: a pool that gives one connection to several tells of not every return.
+#: Interval of the checks: a pool that gives one connection to several users does not report every
+#: return.
 _LOOK_S: Final = 0.002
 #: How long the application's next use lets the publisher go first. Bounded, because the application
-#: may hold the connection already that this waits for.
+#: may itself hold the connection that the publisher waits for.
 TURN_S_MAX: Final = 0.05
 
 
@@ -34,15 +35,15 @@ class SharedConnection:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        #: What the application was given, in which thread; what came back has no connection any more.
+        #: What the application was given, and in which thread; a returned entry has no connection any more.
         self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._inside: int | None = None
-        #: How many want to be inside, or are.
+        #: Number of publishers inside, or waiting to enter.
         self._entering = 0
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Keep the application out; raises SQLAlchemy's `TimeoutError` when it does not leave."""
+        """Keep the application out; raises SQLAlchemy's `TimeoutError` if it does not leave."""
         with self._changed:
             self._entering += 1
         try:
@@ -94,7 +95,7 @@ class _Gates:
 
     def __init__(self) -> None:
         self._by_pool: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
-        #: Two producers that start at once must find one gate, not one each.
+        #: Two producers that start at once must find one gate, not make two.
         self._making = threading.Lock()
 
     def of(self, pool: sa.Pool) -> SharedConnection:
@@ -118,5 +119,5 @@ os.register_at_fork(after_in_child=_GATES.renew_after_fork)
 
 
 def shared_connection(pool: sa.Pool) -> SharedConnection:
-    """The gate of this pool; made and put in place at the first call, from whatever thread."""
+    """The gate of this pool; created at the first call from any thread."""
     return _GATES.of(pool)

@@ -1,9 +1,9 @@
-"""The outbox as its owners see it: claim, settle, look after.
+"""The outbox for those that own its rows: claim them, settle them, look after them.
 
-Used by the publisher for rows of its own process and by the watchdog for rows left behind; safe for
-any number of both at once, because every change names the row *and* its token, so a late owner
-changes none. Rows are found by state and due time only. Each method is one short transaction on a
-pool of the store's own, never on the application's, and knows no clock but the database's.
+The publisher uses it for rows of its own process, the watchdog for rows left behind. Any number of
+both may work at once, because every change names the row *and* its token, so a late owner changes
+none. Rows are found by state and due time only. Each method is one short transaction on the store's
+own pool, never on the application's, and uses only the database's clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
 
 _Result = TypeVar("_Result")
 
-#: Rows looked at to tell the oldest: constant work however many wait.
+#: Rows looked at to find the oldest: constant work however many wait.
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _PURGED_ROWS_MAX: Final = 10_000
@@ -50,7 +50,7 @@ _MAKE_TABLES: Final = (
 class OutboxStore:
     """The outbox of one database. Safe for any number of threads.
 
-    Errors of the database come as SQLAlchemy's own (`sqlalchemy.exc.SQLAlchemyError`).
+    Raises errors of the database as SQLAlchemy's own (`sqlalchemy.exc.SQLAlchemyError`).
     """
 
     def __init__(self, engine: sa.Engine, tables: Tables = DEFAULT_TABLES) -> None:
@@ -59,7 +59,7 @@ class OutboxStore:
         self._outbox = tables.outbox
         self._application = engine
         self._sibling = self._dialect.open_sibling(engine)
-        #: Bytes of one record that one statement can carry; None when the server sets no limit.
+        #: The longest record that one statement can carry; None if the server sets no limit.
         self.record_bytes_max: int | None = None
         self._now_ms: sa.ColumnElement[int] = sa.literal_column(
             self._dialect.now_ms, sa.BigInteger()
@@ -68,7 +68,7 @@ class OutboxStore:
 
     @property
     def undeleted(self) -> int:
-        """Rows that the database kept when they were to be deleted here for the first time.
+        """Number of rows that the database did not delete when this store first tried.
 
         Their messages are accepted; see `undeleted.py`.
         """
@@ -125,7 +125,8 @@ class OutboxStore:
         """Record what became of a batch; returns how many rows were changed.
 
         Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are given back with
-        a later due time, others parked. `claimed`: the batch as one claim with this token gave it.
+        a later due time, others parked. `claimed`: the batch as one claim with this token returned
+        it.
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
@@ -145,7 +146,7 @@ class OutboxStore:
     ) -> int:
         """Delete accepted rows that `token` still owns; returns how many.
 
-        With `keep_ms` they stay for an audit until `purge_sent` comes after that time.
+        With `keep_ms` they stay for an audit until `purge_sent` runs after that time.
         """
         if not message_ids:
             return 0
@@ -171,7 +172,7 @@ class OutboxStore:
         return self._removed(purge)
 
     def waiting_before(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[bytes]]:
-        """For each subject and ordering key, the ids of its unsent rows in the order of commits.
+        """For each subject and ordering key, the ids of its unsent rows in commit order.
 
         See `waiting.py`.
         """
@@ -179,11 +180,11 @@ class OutboxStore:
             return waiting_ids(connection, self._outbox, keys)
 
     def prepare_ordering(self) -> None:
-        """Fill the table of locks for ordering keys, where that was not done before."""
+        """Fill the table of locks for ordering keys, if that was not done before."""
         fill_order_locks(self._dialect, self._sibling, self._tables.order_lock)
 
     def oldest_unsent_age_ms(self) -> int | None:
-        """Age of the oldest live row, None when there is none.
+        """Age of the oldest live row; None if there is none.
 
         Exact up to a thousand live rows; beyond, the oldest among those that fall due first.
         """
@@ -201,7 +202,7 @@ class OutboxStore:
         return None if age_ms is None else max(0, age_ms)
 
     def counts(self, *, rows_max: int | None = None) -> OutboxCounts:
-        """How many rows there are; with `rows_max` no number is looked for beyond it.
+        """Number of rows; with `rows_max`, counting stops there.
 
         Without a bound it reads the index of all rows, however many there are.
         """
@@ -227,9 +228,9 @@ class OutboxStore:
         is_due: bool = False,
         limit: int = 100,
     ) -> list[StoredRow]:
-        """Rows to look at, those due first at the top; all states when `state` is None.
+        """Rows for people to look at, those due first at the top; all states if `state` is None.
 
-        With `is_due` only rows whose time has come by the database's clock.
+        With `is_due` only rows that are due by the database's clock.
         """
         query = stored_rows(self._outbox)
         query = query.where(*self._conditions(chosen, state=state, is_due=is_due))
@@ -253,7 +254,7 @@ class OutboxStore:
             return connection.scalar(count) or 0
 
     def read_record(self, message_id: bytes) -> bytes | None:
-        """The record of one row as it is stored, perhaps damaged; None where the row is gone."""
+        """The record of one row as it is stored, perhaps damaged; None if the row is gone."""
         columns = self._outbox.c
         record = sa.cast(columns.record, sa.LargeBinary())
         with self._dialect.read(self._sibling) as connection:
@@ -263,9 +264,9 @@ class OutboxStore:
         return found
 
     def retry(self, chosen: RowFilter = ALL_ROWS, *, rows_max: int = CHANGED_ROWS_MAX) -> int:
-        """Make parked rows live and due again, attempts counted from the start; returns how many.
+        """Make parked rows live and due again, with no attempts counted; returns how many.
 
-        Those that were parked when it began, in transactions of up to `rows_max` each.
+        Takes rows that were parked when it began, in transactions of up to `rows_max` each.
         """
         again = (
             sa.update(self._outbox)
@@ -308,11 +309,11 @@ class OutboxStore:
         role: Role = PRODUCER,
         asks_rights: bool = False,
     ) -> None:
-        """Raise `OutboxMissingError`, naming each fault of the tables and of the server.
+        """Raise `OutboxMissingError`, which names each fault of the tables and of the server.
 
-        Of all tables, or of those `needed`: a user of the database may have no right to see others.
-        With `asks_rights`, and where a table is hidden, also when this user lacks a right that it
-        needs in its role. Afterwards `record_bytes_max` is what this server takes.
+        Checks all tables, or those `needed`: a user of the database may have no right to see
+        others. With `asks_rights`, or if a table is hidden, also raises if this user lacks a right
+        that its role needs. Afterwards `record_bytes_max` is the limit of this server.
         """
         looked_at = self._tables.all if needed is None else needed
         with self._dialect.write(self._sibling) as connection:
@@ -341,16 +342,16 @@ class OutboxStore:
         self._dialect.after_fork(self._sibling)
 
     def rest(self) -> None:
-        """Give up this store's connections but for one."""
+        """Close this store's connections except one."""
         keep_one_connection(self._sibling.pool)
 
     def close(self) -> None:
-        """Give up this store's connections; it may be used again."""
+        """Close this store's connections; it may be used again."""
         if self._sibling is not self._application:
             self._sibling.dispose()
 
     def _written(self, work: Callable[[sa.Connection], _Result]) -> _Result:
-        """One short transaction, run again when it was undone to break a deadlock."""
+        """One short transaction, repeated if it was undone to break a deadlock."""
 
         def transaction() -> _Result:
             with self._dialect.write(self._sibling) as connection:
@@ -359,7 +360,7 @@ class OutboxStore:
         return repeat_when_undone(transaction)
 
     def _removed(self, remove: Callable[[sa.Connection, bool], int]) -> int:
-        """The same for what deletes rows; once more, warily, when the database refused one of them."""
+        """The same for deletions; once more, warily, if the database refused one of the rows."""
         try:
             return self._written(lambda connection: remove(connection, False))
         except sa.exc.DBAPIError as error:
