@@ -85,8 +85,8 @@ class OutboxStore:
     ) -> list[OutboxRow]:
         """Take up to `limit` live rows for `token` until `lease_ms` from now.
 
-        Rows that are due or, with `keys`, those of these ordering keys that belong to nobody. The
-        last one is that with which their records come to `bytes_max`.
+        Takes due rows or, with `keys`, rows of these ordering keys that belong to nobody. Ends with
+        the row at which their records reach `bytes_max`.
         """
 
         terms = ClaimTerms(
@@ -99,9 +99,9 @@ class OutboxStore:
         return self._written(claim)
 
     def reclaim(self, message_ids: Sequence[bytes], *, token: bytes, lease_ms: int) -> set[bytes]:
-        """Of these, the committed rows that `token` still owns; their time is moved on.
+        """Those committed rows among these that `token` still owns; extends their leases.
 
-        Also tells which rows a commit of unknown outcome has left.
+        Also tells which rows of a commit with unknown outcome exist.
         """
 
         def reclaim(connection: sa.Connection) -> set[bytes]:
@@ -284,7 +284,8 @@ class OutboxStore:
     ) -> int:
         """Delete rows of `state` for good, unsent; returns how many.
 
-        Those that were there when it began, as `retry` takes them. Requires: a person asked for it.
+        Takes rows that were there when it began, in transactions like those of `retry`. Requires: a
+        person asked for it.
         """
         delete = sa.delete(self._outbox).where(self._outbox.c.state == state)
         return self._change(delete, chosen, state=state, rows_max=rows_max)
