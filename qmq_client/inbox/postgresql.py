@@ -2,7 +2,7 @@
 
 If some ids were not new, one more statement checks that they are really there, and not skipped by a
 trigger. New ids are looked for in the statement after the handler: a trigger may have altered or
-removed them.
+removed them. If one waits for the COMMIT to do so, it is run before that look.
 
 After an error that a handler swallowed, COMMIT returns normally and stores nothing; and after a
 COMMIT by the handler, the rest would be another transaction. Asking the server for the
@@ -30,6 +30,14 @@ from qmq_client.inbox.statements import (
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.link import link_of
 from qmq_client.outbox.database.postgresql import NOW_MS
+from qmq_client.outbox.database.table_names import table_sql, table_text
+
+#: Triggers on one table that may wait for the COMMIT; those of foreign keys change nothing there.
+_DEFERRABLE = (
+    "FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE tgrelid = to_regclass(%s) "
+    "AND tgdeferrable AND NOT tgisinternal AND tgenabled <> 'D'"
+)
+_TRIGGER_NAMES = "CAST(CAST(relnamespace AS regnamespace) AS text) || '.' || quote_ident(tgname)"
 
 
 def make_dialect(engine: sa.Engine, inbox: sa.Table) -> PostgresInboxDialect:
@@ -53,16 +61,18 @@ class PostgresInboxDialect:
 
     def __init__(self, engine: sa.Engine, inbox: sa.Table) -> None:
         self._outbox_dialect = dialect_of(engine)
-        table = engine.dialect.identifier_preparer.format_table(inbox)
+        table = table_sql(engine, inbox)
         self._texts = NoteTexts(
             table,
             placeholder="%s",
             now_ms=NOW_MS,
             ending=" ON CONFLICT DO NOTHING RETURNING message_id, txid_current()",
         )
+        self._name = table_text(engine, inbox)
         self._confirm_sql = (
             f"SELECT txid_current(), ARRAY(SELECT message_id FROM {table} "
-            "WHERE consumer_group = %s AND message_id = ANY(%s))"
+            "WHERE consumer_group = %s AND message_id = ANY(%s)), "
+            f"EXISTS(SELECT {_DEFERRABLE})"
         )
         # A row that another purge deletes meanwhile no longer counts, and its place is not reused while
         # this statement may see it.
@@ -99,17 +109,32 @@ class PostgresInboxDialect:
         mark = noted.mark
         if not isinstance(mark, _Mark) or mark.number is None:
             return  # nothing was new, so there is nothing that must be stored together
-        values = (mark.group, list(noted.new))
+        values = (mark.group, list(noted.new), self._name)
         try:
-            number, stored = connection.exec_driver_sql(self._confirm_sql, values).one()
+            number, stored, is_to_change = connection.exec_driver_sql(
+                self._confirm_sql, values
+            ).one()
         except sa.exc.DBAPIError as error:
             if error.connection_invalidated:
                 raise
             raise InboxTransactionError from error
         if number != mark.number:
             raise InboxTransactionError
+        if is_to_change:
+            self._run_deferred_triggers(connection)
+            stored = connection.exec_driver_sql(self._confirm_sql, values).one()[1]
         if lost := noted.new.difference(map(bytes, stored)):
             raise self._texts.refuse(sorted(lost))
+
+    def _run_deferred_triggers(self, connection: sa.Connection) -> None:
+        """Now instead of in the COMMIT, behind which nothing can be refused.
+
+        Nobody can add one until then: that takes a lock which our INSERT keeps from everybody.
+        """
+        query = f"SELECT {_TRIGGER_NAMES} {_DEFERRABLE}"
+        names = connection.exec_driver_sql(query, (self._name,)).scalars().all()
+        marked = ", ".join(names).replace("%", "%%")
+        connection.exec_driver_sql(f"SET CONSTRAINTS {marked} IMMEDIATE")
 
     def purge(
         self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from qmq_client.consumer import consumer
 from qmq_client.errors import InboxRowLostError
 from qmq_client.inbox import Inbox
+from qmq_client.outbox.table import create_tables, make_tables
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
@@ -66,6 +67,12 @@ REPLACING_LATER = [
     "RETURN NEW; END$$",
     "CREATE TRIGGER skip AFTER INSERT ON qmq_inbox FOR EACH ROW "
     "WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
+]
+#: Not before the COMMIT, after everything that a client can ask for.
+REPLACING_AT_LAST = [
+    REPLACING_LATER[0],
+    "CREATE CONSTRAINT TRIGGER skip AFTER INSERT ON qmq_inbox DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW WHEN (NEW.message_id = '\\x{id}') EXECUTE FUNCTION skip()",
 ]
 
 
@@ -182,12 +189,41 @@ def test_C5_an_id_that_the_database_stores_as_another_new_one_has_no_effect_twic
 
 
 @pytest.mark.parametrize("column", STRANGER)
+@pytest.mark.parametrize("how", [REPLACING_LATER, REPLACING_AT_LAST], ids=["later", "at last"])
 def test_C5_an_id_that_is_altered_after_it_was_stored_has_no_effect_twice(
-    bench: Bench, postgresql_database: Database, column: str
+    bench: Bench, postgresql_database: Database, column: str, how: list[str]
 ) -> None:
     make_engine(postgresql_database.url).dispose()
     shop = postgresql_database.engine()
-    see_to_it_that_it_is_noted_as_given(bench, shop, 10, column, {"postgresql": REPLACING_LATER})
+    see_to_it_that_it_is_noted_as_given(bench, shop, 10, column, {"postgresql": how})
+
+
+def test_C5_triggers_that_wait_for_the_commit_are_run_before_it_and_keep_no_sound_id_out(
+    postgresql_database: Database,
+) -> None:
+    """Also in a schema and by a name that need quotes."""
+    tables = make_tables(sa.MetaData(), schema="our % messages")
+    shop = postgresql_database.engine()
+    with shop.begin() as connection:
+        connection.execute(sa.schema.CreateSchema("our % messages"))
+        connection.exec_driver_sql("CREATE TABLE told (message_id BYTEA)")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN INSERT INTO told VALUES (NEW.message_id); RETURN NEW; END$$"
+        )
+    create_tables(shop, tables)
+    with shop.begin() as connection:
+        connection.exec_driver_sql(
+            'CREATE CONSTRAINT TRIGGER "at %% last" AFTER INSERT ON "our %% messages".qmq_inbox '
+            "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION tell()"
+        )
+    statements: list[str] = []
+    sa.event.listen(shop, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with Inbox(shop, group=GROUP, tables=tables).open([bytes(16)]) as work:
+        assert work.session.scalar(sa.text("SELECT count(*) FROM told")) == 0
+    assert 'SET CONSTRAINTS "our %% messages"."at %% last" IMMEDIATE' in statements
+    with shop.connect() as connection:
+        assert connection.scalar(sa.text("SELECT message_id FROM told")) == bytes(16)
 
 
 @pytest.mark.parametrize("column", STRANGER)
