@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_client.transactional import transaction, transactional
-from tests.client.world import SUBJECT, Base, Order, World, open_engine
+from tests.client.world import SUBJECT, Base, Order, World, a_world, open_engine
+from tests.services.databases import Database
 
 
 class RefusedError(Exception):
@@ -249,3 +251,78 @@ def test_S1_what_would_run_after_its_commit_is_refused(world: World) -> None:
     for function in (open_till, open_till_later):
         with pytest.raises(ConfigurationError, match=r"open_till.*after the commit"):
             transactional(world.producer)(function)
+
+
+@pytest.mark.parametrize("is_outer_kept", [True, False])
+@pytest.mark.parametrize("is_inner_kept", [True, False])
+def test_S1_S2_what_requires_a_new_transaction_goes_by_its_own_end(
+    a_server_database: Database, tmp_path: Path, is_outer_kept: bool, is_inner_kept: bool
+) -> None:
+    with a_world(tmp_path, database=a_server_database) as world:
+
+        @transactional(world.producer, requires_new=True)
+        def inner() -> None:
+            note(world, "inner")
+            if not is_inner_kept:
+                raise RefusedError
+
+        @transactional(world.producer)
+        def outer() -> None:
+            note(world, "outer")
+            with nullcontext() if is_inner_kept else pytest.raises(RefusedError):
+                inner()
+            assert world.committed_orders() == ({"inner"} if is_inner_kept else set())
+            if not is_outer_kept:
+                raise RefusedError
+
+        with nullcontext() if is_outer_kept else pytest.raises(RefusedError):
+            outer()
+        kept = ["inner"] * is_inner_kept + ["outer"] * is_outer_kept
+        assert outcome(world) == (kept, kept)
+
+
+@pytest.mark.parametrize("is_inner_kept", [True, False])
+def test_S1_S2_S11_the_same_of_asynchronous_functions(
+    a_server_database: Database, tmp_path: Path, is_inner_kept: bool
+) -> None:
+    with a_world(tmp_path, database=a_server_database, is_async=True) as world:
+
+        async def write(label: str) -> None:
+            await current_session().execute(sa.insert(Order).values(label=label))
+            world.send(label)
+
+        @transactional(world.producer, requires_new=True)
+        async def inner() -> None:
+            await write("inner")
+            if not is_inner_kept:
+                raise RefusedError
+
+        @transactional(world.producer)
+        async def outer() -> None:
+            await write("outer")
+            with nullcontext() if is_inner_kept else pytest.raises(RefusedError):
+                await inner()
+            if is_inner_kept:
+                raise RefusedError
+
+        async def main() -> None:
+            with pytest.raises(RefusedError) if is_inner_kept else nullcontext():
+                await outer()
+            await world.engine.dispose()
+
+        asyncio.run(main())
+        kept = ["inner"] if is_inner_kept else ["outer"]
+        assert outcome(world) == (kept, kept)
+
+
+def test_on_sqlite_a_new_transaction_inside_another_is_refused_by_name(world: World) -> None:
+    inner = transactional(world.producer, requires_new=True)(lambda: note(world, "inner"))
+
+    @transactional(world.producer)
+    def outer() -> None:
+        note(world, "outer")
+        with pytest.raises(ConfigurationError, match="one writer at a time"):
+            inner()
+
+    outer()
+    assert outcome(world) == (["outer"], ["outer"])
