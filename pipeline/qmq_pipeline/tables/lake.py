@@ -13,16 +13,13 @@ A data file counts once a commit names it. Files are named by the range they hol
 range again (a retry, a speculative twin, a second run after a crash) writes the same file. Rows of
 an outbox change in between, so there each try has a file of its own. The driver commits when all
 tasks are done, and each run removes what earlier runs left without a commit. So a row is there
-once, whichever process died, and whenever.
+once, whichever process died, and whenever. `lake_files.py` writes files on disks and object stores.
 
-Small files of a log are merged: one commit takes the place of those that it `replaces`, see
-`merging.py`.
+Small files of a log are merged: one commit takes the place of those that it `replaces` (`merging.py`).
 
 Derived tables are written by part: a window of the log, or a day. Each run commits the whole list
 of parts, with new files for those that changed and the old ones for the rest, and `replaces` the
 previous list. So readers see the old state or the new one, never a mixture.
-
-How files are written on disks and in object stores: `lake_files.py`.
 """
 
 from __future__ import annotations
