@@ -14,8 +14,9 @@ from qmq_client.consumer import consumer
 from qmq_client.errors import InvalidMessageError, TooLargeError
 from qmq_client.message import Message, message_to_record, record_to_message
 from qmq_client.request_headers import current_request_headers, handling, request_headers
+from qmq_client.wire.record import decode_record
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
-from tests.client.world import a_world
+from tests.client.world import OUTBOX, a_world
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -60,6 +61,10 @@ def test_the_headers_of_a_message_are_in_the_outbox_row(tmp_path: Path) -> None:
         with request_headers({"tenant": "7", "traceparent": PARENT}):
             world.producer.send_now(Message(SUBJECT, "a"))
         world.producer.send_now(Message(SUBJECT, "b"))
+        rows = world.read(f"SELECT record FROM {OUTBOX} ORDER BY id")
+        stored = [decode_record(SUBJECT, bytes(record)) for (record,) in rows]
+        carried = [record_to_message(record).headers for record in stored]
+        assert carried == [{"tenant": "7", "traceparent": PARENT}, {}]
         world.producer.flush()
         first, second = world.broker.messages(SUBJECT)
         assert first.headers == {"tenant": "7", "traceparent": PARENT}
