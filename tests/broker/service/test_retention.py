@@ -17,7 +17,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
-from tests.broker.service.rig import STORE, SUBJECT, Rig
+from qmq_client.wire.start import Start, StartKind
+from tests.broker.service.rig import GROUP, STORE, SUBJECT, Rig
 
 #: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
 RETAINING = replace(
@@ -148,6 +149,24 @@ def test_B12_by_force_a_group_loses_messages_and_their_number_is_told(rig: Rig) 
     rig.restart()
     (status,) = rig.broker.query.groups()
     assert status.lost == lost
+
+
+@pytest.mark.parametrize("start", [StartKind.EARLIEST, StartKind.LATEST])
+def test_B12_what_a_group_lost_by_force_is_counted_before_it_is_moved(
+    rig: Rig, start: StartKind
+) -> None:
+    with_options(rig, force_retention=True)
+    send(rig, 5)
+    rig.settle(rig.pull(max_messages=2).ack())
+    send(rig, 10)
+    assert keep_house(rig) > 0
+    lost = first_sequence(rig) - 2
+    assert lost > 0
+    rig.broker.changes.seek(SUBJECT, GROUP, Start(start), rig.now_ms)
+    for _ in range(2):
+        (status,) = rig.broker.query.groups()
+        assert status.lost == lost
+        rig.restart()
 
 
 def test_B8_a_subject_that_lost_all_its_messages_goes_on_where_it_was(rig: Rig) -> None:

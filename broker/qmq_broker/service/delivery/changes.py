@@ -61,6 +61,8 @@ class Changes:
         """Move the group to this place; returns its sequence."""
         group = self._group(subject, name)
         sequence = position_of(self._store, subject, start)
+        # The group passes what went by force, and nobody could count it later.
+        self._delivery.skip_what_is_gone(group.state, now_ms)
         self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
         return sequence
 

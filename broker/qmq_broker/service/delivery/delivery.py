@@ -122,6 +122,11 @@ class Delivery:
         group = self.registry.find(subject, name)
         return None if group is None else group.state
 
+    def skip_what_is_gone(self, state: GroupState, now_ms: int) -> None:
+        """Count what this group has lost by force, as its next pull would do."""
+        if (queue := self._store.queue(state.subject)) is not None:
+            self._picker.skip_what_is_gone(state, queue.first_sequence, now_ms)
+
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
         """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)

@@ -63,7 +63,7 @@ class Picker:
         if queue is None or state.is_paused:
             return Picked()
         for _ in range(PASSES_MAX):
-            self._skip_what_is_gone(state, queue.first_sequence, room.now_ms)
+            self.skip_what_is_gone(state, queue.first_sequence, room.now_ms)
             if state.lanes is not None and not room.is_for_suspect:
                 self._feed(state, queue, room)
             selection = select(state, group.turns, queue, room)
@@ -157,8 +157,11 @@ class Picker:
         has_room = state.unsettled < self._unsettled_max
         return state.lanes is not None and has_room and state.cursor < queue.next_sequence
 
-    def _skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:
-        """Skip what was given up by force before this group got it."""
+    def skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:
+        """Skip what was given up by force before this group got it, and count it as lost.
+
+        `first_sequence` is where the group's queue begins.
+        """
         waiting = next(state.redeliveries.runs(), None)
         first = state.cursor if waiting is None else min(state.cursor, waiting.first)
         if state.lanes is not None and state.lanes.ready_count:
