@@ -1,14 +1,14 @@
 """`qmq dead list | show | replay | purge`: messages that a group does not get again.
 
-A replay delivers them once more to their own group and to nobody else. Both it and a purge say what
-they would do, and do it with `--yes` only.
+A replay delivers them again, to their own group only. Replay and purge say what they would do, and do
+it only with `--yes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -25,10 +25,11 @@ from qmq_client.commands.table import printable, table_lines, time_text
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")
-#: As many as the broker gives at once.
+#: The broker lists no more at once.
 _LISTED_MAX: Final = 1_000
-#: Requests of one command, so that one which never ends is no trap.
+#: Requests of one command, in case the broker always reports more.
 _REQUESTS_MAX: Final = 10_000
 
 
@@ -115,49 +116,39 @@ def show(
         raise SystemExit(ATTENTION)
 
 
+def _change_options(function: _Function) -> _Function:
+    """The arguments and options of a command that changes a range of dead letters."""
+    for option in reversed(
+        (
+            click.argument("subject"),
+            click.argument("group"),
+            click.option("--first", type=click.IntRange(0), help="First sequence."),
+            click.option(
+                "--next", "next_", type=click.IntRange(0), help="Sequence to stop before."
+            ),
+            click.option("--yes", is_flag=True, help="Confirm; without it nothing is changed."),
+            broker_options,
+        )
+    ):
+        function = option(function)
+    return function
+
+
 @dead.command()
-@click.argument("subject")
-@click.argument("group")
-@click.option("--first", type=click.IntRange(0), help="First sequence.")
-@click.option("--next", "next_", type=click.IntRange(0), help="Sequence to stop before.")
-@click.option("--yes", is_flag=True, help="Confirm; without it nothing is replayed.")
-@broker_options
-def replay(
-    *,
-    subject: str,
-    group: str,
-    broker: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    **wanted: Any,
-) -> None:
+@_change_options
+def replay(*, broker: str | None, config_file: Path | None, **wanted: Any) -> None:
     """Deliver dead letters to their GROUP again, all or a range; other groups see nothing.
 
     Exit code 1 when the messages of some are gone from the broker, or without --yes.
     """
-    address = broker_address(broker, config_file)
-    _change(address, "replay", {"subject": subject, "group": group}, as_json, **wanted)
+    _change(broker_address(broker, config_file), "replay", **wanted)
 
 
 @dead.command()
-@click.argument("subject")
-@click.argument("group")
-@click.option("--first", type=click.IntRange(0), help="First sequence.")
-@click.option("--next", "next_", type=click.IntRange(0), help="Sequence to stop before.")
-@click.option("--yes", is_flag=True, help="Confirm; without it nothing is purged.")
-@broker_options
-def purge(
-    *,
-    subject: str,
-    group: str,
-    broker: str | None,
-    config_file: Path | None,
-    as_json: bool,
-    **wanted: Any,
-) -> None:
+@_change_options
+def purge(*, broker: str | None, config_file: Path | None, **wanted: Any) -> None:
     """Delete dead letters, all or a range of sequences. Exit code 1 without --yes."""
-    address = broker_address(broker, config_file)
-    _change(address, "purge", {"subject": subject, "group": group}, as_json, **wanted)
+    _change(broker_address(broker, config_file), "purge", **wanted)
 
 
 def _letters(
@@ -193,34 +184,24 @@ def attempt_text(past: Mapping[str, Any]) -> str:
 def _change(
     address: BrokerAddress,
     change: str,
-    body: Mapping[str, object],
-    as_json: bool,
     *,
+    subject: str,
+    group: str,
     first: int | None,
     next_: int | None,
     yes: bool,
+    as_json: bool,
 ) -> None:
     if first is not None and next_ is not None and next_ <= first:
         raise ConfigurationError(
             setting="--next", value=f"{next_}, with --first {first}", remedy="Give a later one."
         )
     if not yes:
-        found = _letters(address, str(body["subject"]), str(body["group"]), first=first, count=None)
-        meant = [one for one in found["dead"] if next_ is None or one["sequence"] < next_]
-        if not meant:
-            click.echo(f"no dead letters to {change}", err=True)
-            return
-        many = f"{len(meant)} or more" if len(meant) >= _LISTED_MAX else str(len(meant))
-        click.echo(f"{many} dead letters to {change}; add --yes to do it", err=True)
-        raise SystemExit(ATTENTION)
-    count = gone = 0
-    for _ in range(_REQUESTS_MAX):
-        asked = {**body, "first": first, "next": next_}
-        answer = post_json(address, f"/v1/dead/{change}", asked, known=("count",))
-        count += answer["count"]
-        gone = answer.get("gone", 0)  # they stay, and are met by each request
-        if not answer.get("has_more") or not answer["count"]:
-            break
+        letters = _letters(address, subject, group, first=first, count=None)["dead"]
+        _preview(change, [one for one in letters if next_ is None or one["sequence"] < next_])
+        return
+    body = {"subject": subject, "group": group, "first": first, "next": next_}
+    count, gone = _carry_out(address, change, body)
     if as_json:
         print_json({"count": count, "gone": gone})
     else:
@@ -228,3 +209,25 @@ def _change(
     if gone:
         click.echo(f"{gone} could not be replayed: their messages are gone", err=True)
         raise SystemExit(ATTENTION)
+
+
+def _preview(change: str, letters: Sequence[Mapping[str, Any]]) -> None:
+    """Say how many dead letters would be changed."""
+    if not letters:
+        click.echo(f"no dead letters to {change}", err=True)
+        return
+    many = f"{len(letters)} or more" if len(letters) >= _LISTED_MAX else str(len(letters))
+    click.echo(f"{many} dead letters to {change}; add --yes to do it", err=True)
+    raise SystemExit(ATTENTION)
+
+
+def _carry_out(address: BrokerAddress, change: str, body: Mapping[str, object]) -> tuple[int, int]:
+    """Change the whole range, request by request; how many were changed, and how many are gone."""
+    count = gone = 0
+    for _ in range(_REQUESTS_MAX):
+        answer = post_json(address, f"/v1/dead/{change}", body, known=("count",))
+        count += answer["count"]
+        gone = answer.get("gone", 0)  # they stay, so each request meets them again
+        if not answer.get("has_more") or not answer["count"]:
+            break
+    return count, gone
