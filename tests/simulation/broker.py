@@ -56,7 +56,9 @@ STORE: Final = StoreOptions(
 )
 #: Where there is retention the log is kept so short, with short segments, and so few ids are known.
 RETAINED_BYTES: Final = 1_024
-WINDOW_IDS: Final = 16
+_WINDOW_IDS: Final = 16
+#: Where it is forced: a start needs what was sent last, and so that stays whoever is behind.
+_WINDOW_IDS_BY_FORCE: Final = 4
 #: Where room is short the broker keeps this much of it, and is told of no more than some messages'
 #: room above: then it asks again soon.
 RESERVE_BYTES: Final = 8_192
@@ -74,6 +76,13 @@ OnHandOut = Callable[[PullRequest, HandOut, int], None]
 OnReplay = Callable[[DeadRequest, tuple[int, ...]], None]
 
 
+def window_ids(plan: Plan) -> int:
+    """How many ids the broker of this world is promised to know, at the least."""
+    if not plan.has_retention:
+        return STORE.dedupe_ids
+    return _WINDOW_IDS_BY_FORCE if Trouble.FORCE in plan.troubles else _WINDOW_IDS
+
+
 def settings_of(plan: Plan) -> BrokerSettings:
     """How the broker of this world serves."""
     store, limits = STORE, ServiceLimits()
@@ -82,7 +91,7 @@ def settings_of(plan: Plan) -> BrokerSettings:
             store,
             segment_bytes=1_024,
             retain_bytes=RETAINED_BYTES,
-            dedupe_ids=WINDOW_IDS,
+            dedupe_ids=window_ids(plan),
             queue_entries_per_file=4,
             queue_flush_bytes=512,
         )
@@ -97,6 +106,8 @@ class PlayedStore(Store):
     """The store, which says where its writer may give its turn back, and what it has taken."""
 
     remembered: Remembered
+    #: Told before anything is given up.
+    before_giving_up: Callable[[], None]
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """See `Store.append`; a roll syncs under the log's lock."""
@@ -116,6 +127,7 @@ class PlayedStore(Store):
         """See `Store.give_up_below`, which holds the log's lock, too."""
         assert isinstance(self.disk, PlayedDisk)
         with self.disk.hold():
+            self.before_giving_up()
             return super().give_up_below(offset)
 
 
@@ -142,6 +154,8 @@ class BrokerLife:
         self._strand_ended = Signal()
         #: Called before each look of the broker at what is to be done by time.
         self.on_tick: Callable[[], None] = lambda: None
+        #: Whether retention waits for nobody.
+        self.is_forced = settings.store.force_retention
         self.store = PlayedStore.open(disk, clock, settings.store)
         self.broker = Broker(
             self.store, clock, settings, post=self._post, draw=scheduler.rng.random
@@ -292,6 +306,8 @@ class BrokerHost:
         self.on_death: Callable[[BrokerLife], None] = lambda life: None
         #: Room for all files together; None for more than anybody needs.
         self.capacity_bytes: int | None = None
+        #: Whether retention waits for nobody in the lives to come, and whether it ever did.
+        self.is_forced = self.was_forced = False
         self._settings = settings_of(plan)
         self.remembered = Remembered(self._settings.store.dedupe_ids)
         self._room_bytes_max = ROOM_BYTES if self._settings.store.reserve_bytes else None
@@ -312,7 +328,7 @@ class BrokerHost:
         if self.capacity_bytes is not None:
             disk.capacity_bytes = self.capacity_bytes
         try:
-            life = BrokerLife(self._scheduler, process, disk, self.clock, self._settings)
+            life = BrokerLife(self._scheduler, process, disk, self.clock, self._settings_now())
             assert isinstance(life.store, PlayedStore)
             life.store.remembered = self.remembered
             self.remembered.on_begin(life.store.durable_offset)
@@ -333,6 +349,13 @@ class BrokerHost:
         process.on_death = lambda: self._on_death(life)
         self._scheduler.note(f"broker began: epoch {life.store.epoch}")
         self.on_begin(life)
+
+    def _settings_now(self) -> BrokerSettings:
+        self.was_forced = self.was_forced or self.is_forced
+        store = replace(self._settings.store, force_retention=self.is_forced)
+        if self.is_forced and store.retain_bytes:
+            store = replace(store, retain_bytes=1)
+        return replace(self._settings, store=store)
 
     def limit_room(self, free_bytes: int | None) -> None:
         """Leave so much room on the disk; None for more than anybody needs."""

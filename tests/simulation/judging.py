@@ -8,6 +8,7 @@ few questions that only a world with played clocks can answer.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import Final
 
 from qmq_broker.service.delivery.dead_letters import EXPIRED
@@ -16,7 +17,7 @@ from qmq_client.wire.message_id import format_message_id, parse_message_id
 from tests.kit.checker import check
 from tests.kit.events import Acked, AnyEvent, DeadLetter, Delivered, Effect, Parked, Stored, Truth
 from tests.kit.expectations import Group, Promises
-from tests.simulation.broker import WINDOW_IDS
+from tests.simulation.broker import window_ids
 from tests.simulation.consuming import LEASE_MS
 from tests.simulation.database import Databases
 from tests.simulation.disk import SLOW_SYNC_US, SYNC_US
@@ -46,6 +47,9 @@ class Judge:
             subject: [one.record for one in kept] for subject, kept in world.shelf.kept.items()
         }
 
+        #: Groups and the messages that went by force before they had got them.
+        self._forced: set[tuple[str, str]] = set()
+
     def faults(self) -> list[str]:
         """What is wrong, in sentences."""
         self._tell_the_end()
@@ -53,6 +57,7 @@ class Judge:
         found = [*world.rows.faults, *world.handouts.faults, *world.shelf.faults]
         found += world.host.remembered.faults
         found += world.archive.faults
+        found += self._judge_forced()
         found += self._judge_dead_letters()
         found += self._judge_replayed()
         found += self._judge_once()
@@ -83,6 +88,51 @@ class Judge:
         for label in self._world.labels:
             tell(Truth, transaction_id=label, is_committed=label in labels)
 
+    def _judge_forced(self) -> list[str]:
+        """What went by force before a group had got it is counted for this group (B12)."""
+        effects = set(self._databases.read("SELECT consumer_group, message_id FROM effect"))
+        got = effects | self._world.handled
+        faults: list[str] = []
+        for group in self._plan.groups:
+            state = self._broker.delivery.group(group.subject, group.name)
+            lost = 0 if state is None else state.lost_count
+            if not self._world.host.was_forced:
+                if lost:
+                    faults.append(f"B12: {group.name} has lost {lost} without force")
+                continue
+            gone = self._records.get(group.subject, ())[: self._first(group)]
+            for sequence, record in enumerate(gone):
+                message_id = format_message_id(record.message_id)
+                if self._is_done(group, sequence, message_id, got):
+                    continue
+                self._forced.add((group.name, message_id))
+                lost -= 1
+                last_given_ns = self._world.handouts.last_given_ns.get((group.name, message_id), 0)
+                self._world.ears.tell(
+                    DeadLetter,
+                    group=group.name,
+                    message_id=message_id,
+                    reason="went by force",
+                    last_given_ns=last_given_ns,
+                )
+            if lost < 0:
+                faults.append(f"B12: {group.name} has lost {-lost} messages that nobody counted")
+        return faults
+
+    def _first(self, group: GroupPlan) -> int:
+        """The first sequence of a group's subject that is still there."""
+        queue = self._store.queue(group.subject)
+        return 0 if queue is None else queue.first_sequence
+
+    def _is_done(
+        self, group: GroupPlan, sequence: int, message_id: str, got: Container[tuple[str, str]]
+    ) -> bool:
+        """Whether a group needs this message no more."""
+        state = self._broker.delivery.group(group.subject, group.name)
+        is_given = self._world.handouts.counts[group.name, message_id] > 0
+        is_dead = state is not None and sequence in state.dead
+        return (group.name, message_id) in got or is_dead or (group.kind is Kind.ONCE and is_given)
+
     def _judge_dead_letters(self) -> list[str]:
         """All were replayed when nothing was wrong any more; what had expired is dead again."""
         faults: list[str] = []
@@ -94,7 +144,9 @@ class Judge:
                 self._world.ears.tell(
                     DeadLetter, group=group.name, message_id=message_id, reason=letter.reason
                 )
-                if letter.reason == EXPIRED and record.expires_at_ms is not None:
+                has_expired = letter.reason == EXPIRED and record.expires_at_ms is not None
+                is_gone = self._world.host.was_forced and sequence < self._first(group)
+                if has_expired or is_gone:  # what is gone cannot be replayed
                     continue
                 faults.append(
                     f"C4: {message_id} is a dead letter of {group.name} for no reason: "
@@ -120,7 +172,7 @@ class Judge:
                     last_given_ns=self._world.handouts.last_given_ns.get((name, message_id), 0),
                 )
                 is_dead = state is not None and sequence in state.dead
-                if not is_dead and (group.name, message_id) not in done:
+                if not is_dead and (group.name, message_id) not in done | self._forced:
                     faults.append(f"replay: {message_id} did not come to {group.name} again")
         return faults
 
@@ -147,7 +199,8 @@ class Judge:
                 if message_id in seen_ids:
                     continue
                 was_given = self._world.handouts.counts[group.name, message_id] > 0
-                if not was_given and record.expires_at_ms is None:
+                is_forced = (group.name, message_id) in self._forced
+                if not was_given and not is_forced and record.expires_at_ms is None:
                     faults.append(f"at most once: {message_id} was kept from {group.name}")
                 # Given, and lost on its way: that is what was asked for.
                 self._world.ears.tell(DeadLetter, group=group.name, message_id=message_id)
@@ -231,7 +284,7 @@ class Judge:
 
     def _promises(self) -> Promises:
         is_slow = Trouble.SLOW_DISK in self._plan.troubles
-        window = WINDOW_IDS if self._plan.has_retention else None
+        window = window_ids(self._plan) if self._plan.has_retention else None
         if self._plan.has_retention and self._plan.has_delays:
             # A delayed message's place is that of its release: `Remembered` knows when it was sent.
             window = 0

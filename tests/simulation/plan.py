@@ -63,6 +63,12 @@ class Trouble(StrEnum):
     PAUSE = "a paused group"
     SEEK = "a group that is moved"
     REPLAY = "dead letters that are replayed"
+    FORCE = "lives of the broker in which retention waits for nobody"
+    REMOVAL = "an archive that is not waited for any more"
+
+
+#: Only where there is something to be retained, and somebody who is waited for.
+_OF_SOME_WORLDS: Final = (Trouble.FORCE, Trouble.REMOVAL)
 
 
 _GROUPS: Final = {
@@ -141,17 +147,18 @@ UNWANTED_EVERY: Final = 7
 def plan_of(seed: int) -> Plan:
     """The world of a seed."""
     rng = random.Random(f"plan {seed}")
+    anywhere = [one for one in Trouble if one not in _OF_SOME_WORLDS]
     is_ordered = rng.random() < 0.4
     has_poison = rng.random() < 0.3
     has_retention = rng.random() < 0.3
-    return Plan(
+    plan = Plan(
         seed=seed,
         producers=rng.randint(1, 2),
         watchdogs=rng.randint(1, 2),
         groups=tuple(_groups(rng, is_ordered=is_ordered, has_poison=has_poison)),
         transactions=rng.randint(6, 12),
         is_ordered=is_ordered,
-        troubles=tuple(rng.sample(list(Trouble), rng.randint(2, 6))),
+        troubles=tuple(rng.sample(anywhere, rng.randint(2, 6))),
         trouble_every_ms=rng.choice((400, 900, 2_000)),
         poison_rest=rng.randrange(POISON_EVERY) if has_poison else None,
         has_delays=rng.random() < 0.4,
@@ -165,6 +172,12 @@ def plan_of(seed: int) -> Plan:
         is_poison_deadly=has_poison and rng.random() < 0.4,
         has_archive=rng.random() < 0.4,
     )
+    more: list[Trouble] = []
+    if rng.random() < 0.4 and (plan.has_retention or plan.has_archive):
+        more.append(Trouble.FORCE)
+    if rng.random() < 0.4 and plan.has_archive:
+        more.append(Trouble.REMOVAL)
+    return replace(plan, troubles=(*plan.troubles, *more))
 
 
 def _groups(rng: random.Random, *, is_ordered: bool, has_poison: bool) -> list[GroupPlan]:

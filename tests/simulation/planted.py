@@ -44,6 +44,14 @@ def _has_archive(plan: Plan) -> bool:
     return plan.has_archive
 
 
+def _is_forced_with_archive(plan: Plan) -> bool:
+    return Trouble.FORCE in plan.troubles and plan.has_archive and plan.has_retention
+
+
+def _is_forced_with_retention(plan: Plan) -> bool:
+    return Trouble.FORCE in plan.troubles and plan.has_retention
+
+
 def _is_deadly(plan: Plan) -> bool:
     return plan.is_poison_deadly
 
@@ -93,6 +101,15 @@ BUGS: dict[str, Bug] = {
     "retention asks no group": Bug(broker.retention_asks_no_group, lambda plan: plan.has_retention),
     "keepers are only answered": Bug(broker.keepers_are_only_answered, _has_archive),
     "retention asks no keeper": Bug(retention_asks_no_keeper, _has_archive),
+    "removed keepers come back": Bug(
+        broker.removed_keepers_come_back, with_trouble(Trouble.REMOVAL)
+    ),
+    "what keepers lose is forgotten": Bug(
+        broker.what_keepers_lose_is_forgotten, _is_forced_with_archive
+    ),
+    "what groups lose is not counted": Bug(
+        broker.what_groups_lose_is_not_counted, _is_forced_with_retention
+    ),
     "a full disk stays full": Bug(broker.room_is_looked_for_once, _is_full_often),
     "replays are only answered": Bug(
         broker.replays_are_only_answered, lambda plan: plan.poison_rest is not None

@@ -16,7 +16,7 @@ from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.changes import DelayChanges, OnCancelled
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.wheel import Wheel
-from qmq_broker.service.delivery import delivery, picking
+from qmq_broker.service.delivery import delivery, moves, picking
 from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.groups import GroupState
@@ -32,8 +32,9 @@ from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.storage import keepers
+from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.ids.window import DedupeWindow
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import Action, Skipped
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
@@ -172,6 +173,36 @@ def retention_asks_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keepers_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepers, "write_keepers", lambda *given: None)
+
+
+def removed_keepers_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_for_now(self: keepers.Keepers, name: str) -> Keeper | None:
+        found = self._by_name.get(name)
+        self._by_name = {key: one for key, one in self._by_name.items() if key != name}
+        return found
+
+    monkeypatch.setattr(keepers.Keepers, "end", end_for_now)
+
+
+def what_keepers_lose_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are past it."""
+    moved = keepers._moved
+
+    def moved_blindly(known: Keeper, *given: Any) -> Keeper:
+        return msgspec.structs.replace(moved(known, *given), lost_bytes=0, lost_actions_bytes=0)
+
+    monkeypatch.setattr(keepers, "_moved", moved_blindly)
+
+
+def what_groups_lose_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip = moves._on_skipped
+
+    def skip_silently(state: GroupState, action: Skipped) -> None:
+        before = state.lost_count
+        skip(state, action)
+        state.lost_count = before
+
+    monkeypatch.setattr(moves, "_on_skipped", skip_silently)
 
 
 def room_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

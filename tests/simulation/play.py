@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.kit.events import Drained, Heal
-from tests.simulation.broker import BrokerLife
+from tests.simulation.broker import BrokerLife, PlayedStore
 from tests.simulation.consuming import Worker
 from tests.simulation.database import Databases
 from tests.simulation.ears import as_lines
@@ -100,9 +100,7 @@ def _live(world: World, databases: Databases) -> None:
     scheduler.run(lambda: world.is_all_sent, for_us=_REST_MS * MS)
     scheduler.note("the world heals")
     troubles.heal()
-    scheduler.run(
-        lambda: host.life is not None and not troubles.operator.is_closing, for_us=_REST_MS * MS
-    )
+    scheduler.run(lambda: troubles.is_over_for_good, for_us=_REST_MS * MS)
     troubles.resume_all()
     world.ears.tell(Heal)
     rest = Rest(world, databases)
@@ -191,7 +189,9 @@ def _watch_the_broker(world: World) -> None:
     def on_begin(life: BrokerLife) -> None:
         ears.fault("crash", "broker", "end")
         life.on_tick = lambda: _look(world, life)
-        world.archive.look(life.store)
+        world.archive.look_at_begin(life.store, is_forced=life.is_forced)
+        assert isinstance(life.store, PlayedStore)
+        life.store.before_giving_up = lambda: world.shelf.look(life.store)
         world.handouts.on_begin(life)
         network.on_begin(life)
 
@@ -207,7 +207,7 @@ def _look(world: World, life: BrokerLife) -> None:
     """See what is there before any of it may go, and whether what went was free to go."""
     if world.plan.has_retention:
         world.shelf.look(life.store)
-    world.archive.look(life.store)
+    world.archive.look(life.store, is_forced=life.is_forced)
 
 
 def _end(world: World) -> None:
@@ -216,6 +216,7 @@ def _end(world: World) -> None:
         machine.is_wanted = False
         machine.process.kill()
     world.archive.process.kill()
+    world.archive.remover.kill()
     world.host.end()
 
 

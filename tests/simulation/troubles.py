@@ -13,7 +13,7 @@ from tests.simulation.consuming import Worker
 from tests.simulation.disk import SLOW_SYNC_US, SYNC_US, PlayedDisk
 from tests.simulation.operators import Operator
 from tests.simulation.people import Machine, Shop, Watch
-from tests.simulation.plan import Kind, Trouble
+from tests.simulation.plan import GroupPlan, Kind, Trouble
 from tests.simulation.scheduler import MS
 from tests.simulation.world import World
 
@@ -59,6 +59,8 @@ class Troubles:
             Trouble.PAUSE: self._pause,
             Trouble.SEEK: self._seek,
             Trouble.REPLAY: lambda: self.operator.replay(self._rng.choice(world.plan.groups)),
+            Trouble.FORCE: self._force_retention,
+            Trouble.REMOVAL: world.archive.remove,
         }
 
     def begin(self) -> None:
@@ -81,6 +83,13 @@ class Troubles:
             world.host.life.disk.fails_sync = lambda path: False
         world.host.deaths_at_start.clear()
         world.host.limit_room(None)
+        self._wait_for_all()
+
+    @property
+    def is_over_for_good(self) -> bool:
+        """Whether the broker lives as it is to live from now on, whatever arrives late."""
+        life = self._world.host.life
+        return life is not None and not life.is_forced and not self.operator.is_closing
 
     def _next(self) -> None:
         delay_us = round(self._rng.expovariate(1.0) * self._world.plan.trouble_every_ms * MS)
@@ -138,6 +147,34 @@ class Troubles:
         host.limit_room(self._rng.randrange(2 * RESERVE_BYTES))
         self._later(lambda: host.limit_room(None))
 
+    def _force_retention(self) -> None:
+        """From its next life on the broker waits for nobody, for a while.
+
+        Only once all groups are there for good: what a group has lost is counted from its first pull on.
+        """
+        host, groups = self._world.host, self._world.plan.groups
+        life = host.life
+        if life is None or not all(life.status(group) for group in groups):
+            return
+        try:
+            life.store.actions.sync()
+        except QmqError as error:
+            self._world.scheduler.note(f"retention is not forced: {error!r:.200}")
+            return
+        # Who is behind then has something to lose.
+        for group in groups:
+            self._pause_for_a_while(group)
+        self._world.archive.rest_for(2 * _WHILE_MS * MS)
+        host.is_forced = True
+        host.restart()
+        self._later(self._wait_for_all)
+
+    def _wait_for_all(self) -> None:
+        host = self._world.host
+        host.is_forced = False
+        if host.life is not None and host.life.is_forced:
+            host.restart()
+
     def _victim(self, *kinds: type[Machine]) -> Machine | None:
         """One of these kinds, or of all."""
         found = [one for one in self._world.machines if not kinds or isinstance(one, kinds)]
@@ -182,7 +219,9 @@ class Troubles:
         rng.choice(clocks).ahead_ms = rng.randint(-_WRONG_MS, _WRONG_MS)
 
     def _pause(self) -> None:
-        group = self._rng.choice(self._world.plan.groups)
+        self._pause_for_a_while(self._rng.choice(self._world.plan.groups))
+
+    def _pause_for_a_while(self, group: GroupPlan) -> None:
         self._in_broker(lambda: self._set_pause(group.name, is_paused=True))
 
         def resume() -> None:
