@@ -14,7 +14,16 @@ from click.testing import CliRunner
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from qmq_client import Consumers, Fate, Inbox, Message, Producer, ProducerOptions, consumer
+from qmq_client import (
+    Consumers,
+    Delivery,
+    Fate,
+    Inbox,
+    Message,
+    Producer,
+    ProducerOptions,
+    consumer,
+)
 from qmq_client.commands.root import root
 from qmq_client.errors import OutboxMissingError, QmqError
 from qmq_client.outbox.checking.rights import ROLES
@@ -32,6 +41,7 @@ from tests.watchdog.rows import make_due, put_rows
 
 PAGE = (ROOT / "docs" / "migrations.md").read_text(encoding="utf-8")
 SERVERS = ("mysql", "postgresql")
+PURGES = "consumer that purges its inbox or nacks within a batch"
 #: A test that waits for a broker in memory fails after this long.
 WAIT_S = 60.0
 #: What a counter of PostgreSQL needs, as the page says it.
@@ -173,9 +183,26 @@ def test_a_consumer_with_an_inbox_needs_no_more_than_the_page_says(
 def test_a_consumer_that_purges_needs_no_more_than_the_page_says(
     server: PrivateServer, kind: str
 ) -> None:
-    with a_user(server, kind, "consumer that purges its inbox") as engine:
+    with a_user(server, kind, PURGES) as engine:
         note_an_old_id(server)
         assert Inbox(engine, group="shipping").purge(timedelta(hours=1)) == 1
+
+
+def test_a_consumer_that_gives_back_part_of_a_batch_needs_no_more_than_the_page_says(
+    server: PrivateServer, kind: str
+) -> None:
+    with a_user(server, kind, PURGES) as engine:
+        broker = MemoryBroker()
+
+        @consumer("order.placed", group="shipping", inbox=sessionmaker(engine), batch_size=3)
+        def ship(deliveries: list[Delivery], session: Session) -> None:
+            deliveries[1].nack(after=3_600)
+            deliveries[2].reject("never")
+
+        broker.put(*[Message("order.placed", number) for number in range(3)])
+        drain(Consumers(ship, MemoryTransport(broker)))
+        with engine.connect() as connection:
+            assert connection.scalar(sa.text("SELECT count(*) FROM qmq_inbox")) == 1
 
 
 def test_a_watchdog_needs_no_more_than_the_page_says(server: PrivateServer, kind: str) -> None:

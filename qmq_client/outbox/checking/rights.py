@@ -60,7 +60,10 @@ ROLES: Final = (
     PRODUCER,
     PRODUCER_IN_ORDER,
     CONSUMER,
-    Role("consumer that purges its inbox", inbox=(_SELECT, _INSERT, _DELETE)),
+    Role(
+        "consumer that purges its inbox or nacks within a batch",
+        inbox=(_SELECT, _INSERT, _DELETE),
+    ),
     WATCHDOG,
     WATCHDOG_OF_INBOX,
 )

@@ -33,6 +33,7 @@ TOO_LITTLE = [
     ("SELECT, INSERT, DELETE", "UPDATE"),
     ("SELECT, INSERT, DELETE, UPDATE (state)", "UPDATE"),
 ]
+CONSUMERS = "consumer with an inbox, consumer that purges its inbox or nacks within a batch"
 ENOUGH = [
     "SELECT, UPDATE, DELETE",
     "SELECT, DELETE, UPDATE (state, due_at_ms, token, attempts, last_error)",
@@ -102,9 +103,7 @@ def test_X1_a_user_who_may_relay_is_no_finding_and_told_what_else_it_is_not(
         assert ids(examine(modest)) == ["rights.role"]
         note = mend(modest, "rights.role", by=shop)
         assert "not for: producer, producer with `order_by_key`" in note.read
-        assert "enough for: consumer with an inbox, consumer that purges its inbox, watchdog" in (
-            note.read
-        )
+        assert f"enough for: {CONSUMERS}, watchdog" in note.read
     assert ids(examine(modest)) == []
 
 
@@ -132,7 +131,7 @@ def test_X1_a_consumer_who_sees_its_inbox_alone_is_told_of_no_table_that_is_miss
     findings = examine(modest)
     assert {finding.id for finding in findings} == {"rights.missing", "rights.role"}
     (role,) = [finding.read for finding in findings if finding.id == "rights.role"]
-    assert role.startswith("enough for: consumer with an inbox, consumer that purges its inbox; ")
+    assert role.startswith(f"enough for: {CONSUMERS}; ")
     told = [finding.fix for finding in findings if finding.id == "rights.missing"]
     assert f"GRANT SELECT ON qmq_outbox TO {user}" in told
     assert len(set(told)) == len(told), "each is told once"
