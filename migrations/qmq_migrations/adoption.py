@@ -1,7 +1,7 @@
-"""What is looked at before the first step: whether tables and history that are there are ours.
+"""Checks before the first step: whether existing tables and history are ours.
 
-A migration that goes on with tables of another history would make that history wrong: the
-application's `alembic check` then finds our version table, and its next autogenerate drops it.
+A migration that continued with another history's tables would break that history: the application's
+`alembic check` would find our version table, and its next autogenerate would drop it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from qmq_migrations.errors import OtherHistoryError, SchemaMissingError, TablesGoneError
 
-#: Where Alembic notes an application's own revision, unless it was told another name.
+#: Where Alembic records an application's own revision, unless it is configured otherwise.
 ALEMBIC_TABLE: Final = "alembic_version"
-#: What each revision leaves behind, without the prefix.
+#: The tables that each revision leaves behind, without the prefix.
 TABLES_OF: Final = {
     "qmq0001": ("inbox", "outbox"),
     "qmq0002": ("inbox", "order_lock", "outbox"),
@@ -22,7 +22,7 @@ TABLES_OF: Final = {
 
 
 def refuse_missing_schema(connection: sa.Connection, schema: str | None) -> None:
-    """Raise `SchemaMissingError` with the statement that makes it."""
+    """Raise `SchemaMissingError` with the statement that creates it."""
     if schema is None or sa.inspect(connection).has_schema(schema):
         return
     kind = "DATABASE" if connection.dialect.name in ("mysql", "mariadb") else "SCHEMA"
@@ -36,7 +36,7 @@ def refuse_missing_schema(connection: sa.Connection, schema: str | None) -> None
 def refuse_missing_tables(
     connection: sa.Connection, revision: str | None, schema: str | None, prefix: str
 ) -> None:
-    """Raise `TablesGoneError` where tables of the noted revision are gone.
+    """Raise `TablesGoneError` if tables of the recorded revision are missing.
 
     An upgrade would find nothing to do, and nothing could be sent.
     """
@@ -56,15 +56,15 @@ def refuse_missing_tables(
 def will_adopt(
     connection: sa.Connection, schema: str | None, prefix: str, *, may_adopt: bool
 ) -> bool:
-    """Whether tables without a revision of ours are there, to be taken over.
+    """Whether there are tables without a revision of ours, to be taken over.
 
-    Requires: no revision is noted. Raises `OtherHistoryError` unless `may_adopt` where another
-    history is beside them.
+    Requires: no revision is recorded. Raises `OtherHistoryError` if another history is beside them,
+    unless `may_adopt`.
     """
     inspector = sa.inspect(connection)
     if not inspector.has_table(f"{prefix}outbox", schema=schema):
         return False
-    # A run of ours that was killed on MySQL left it behind empty: nobody else's then.
+    # A run of ours that was killed on MySQL has left it behind, empty: it is nobody else's.
     is_begun = inspector.has_table(f"{prefix}version", schema=schema)
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:

@@ -1,7 +1,7 @@
-"""What Alembic runs for the stand-alone door; an application's own environment has its own.
+"""What Alembic runs for `qmq db migrate`; an application's own environment has its own.
 
-Everything it needs was put into the configuration by `upgrade.py`: a connection, already inside the
-transaction that holds the lock, or a dialect's name when SQL is only printed.
+`upgrade.py` puts everything it needs into the configuration: a connection, already inside the
+transaction that holds the lock, or a dialect's name if SQL is only printed.
 """
 
 from __future__ import annotations

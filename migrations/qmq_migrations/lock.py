@@ -1,8 +1,8 @@
-"""One migration at a time: the lock of each kind of database.
+"""One migration at a time: the lock for each kind of database.
 
 A lock is a context manager around a connection. Inside it a transaction is open on that connection;
-at its orderly end that is committed and the lock given back. Whoever waited for the lock sees what
-the one before it committed. A further database is a function and a line in `_LOCKS`.
+at the normal end it is committed and the lock released. So a process that waited for the lock sees
+what the one before it committed. A further database is a function and a line in `_LOCKS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq_migrations.errors import MigrationBusyError, NoLockError
 Lock = Callable[[sa.Connection, float, str], AbstractContextManager[None]]
 
 _NAME: Final = "qmq_migrations"
-#: PostgreSQL's locks have numbers for names; ours is made from the name.
+#: PostgreSQL's locks are identified by numbers; ours is derived from the name.
 _NUMBER: Final = int.from_bytes(hashlib.sha256(_NAME.encode()).digest()[:8], "big", signed=True)
 _LOCK_NOT_AVAILABLE: Final = "55P03"  # PostgreSQL
 _LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL, also of DDL that waits for a transaction
@@ -28,9 +28,9 @@ _LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL, also of DDL that waits for a transact
 def lock_for(
     connection: sa.Connection, wait_s: float, schema: str | None = None
 ) -> AbstractContextManager[None]:
-    """The lock of this connection's database, waited for at most so long.
+    """The lock for this connection's database, and how long to wait for it.
 
-    Raises `MigrationBusyError` on entering when the wait was not enough.
+    Raises `MigrationBusyError` on entering if the wait was too short.
     """
     lock = _LOCKS.get(connection.dialect.name)
     if lock is None:
@@ -46,7 +46,7 @@ def lock_for(
 def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[None]:
     """The database file's own write lock, taken before anything is read.
 
-    SQLite's DDL is transactional, so a run that dies inside leaves nothing behind.
+    SQLite's DDL is transactional, so a run that dies leaves nothing behind.
     """
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait_s * 1000)}")
     try:
@@ -63,12 +63,12 @@ def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[
 
 @contextmanager
 def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[None]:
-    """A named lock of the server, held by the connection and gone with it.
+    """A named lock of the server, held by the connection and released with it.
 
     MySQL's DDL commits what came before it, so a lock in a table would be lost by the first step.
-    Names are the server's, not the database's, and have at most 64 characters. The wait bounds the
-    steps too: by default one that meets an open transaction waits for a day or a year, and every
-    later statement on its table behind it.
+    Names belong to the server, not to the database, and have at most 64 characters. The wait also
+    bounds the steps: by default a step that meets an open transaction waits for a day or a year,
+    with every later statement on its table behind it.
     """
     target = schema or connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""
     digest = hashlib.sha256(str(target).encode()).hexdigest()[:32]
@@ -86,7 +86,7 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
             raise
         raise _busy(wait_s) from error
     finally:
-        # A connection that is lost has lost the lock too.
+        # A lost connection has lost the lock too.
         with suppress(sa.exc.SQLAlchemyError):
             connection.rollback()
             _set_lock_wait(connection, usual_s)
@@ -100,9 +100,9 @@ def _set_lock_wait(connection: sa.Connection, wait_s: int) -> None:
 
 @contextmanager
 def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[None]:
-    """An advisory lock of the database that goes with the transaction, also behind a pooler.
+    """An advisory lock of the database that ends with the transaction, even behind a pooler.
 
-    The wait bounds the locks of the steps too: a step that waits for a long business transaction
+    The wait also bounds the locks of the steps: a step that waits for a long business transaction
     makes every later one wait behind it.
     """
     set_wait = sa.text("SELECT set_config('lock_timeout', :wait, true)")

@@ -1,8 +1,8 @@
-"""Steps of a revision that look first whether they were done.
+"""Steps of a revision that first check whether they were already done.
 
 MySQL commits every DDL statement by itself, so a run that was killed leaves some steps done and no
-revision noted; run again, each step finds out by itself. When SQL is only printed nothing is looked
-at: the statements are those for a database at the revision before.
+revision recorded. On a rerun each step finds out by itself. If SQL is only printed, nothing is
+checked: the statements are those for a database at the revision before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alembic import context, op
 
 
 def names() -> tuple[str | None, str]:
-    """Schema and prefix, as the configuration of whoever runs us says."""
+    """Schema and prefix from the configuration."""
     options = context.config
     return (
         options.get_main_option("qmq_schema") or None,
@@ -23,7 +23,7 @@ def names() -> tuple[str | None, str]:
 
 
 def create_tables(tables: Sequence[sa.Table]) -> None:
-    """Create each with its indexes, as far as they are missing."""
+    """Create each missing table with its indexes."""
     for table in tables:
         if not _is_there(table):
             op.execute(sa.schema.CreateTable(table))
@@ -32,20 +32,20 @@ def create_tables(tables: Sequence[sa.Table]) -> None:
 
 
 def drop_tables(tables: Sequence[sa.Table]) -> None:
-    """Drop those that are there."""
+    """Drop those that exist."""
     for table in tables:
         if context.is_offline_mode() or _is_there(table):
             op.execute(sa.schema.DropTable(table))
 
 
 def create_index(index: sa.Index) -> None:
-    """Create it unless one of this name is there."""
+    """Create it unless one of this name exists."""
     if not _has_index(index):
         op.execute(sa.schema.CreateIndex(index))
 
 
 def drop_index(index: sa.Index) -> None:
-    """Drop it if it is there."""
+    """Drop it if it exists."""
     if context.is_offline_mode() or _has_index(index):
         op.execute(sa.schema.DropIndex(index))
 

@@ -1,8 +1,8 @@
-"""The stand-alone door: bring one database to the newest revision, or print how.
+"""The stand-alone way to migrate: bring one database to the newest revision, or print the statements.
 
 Works from an installed package without an alembic.ini. The history is kept in a version table of
-our own (`qmq_version`), so an application's own Alembic history never meets it. Safe when several
-processes start at once, and when killed: run it again.
+our own (`qmq_version`), so it never meets an application's own Alembic history. Safe if several
+processes start at once. After a kill, run it again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _WAIT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migrated:
-    """What a run did."""
+    """The result of a run."""
 
-    #: Revision before, None for a database without ours.
+    #: The revision before; None for a database without ours.
     before: str | None
-    #: Revision now: the newest after an upgrade, None where ours are gone.
+    #: The revision now: the newest after an upgrade, None if our tables were dropped.
     after: str | None
-    #: Whether tables without a revision were there, made by `create_tables`.
+    #: Whether there were tables without a revision, made by `create_tables`.
     is_adopted: bool = False
 
 
@@ -53,11 +53,11 @@ def migrate(
     may_adopt: bool = False,
     wait_s: float = _WAIT_S,
 ) -> Migrated:
-    """Create or change the tables until they are as the newest revision says.
+    """Create or change the tables until they are at the newest revision.
 
-    Tables that were made without a revision are adopted; where another Alembic history is beside
-    them only when `may_adopt` says so. Waits at most `wait_s` for another migration of the same
-    database. Raises `MigrationError`; errors of the database come as SQLAlchemy's own.
+    Tables without a revision are adopted; if another Alembic history is beside them, only with
+    `may_adopt`. Waits at most `wait_s` for another migration of the same database. Raises
+    `MigrationError`; errors of the database come as SQLAlchemy's own.
     """
     config = _config(schema, prefix)
     with _locked(engine, schema, wait_s) as connection:
@@ -80,9 +80,9 @@ def downgrade(
     prefix: str = "qmq_",
     wait_s: float = _WAIT_S,
 ) -> Migrated:
-    """Go back to an older revision, or to `base`, which drops the tables with all that is in them.
+    """Go back to an older revision, or to `base`, which drops the tables with everything in them.
 
-    Locks and raises as `migrate` does; a database that is older already is left as it is.
+    Locks and raises as `migrate` does; a database that is already older stays as it is.
     """
     config = _config(schema, prefix)
     known = [_BASE, *reversed([each.revision for each in _scripts(config).walk_revisions()])]
@@ -109,7 +109,7 @@ def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "
 def current_revision(
     engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_"
 ) -> str | None:
-    """The revision that this database is at by its own version table; None without one."""
+    """The revision of this database by its own version table; None without one."""
     with engine.connect() as connection:
         return _revision(connection, schema, prefix)
 
