@@ -28,7 +28,7 @@ _LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL, also of DDL that waits for a transact
 def lock_for(
     connection: sa.Connection, wait_s: float, schema: str | None = None
 ) -> AbstractContextManager[None]:
-    """The lock for this connection's database, and how long to wait for it.
+    """The lock for this connection's database; entering it waits at most `wait_s`.
 
     Raises `MigrationBusyError` on entering if the wait was too short.
     """
