@@ -91,7 +91,6 @@ class Judge:
     def _judge_forced(self) -> list[str]:
         """What went by force before a group had got it is counted for this group (B12)."""
         effects = set(self._databases.read("SELECT consumer_group, message_id FROM effect"))
-        got = effects | self._world.handled
         faults: list[str] = []
         for group in self._plan.groups:
             state = self._broker.delivery.group(group.subject, group.name)
@@ -100,6 +99,7 @@ class Judge:
                 if lost:
                     faults.append(f"B12: {group.name} has lost {lost} without force")
                 continue
+            got = effects if group.has_inbox else self._world.handled
             gone = self._records.get(group.subject, ())[: self._first(group)]
             for sequence, record in enumerate(gone):
                 message_id = format_message_id(record.message_id)
