@@ -186,6 +186,8 @@ def test_what_another_run_installed_meanwhile_is_not_installed_again(
     (tmp_path / "apt-get").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    # The lock of the machine is root's: left behind by somebody else, it would shut out all others.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     looks: list[int] = []
 
     def find() -> Path | None:
