@@ -133,7 +133,12 @@ CASES: dict[str, Case] = {
         (_EVERYWHERE, _PLANTED),
     ),
     "F3": Case(
-        "the file system refuses all writes", (_CALLS, "test_B5_the_first_failure_poisons_the_log")
+        "the file system refuses all writes",
+        (
+            _CALLS,
+            "test_B5_the_first_failure_poisons_the_log",
+            "test_B1_B3_B5_B7_a_disk_that_goes_read_only_under_load_ends_the_broker_and_loses_nothing",
+        ),
     ),
     "F4": Case(
         "a write that is shorter than asked for",
@@ -150,7 +155,11 @@ CASES: dict[str, Case] = {
         ),
     ),
     "F7": Case(
-        "a file system without preallocation", ("test_without_preallocation_a_file_still_grows",)
+        "a file system without preallocation, or without locks",
+        (
+            "test_without_preallocation_a_file_still_grows",
+            "test_B9_a_file_system_without_locks_is_refused_with_a_way_out",
+        ),
     ),
     "F8": Case(
         "a second process on the directory",
@@ -242,6 +251,7 @@ CASES: dict[str, Case] = {
         (
             "test_B12_a_segment_goes_when_it_is_old_and_every_group_has_passed_it",
             "test_B12_by_force_a_group_loses_messages_and_their_number_is_told",
+            "test_B12_what_a_group_lost_by_force_is_counted_before_it_is_moved",
         ),
     ),
     "H3": Case(

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, LockedError
+from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout, os_file
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.os_file import IOV_MAX
+from qmq_broker.storage.store import Store
 from tests.crash.recording_disk import RecordingDisk
+from tests.kit.clock import FakeClock
 
 
 @pytest.fixture(params=["machine", "memory"])
@@ -92,6 +95,21 @@ def test_B9_a_second_lock_is_refused_and_the_first_stays(disk: Disk) -> None:
     lock.release()
     lock.release()
     disk.lock("LOCK", "pid 456").release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_B9_a_file_system_without_locks_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As some network file systems are: nothing is made but the empty file to be locked."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(DiskError, match=r"lock.*use a local one"):
+        Store.open(OsDisk(str(tmp_path)), FakeClock(), StoreOptions())
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("LOCK", 0)]
 
 
 def test_B6_the_next_holder_of_a_lock_needs_no_more_room_than_the_one_before(

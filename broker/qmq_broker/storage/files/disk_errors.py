@@ -15,6 +15,8 @@ _FULL: Final = {
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
 #: Missing rights. A disk that takes no writes from anybody gives another error.
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
+#: What a file system without locks answers to a wish for one.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def translate(error: OSError, operation: str, path: str) -> StoreError:
@@ -30,4 +32,6 @@ def translate(error: OSError, operation: str, path: str) -> StoreError:
         reason += " (the log of the system says why; check it and mount it for writing)"
     if error.errno in _NOT_PERMITTED:
         reason += " (run this as the user who owns the data directory)"
+    if operation == "lock" and error.errno in _NO_LOCKS:
+        reason += " (this file system keeps no second broker away: use a local one)"
     return DiskError(operation=operation, path=path or ".", reason=reason)
