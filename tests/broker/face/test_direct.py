@@ -6,15 +6,17 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from starlette.types import Message
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from qmq_broker.face.connection.direct import DirectExchange
 from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
-from qmq_broker.face.exchanges.requests import ClientGone, Encoding
+from qmq_broker.face.exchanges.requests import ClientGone, Encoding, send_whole
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
@@ -242,24 +244,51 @@ def test_B10_an_answer_begins_when_the_one_before_has_its_reader(client: Client)
     assert asyncio.run(look()) == [b"", b"HTTP/1.1 200"]
 
 
-def test_B10_a_long_answer_is_not_over_while_its_reader_has_little_of_it(client: Client) -> None:
-    async def look() -> list[bool]:
+def test_B10_a_long_answer_is_written_piece_by_piece_as_its_reader_takes_it(client: Client) -> None:
+    body = bytes(range(250)) * 28_000
+
+    async def look() -> tuple[list[int], bytes]:
         protocol, wire = connect(client)
         wire.on_write = protocol.pause_writing
         protocol.data_received(request()[:-1])
         exchange = protocol.cycle
         assert isinstance(exchange, DirectExchange)
-        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, bytes(1_000_000)))
+        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, body))
         await asyncio.sleep(0)
-        over = [exchange.response_complete]
-        protocol.resume_writing()
+        written = [0]
+        while len(wire.written) > written[-1]:
+            assert not exchange.response_complete
+            written.append(len(wire.written))
+            protocol.resume_writing()
+            await asyncio.sleep(0)
         await asyncio.wait_for(answering, 30)
-        over.append(exchange.response_complete)
+        assert exchange.response_complete
         protocol.connection_lost(None)
         await asyncio.wait_for(all_answered(protocol), 30)
-        return over
+        return [after - before for before, after in pairwise(written)], wire.written
 
-    assert asyncio.run(look()) == [False, True]
+    pieces, answer = asyncio.run(look())
+    assert len(pieces) > 3
+    assert max(pieces) < len(body) // 3
+    assert answer.endswith(b"\r\n\r\n" + body)
+
+
+def test_B10_a_long_answer_through_asgi_is_sent_in_pieces_too() -> None:
+    """All at once, a connection with TLS would hold it, and tell nobody."""
+    body = bytes(range(250)) * 4_000
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(send_whole(send, {"type": "http.response.start", "status": 200}, body))
+    pieces = [message["body"] for message in sent[1:]]
+    assert b"".join(pieces) == body
+    assert max(map(len, pieces)) < len(body) // 3
+    assert [message.get("more_body", False) for message in sent[1:]] == [
+        *[True] * (len(pieces) - 1),
+        False,
+    ]
 
 
 def test_a_wait_that_was_woken_leaves_no_timer_behind(

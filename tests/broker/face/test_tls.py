@@ -210,6 +210,26 @@ def test_B10_handshakes_count_as_connections_and_too_many_are_ended_at_once(
         assert broker.stop() == 0, "the others do not keep it"
 
 
+def test_B10_who_does_not_read_an_answer_through_tls_is_left(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with BrokerProcess(
+        tmp_path / "data", *authority.server_options(), command=SERVE_WITH_FAULTS
+    ) as broker:
+        message = {"subject": "big", "body": "x" * 1_000_000}
+        with httpx.Client(verify=context(authority), base_url=broker.url) as client:
+            for _ in range(8):
+                assert client.post("/v1/send", json={"messages": [message]}).status_code == 200
+        with (
+            broker.connection() as plain,
+            context(authority).wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            # One answer, of which the system's own buffers hold less than half.
+            path = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=8000000"
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            broker.wait_for("unread=1")
+
+
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -20,7 +20,13 @@ from qmq_broker.face.answers import RequestRefusedError
 from qmq_broker.face.connection.driven import Outcome
 from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.exchanges.exchange import Headers
-from qmq_broker.face.exchanges.requests import BodyShare, ClientGone, Encoding
+from qmq_broker.face.exchanges.requests import (
+    PIECE_BYTES,
+    BodyShare,
+    ClientGone,
+    Encoding,
+    in_pieces,
+)
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 #: An answer up to this length is sent in one piece with its head; a longer body is not copied for
 #: that.
 _ONE_PIECE_BYTES_MAX: Final = 64 * 1024
+#: In place of `PIECE_BYTES` without TLS, where a connection tells at once that it holds much: what a usual
+#: pull brings is one write.
+_PLAIN_PIECE_BYTES: Final = 2 * 1024 * 1024
 
 
 class DirectExchange:
@@ -165,9 +174,7 @@ class DirectExchange:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            self._transport.write(body)
-            if self._flow.write_paused:
-                await self._flow.drain()
+            await self._write_long(body)
         if self._is_lost:
             return
         self.response_complete = True
@@ -175,6 +182,16 @@ class DirectExchange:
         if not self.keep_alive:
             self._transport.close()
         self._on_end()
+
+    async def _write_long(self, body: bytes) -> None:
+        """Write a body until it has left this process, or the connection is lost."""
+        is_plain = self._transport.get_extra_info("sslcontext") is None
+        for piece in in_pieces(body, _PLAIN_PIECE_BYTES if is_plain else PIECE_BYTES):
+            self._transport.write(piece)
+            if self._flow.write_paused:
+                await self._flow.drain()
+            if self._is_lost:
+                return
 
     def _count(self) -> None:
         """Count what the body takes of memory; if there is no room for it, the route is told."""

@@ -37,6 +37,9 @@ class Encoding(Enum):
 
 #: What a connection buffers before it makes its writer wait; asyncio's own bound.
 _BUFFERED_BYTES: Final = 64 * 1024
+#: So much of an answer is written at once. Through TLS a connection takes whatever it is given in one
+#: write, and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
+PIECE_BYTES: Final = 256 * 1024
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
 
 
@@ -268,9 +271,16 @@ async def send_whole(send: Send, start: Message, body: bytes) -> None:
     await send(start)
     if len(body) > _BUFFERED_BYTES:
         # The end is sent apart: it waits until the client has read nearly all of the body.
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        for piece in in_pieces(body, PIECE_BYTES):
+            await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
         body = b""
     await send({"type": "http.response.body", "body": body})
+
+
+def in_pieces(body: bytes, piece_bytes: int) -> Iterator[memoryview]:
+    """A long body in the pieces in which it is written, each when the one before has left this process."""
+    whole = memoryview(body)
+    return (whole[first : first + piece_bytes] for first in range(0, len(body), piece_bytes))
 
 
 def _media_type(value: bytes | None) -> bytes:
