@@ -18,7 +18,7 @@ import pyarrow as pa
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import RECORD_FIXED_BYTES
-from qmq_pipeline.rows.record_columns import Depth, Records, depth_of
+from qmq_pipeline.rows.record_columns import Depth, Placed, Records, depth_of
 from qmq_pipeline.tables.columns import Numbers, repeated_text, times
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.tables.table import Table
@@ -69,7 +69,7 @@ class InBlock:
         self.data[-1] = memoryview(self.block)[self.block_first : self.block_next]
         return begin
 
-    def records(self, offset: int) -> Records:
+    def placed(self, offset: int) -> Placed:
         """All of them; `offset` is that of the first frame, for errors. Requires: there is one.
 
         All numbers of all records are computed together: doing some for each frame would take as
@@ -88,7 +88,7 @@ class InBlock:
             raise not_adding_up(offset)
         positions = ends - lengths + np.repeat(moved, counts)
         data = self.data[0] if len(self.data) == 1 else b"".join(self.data)
-        return Records(data, positions, lengths, put_off_ms)
+        return Placed(data, positions, lengths, put_off_ms)
 
 
 class Gathered:
@@ -98,7 +98,7 @@ class Gathered:
         self._columns = columns
         self._table = table
         self._depth = depth_of(name for name in columns if name not in Runs.NAMES)
-        self._copied: list[Records] = []
+        self._copied: list[Placed] = []
         self._copied_bytes = 0
         #: What was not copied yet.
         self.here = InBlock()
@@ -144,16 +144,16 @@ class Gathered:
 
     def _records(self) -> Records:
         if not self._copied:
-            return self.here.records(self.runs.offsets[0])
+            return Records(self.here.placed(self.runs.offsets[0]))
         self._copy()
-        return Records.joined(self._copied)
+        return Records(Placed.joined(self._copied))
 
     def _copy(self) -> None:
         """Copy what is wanted from the blocks, and release them."""
         if self._depth is not Depth.NOTHING and self.here.lengths:
-            copied = self.here.records(self.runs.offsets[0]).copied(self._depth)
+            copied = self.here.placed(self.runs.offsets[0]).copied(self._depth)
             self._copied.append(copied)
-            self._copied_bytes += copied.data_bytes
+            self._copied_bytes += len(copied.data)
         self.here = InBlock()
 
 

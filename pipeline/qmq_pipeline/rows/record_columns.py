@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -75,58 +75,59 @@ def depth_of(columns: Iterable[str]) -> Depth:
     return max((_DEPTHS.get(name, Depth.FRONT) for name in columns), default=Depth.NOTHING)
 
 
-class Records:
-    """Columns read from records; what several columns need is computed once, on demand."""
+class Placed(NamedTuple):
+    """Records, and where they lie in memory that may hold more, or not all of each."""
 
-    def __init__(
-        self,
-        data: bytes | memoryview,
-        positions: Numbers,
-        lengths: Numbers,
-        put_off_ms: Numbers | None,
-    ) -> None:
-        """`put_off_ms`: due times set by a rescheduling, -1 for the record's own; None if there are none.
+    data: bytes | memoryview
+    positions: Numbers
+    #: Of the whole records.
+    lengths: Numbers
+    #: Due times set by a rescheduling, -1 for the record's own; None if there are none.
+    put_off_ms: Numbers | None
 
-        Requires: `data` holds as much of each record as the columns need, and is shorter than 2³⁰ bytes,
-        so that positions in it fit 32 bits.
-        """
-        self._data = data
-        self._positions = positions.astype(np.int32)
-        self._lengths = lengths
-        #: Where each record ends, or would end if `data` held all of it.
-        self._next_positions = (positions + lengths).astype(np.int32)
-        self._put_off_ms = put_off_ms
-        self._fixed = self._at(positions, _FIXED)
+    def copied(self, depth: Depth) -> Placed:
+        """The same records as far as columns of this depth need them, in memory of their own."""
+        if depth is Depth.WHOLE:
+            return self._replace(data=bytes(self.data))
+        if depth is Depth.FIXED:
+            fixed = _taken(self.data, self.positions, _FIXED).view(np.uint8).data
+            return self._replace(data=fixed, positions=np.arange(0, len(fixed), _FIXED.itemsize))
+        positions, fronts = Records(self).fronts()
+        return self._replace(data=fronts, positions=positions)
 
     @staticmethod
-    def joined(parts: Sequence[Records]) -> Records:
+    def joined(parts: Sequence[Placed]) -> Placed:
         """All of these, in order. Requires: at least one; due times are set in all of them or in none."""
-        begins = accumulate((part.data_bytes for part in parts[:-1]), initial=0)
-        positions = [part._positions + begin for part, begin in zip(parts, begins, strict=True)]
-        put_off_ms = [part._put_off_ms for part in parts if part._put_off_ms is not None]
-        return Records(
-            b"".join([part._data for part in parts]),
+        begins = accumulate((len(part.data) for part in parts[:-1]), initial=0)
+        positions = [part.positions + begin for part, begin in zip(parts, begins, strict=True)]
+        put_off_ms = [part.put_off_ms for part in parts if part.put_off_ms is not None]
+        return Placed(
+            b"".join([part.data for part in parts]),
             np.concatenate(positions),
-            np.concatenate([part._lengths for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
             np.concatenate(put_off_ms) if put_off_ms else None,
         )
 
-    @property
-    def data_bytes(self) -> int:
-        """Length of what they are read from."""
-        return len(self._data)
 
-    def copied(self, depth: Depth) -> Records:
-        """The same records as far as columns of this depth need them, in memory of their own."""
-        if depth is Depth.WHOLE:
-            return Records(bytes(self._data), self._positions, self._lengths, self._put_off_ms)
-        if depth is Depth.FIXED:
-            fixed = self._fixed.view(np.uint8).data
-            positions = np.arange(0, len(fixed), RECORD_FIXED_BYTES)
-            return Records(fixed, positions, self._lengths, self._put_off_ms)
+class Records:
+    """Columns read from records; what several columns need is computed once, on demand."""
+
+    def __init__(self, placed: Placed) -> None:
+        """Requires: as much of each record as the columns need, in fewer than 2³⁰ bytes, so that positions
+        in them fit 32 bits.
+        """
+        self._data = placed.data
+        self._positions = placed.positions.astype(np.int32)
+        #: Where each record ends, or would end if all of it were there.
+        self._next_positions = (placed.positions + placed.lengths).astype(np.int32)
+        self._put_off_ms = placed.put_off_ms
+        self._fixed = _taken(placed.data, placed.positions, _FIXED)
+
+    def fronts(self) -> tuple[Numbers, memoryview]:
+        """What is in front of the bodies: where each record begins in it, and all of it back to back."""
         bounds = np.stack((self._positions, self._boundaries[:, _BODY]), axis=1)
         ends, fronts = values_of(Pieces(self._data, bounds).binary(0))
-        return Records(fronts, ends[:-1], self._lengths, self._put_off_ms)
+        return ends[:-1], fronts
 
     @cached_property
     def _boundaries(self) -> Numbers:
@@ -198,13 +199,6 @@ class Records:
     def _flags(self) -> Numbers:
         return np.ascontiguousarray(self._fixed["flags"])
 
-    def _at(self, positions: Numbers, kind: np.dtype[Any]) -> Numbers:
-        """Values at these positions, each copied as one piece of memory: numpy would copy field by field."""
-        count = len(self._data) - kind.itemsize + 1
-        piece = f"V{kind.itemsize}"
-        everywhere: Numbers = np.ndarray((count,), piece, buffer=self._data, strides=(1,))
-        return everywhere[positions].view(kind)
-
     @cached_property
     def _found(self) -> tuple[Numbers, Numbers]:
         """The boundaries of key, tags, headers, expiry and body, and which rows are records."""
@@ -236,7 +230,7 @@ class Records:
     def _time(self, positions: Numbers, is_there: Numbers) -> pa.Array:
         milliseconds = np.zeros(len(positions), np.int64)
         if is_there.any():
-            found = self._at(positions[is_there], _TIME)
+            found = _taken(self._data, positions[is_there], _TIME)
             milliseconds[is_there] = _bounded(found)
         return times(milliseconds, ~is_there)
 
@@ -289,7 +283,7 @@ class Records:
             first, bound = here[at], after[at]
             is_good[at] &= first + np.int32(_PAIR.itemsize) <= bound
             pair = np.minimum(first, np.int32(len(self._data) - _PAIR.itemsize))
-            lengths = self._at(pair, _PAIR)
+            lengths = _taken(self._data, pair, _PAIR)
             name = pair + np.int32(_PAIR.itemsize)
             value = name + lengths["name_bytes"]
             end = value + lengths["value_bytes"]
@@ -299,6 +293,14 @@ class Records:
             here[at] = end
         is_good &= here == after
         return found, is_good
+
+
+def _taken(data: bytes | memoryview, positions: Numbers, kind: np.dtype[Any]) -> Numbers:
+    """Values at these positions, each copied as one piece of memory: numpy would copy field by field."""
+    count = len(data) - kind.itemsize + 1
+    piece = f"V{kind.itemsize}"
+    everywhere: Numbers = np.ndarray((count,), piece, buffer=data, strides=(1,))
+    return everywhere[positions].view(kind)
 
 
 def _bounded(milliseconds: Numbers) -> Numbers:
