@@ -181,6 +181,10 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.archive import archive as work
     from qmq_pipeline.jobs.keeping import keeping_of
 
+    if no_keeper and keeper is not None:
+        raise click.UsageError(
+            "--keeper names whom retention waits for, --no-keeper lets it wait for nobody: give one"
+        )
     keeping = keeping_of(options, name=keeper, is_wanted=not no_keeper)
     if options["path"]:
         options["broker_url"] = None

@@ -29,12 +29,6 @@ SEGMENT = FORGETFUL.segment_bytes
 Position = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers(1) as found:
-        yield found
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[DataDirectory]:
     made = DataDirectory(tmp_path / "broker", FORGETFUL)

@@ -288,6 +288,8 @@ def test_times_that_iceberg_does_not_take_are_refused_with_a_remedy(world: World
     [
         ({"format": "hudi"}, "allowed: delta or iceberg"),
         ({"format": "delta", "tables": ("message",)}, "option --table: message; allowed: messages"),
+        ({"format": "iceberg", "namespace": ""}, 'option --namespace: ""; allowed: a name'),
+        ({"format": "iceberg", "namespace": "../up"}, "several joined by dots"),
         (
             {"format": "iceberg", "catalog": "nowhere"},
             "option --catalog: nowhere.*PYICEBERG_CATALOG",

@@ -350,6 +350,8 @@ def test_the_command_says_whether_retention_waits(data: Path, tmp_path: Path) ->
         assert (code, f"retention does not wait: {NO_BROKER}" in said) == (DONE, True), said
         code, said = called(*tables, *there, "--no-keeper")
         assert (code, f"retention does not wait: {NOT_WANTED}" in said) == (DONE, True), said
+        code, said = called(*tables, *there, "--no-keeper", "--keeper", "mine")
+        assert (code, "give one" in said) == (WRONG_CALL, True), said
         code, said = called(*tables, *there, "--keeper", "no/name")
         assert (code, "name" in said) == (WRONG_CALL, True), said
         assert [one["name"] for one in keepers(broker)] == ["archive"]

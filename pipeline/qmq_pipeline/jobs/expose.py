@@ -68,5 +68,12 @@ def _listings(lake: Lake, options: ExposeOptions) -> Callable[[Table], Listing]:
         return lambda table: DeltaListing(lake, table)
     from qmq_pipeline.tables.iceberg import IcebergListing, open_catalog
 
+    if not all(word.strip() for word in options.namespace.split(".")):
+        raise OptionError(
+            option="--namespace",
+            value=f'"{options.namespace}"',
+            allowed="a name, or several joined by dots",
+            remedy="Give the namespace in which the catalog is to have the tables.",
+        )
     catalog = open_catalog(options.catalog, options.catalog_properties)
     return lambda table: IcebergListing(lake, table, catalog, options.namespace)
