@@ -24,8 +24,7 @@ from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import KEEPERS_MAX, NOBODY, LogOffsets
 from qmq_broker.storage.schedule.beside import Work
 from qmq_client.wire.errors import InvalidMessageError
-from tests.broker.service.rig import Rig
-from tests.broker.service.test_retention import (
+from tests.broker.service.retaining import (
     RETAINING,
     act,
     files,
@@ -34,6 +33,7 @@ from tests.broker.service.test_retention import (
     send,
     with_options,
 )
+from tests.broker.service.rig import Rig
 
 SEGMENT = RETAINING.segment_bytes
 ACTION_SEGMENT = RETAINING.action_segment_bytes

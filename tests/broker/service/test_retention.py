@@ -1,4 +1,4 @@
-"""Old segments go, never past a group; the groups survive in snapshots when old actions go."""
+"""Old segments go, but never past a group."""
 
 from __future__ import annotations
 
@@ -7,34 +7,27 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
 from qmq_broker.errors import CorruptionError, PoisonedError
-from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
 from qmq_client.wire.start import Start, StartKind
-from tests.broker.service.rig import GROUP, STORE, SUBJECT, Rig
-
-#: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
-RETAINING = replace(
-    STORE,
-    segment_bytes=2048,
-    action_segment_bytes=1024,
-    growth_bytes=512,
-    retain_ms=60_000,
-    snapshot_bytes=1024 * 1024,
-    dedupe_ids=1,
-    checkpoint_ms=1,
-    queue_flush_bytes=1,
+from tests.broker.service.retaining import (
+    BODY,
+    HOUR_MS,
+    LONG_MS,
+    RETAINING,
+    files,
+    first_sequence,
+    keep_house,
+    send,
+    with_options,
 )
-BODY = b"b" * 300
-HOUR_MS = 3_600_000
-LONG_MS = 12 * HOUR_MS
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 
 @pytest.fixture
@@ -42,38 +35,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path, store_options=RETAINING)
     yield made
     made.close()
-
-
-def with_options(rig: Rig, **changes: Any) -> None:
-    rig._store_options = replace(RETAINING, **changes)
-    rig.restart()
-
-
-def send(rig: Rig, count: int, subject: str = SUBJECT) -> None:
-    for _ in range(count):
-        rig.send(BODY, subject=subject)
-        rig.clock.pass_ms(5)
-        rig.broker.writer.step()
-
-
-def keep_house(rig: Rig, ms: int = HOUR_MS) -> int:
-    """Let time pass and the chores be done; returns where the log begins."""
-    for _ in range(3):
-        rig.clock.pass_ms(ms)
-        rig.broker.step()
-        rig.broker.writer.step()
-        rig.broker._action_sync.step()
-    return rig.store.first_offset
-
-
-def first_sequence(rig: Rig) -> int:
-    queue = rig.store.queue(SUBJECT)
-    assert queue is not None
-    return queue.first_sequence
-
-
-def files(rig: Rig, folder: str) -> list[str]:
-    return sorted(path.name for path in (rig.directory / folder).iterdir())
 
 
 def test_B12_a_segment_goes_when_it_is_old_and_every_group_has_passed_it(rig: Rig) -> None:
@@ -333,78 +294,3 @@ def test_a_beginning_that_cannot_be_read_stops_the_start(rig: Rig) -> None:
         rig.start()
     path.write_bytes(content)
     rig.start()
-
-
-def act(rig: Rig, rounds: int) -> None:
-    """Pull, ack, nack, reject, extend, let leases end: something of every kind."""
-    for number in range(rounds):
-        send(rig, 3)
-        consumer = f"c{number % 3}"
-        given = rig.pull(max_messages=4, consumer=consumer, lease_ms=60_000 + number)
-        kind = (given.ack, given.nack, given.reject, None, given.ack)[number % 5]
-        if kind is not None and given.records:
-            rig.settle(kind(), consumer=consumer)
-        rig.pass_ms(2_000)
-
-
-def test_a_snapshot_and_what_follows_give_the_groups_of_the_whole_log(rig: Rig) -> None:
-    act(rig, 12)
-    whole = encode_groups(rig.broker.delivery.groups(), 0)
-    with_options(rig, snapshot_bytes=1)
-    assert encode_groups(rig.broker.delivery.groups(), 0) == whole
-    keep_house(rig, ms=1_000)
-    assert files(rig, "state")[0].startswith("groups.")
-    act(rig, 7)
-    keep_house(rig, ms=1_000)
-    act(rig, 7)
-    after = encode_groups(rig.broker.delivery.groups(), 0)
-    rig.restart()
-    assert encode_groups(rig.broker.delivery.groups(), 0) == after
-    assert files(rig, "actionlog")[0] != "0" * 20, "actions below both snapshots are gone"
-
-
-def test_a_damaged_snapshot_leaves_the_one_before_and_more_of_the_log(rig: Rig) -> None:
-    with_options(rig, snapshot_bytes=1)
-    for _ in range(3):
-        act(rig, 5)
-        keep_house(rig, ms=1_000)
-    act(rig, 2)
-    expected = encode_groups(rig.broker.delivery.groups(), 0)
-    for path in layout.SNAPSHOTS:
-        content = (rig.directory / path).read_bytes()
-        rig.close()
-        (rig.directory / path).write_bytes(content[:-1])
-        rig.start()
-        assert encode_groups(rig.broker.delivery.groups(), 0) == expected
-        (rig.directory / path).write_bytes(content)
-
-
-def test_without_any_snapshot_and_with_the_first_actions_gone_the_start_is_refused(
-    rig: Rig,
-) -> None:
-    with_options(rig, snapshot_bytes=1)
-    for _ in range(3):
-        act(rig, 5)
-        keep_house(rig, ms=1_000)
-    rig.close()
-    kept = {path: (rig.directory / path).read_bytes() for path in layout.SNAPSHOTS}
-    for path in kept:
-        (rig.directory / path).unlink()
-    with pytest.raises(CorruptionError, match="actionlog"):
-        rig.start()
-    for path, content in kept.items():
-        (rig.directory / path).write_bytes(content)
-    rig.start()
-
-
-def test_a_clock_set_back_moves_the_times_of_a_snapshot_with_it(rig: Rig) -> None:
-    with_options(rig, snapshot_bytes=1)
-    send(rig, 2)
-    rig.pull(max_messages=1, lease_ms=60_000)
-    keep_house(rig, ms=1_000)
-    rig.clock.wall_ms -= 24 * HOUR_MS
-    rig.restart()
-    rig.pass_ms(61_000)
-    assert rig.pull(max_messages=2, consumer="two").sequences == [1]
-    rig.pass_ms(2_000)
-    assert rig.pull(max_messages=2, consumer="two").sequences == [0]
