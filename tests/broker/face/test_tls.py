@@ -217,7 +217,9 @@ def test_B10_who_does_not_read_an_answer_through_tls_is_left(
         tmp_path / "data", *authority.server_options(), command=SERVE_WITH_FAULTS
     ) as broker:
         message = {"subject": "big", "body": "x" * 1_000_000}
-        with httpx.Client(verify=context(authority), base_url=broker.url) as client:
+        with httpx.Client(
+            verify=context(authority), base_url=broker.url, timeout=DEADLINE_S
+        ) as client:
             for _ in range(8):
                 assert client.post("/v1/send", json={"messages": [message]}).status_code == 200
         with (
