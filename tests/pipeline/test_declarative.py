@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
-from importlib.metadata import requires
-from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from packaging.requirements import Requirement
 
 from qmq_client.wire.message_id import MessageIds
+from tests.pipeline.connect import connect_environment
 from tests.pipeline.world import DataDirectory, messages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +53,6 @@ def test_each_run_appends_what_is_new_and_counts_anew(
 
 def prepared(tmp_path: Path, data: Path) -> tuple[Path, dict[str, str]]:
     """The example with the places of this machine, and the environment that it runs in."""
-    from qmq_pipeline.spark.java import cache_folder, find_java
-
     folder = tmp_path / "pipeline"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "spark-pipeline.yml"
@@ -70,31 +64,4 @@ def prepared(tmp_path: Path, data: Path) -> tuple[Path, dict[str, str]]:
         assert place in text
         text = text.replace(place, here)
     file.write_text(text)
-    paths = [str(installed(tmp_path / "packages")), *sys.path]
-    java = find_java(os.environ, (4, 1), cache_folder(os.environ)).home
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "JAVA_HOME": java,
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    return folder, environment
-
-
-def installed(folder: Path) -> Path:
-    """What `pyspark[pipelines]` brings and this environment lacks, in a folder of its own."""
-    wanted = [Requirement(text) for text in requires("pyspark") or ()]
-    extra = [one for one in wanted if one.marker and one.marker.evaluate({"extra": "pipelines"})]
-    names = {"grpcio": "grpc", "pyyaml": "yaml", "googleapis-common-protos": "google.api"}
-    lacking = [
-        f"{one.name}{one.specifier}"
-        for one in extra
-        if find_spec(names.get(one.name, one.name.replace("-", "_")).partition(".")[0]) is None
-    ]
-    folder.mkdir()
-    if lacking:
-        line = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-        subprocess.run([*line, *lacking, "pandas<3"], check=True)
-    return folder
+    return folder, connect_environment(tmp_path / "packages", (4, 1))

@@ -16,6 +16,7 @@ from qmq_pipeline.jobs.audit_window import Window, between, judged_ranges
 from qmq_pipeline.jobs.deliveries import folded, groups
 from qmq_pipeline.jobs.ingest_outbox import outbox_now
 from qmq_pipeline.places.config import AuditOptions
+from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.commits import ALTERED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
@@ -100,7 +101,7 @@ class DoubtfulRows:
         lake.read(spark, DELIVERIES).createOrReplaceTempView("qmq_deliveries")
         known = folded(lake)
         groups(spark, known.groups if known else {}).createOrReplaceTempView("qmq_groups")
-        spark.createDataFrame(_spoilt(lake)).createOrReplaceTempView("qmq_spoilt")
+        arrow_frame(spark, _spoilt(lake)).createOrReplaceTempView("qmq_spoilt")
         self._kept_producers().createOrReplaceTempView("qmq_kept")
 
     def forget(self) -> None:
@@ -121,19 +122,19 @@ class DoubtfulRows:
         from pyspark.sql import functions as fn
 
         rows = self._lake.read(self._spark, table, held)
-        return rows.join(self._spark.createDataFrame(found), fn.expr(of_words), "left_semi")
+        return rows.join(arrow_frame(self._spark, found), fn.expr(of_words), "left_semi")
 
     def _kept_producers(self) -> DataFrame:
         """Producers whose outboxes keep their rows, with the time of the oldest of these rows."""
         kept = self._window.kept
         if self._some is None:
             names = pa.table({"database": pa.array(kept, pa.string())})
-            self._spark.createDataFrame(names).createOrReplaceTempView("qmq_kept_databases")
+            arrow_frame(self._spark, names).createOrReplaceTempView("qmq_kept_databases")
             return self._spark.sql(audit_sql.KEPT)
         producers, first_us = self._some[0].producers(kept)
         some = pa.table({"producer": pa.array(producers, pa.int64())})
         first_at = f"TIMESTAMP_MICROS({first_us}) AS first_at"
-        return self._spark.createDataFrame(some).selectExpr("producer", first_at)
+        return arrow_frame(self._spark, some).selectExpr("producer", first_at)
 
 
 def findings(

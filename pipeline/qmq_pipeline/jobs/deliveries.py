@@ -15,6 +15,7 @@ import pyarrow as pa
 from qmq_pipeline.fold.runs import RunList
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.sources.tasks import run_tasks
+from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES
@@ -120,7 +121,7 @@ def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFra
     """The groups as a table: subject, group, and the sequences for it."""
     rows = [(*name.split("\n"), *sequences) for name, sequences in known.items()]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(_GROUPS)
-    return spark.createDataFrame(pa.table(columns, schema=_GROUPS))
+    return arrow_frame(spark, pa.table(columns, schema=_GROUPS))
 
 
 def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:

@@ -26,6 +26,7 @@ from qmq_pipeline.rows.outbox import (
     require_outbox,
 )
 from qmq_pipeline.sources.tasks import run_tasks
+from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.commits import SCANNED_AT, RangeFacts, range_facts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import OUTBOX
@@ -175,14 +176,11 @@ def outbox_now(spark: SparkSession, lake: Lake, rows: DataFrame) -> DataFrame:
     numbered = rows.withColumn("_place", fn.row_number().over(newest))
     rows = numbered.where("_place = 1").drop("_place")
     scans = last_scans(lake)
-    last = spark.createDataFrame(
-        pa.table(
-            {
-                "database": pa.array(scans.keys(), pa.string()),
-                "last_scan_ms": pa.array(scans.values(), pa.int64()),
-            }
-        )
-    )
+    columns = {
+        "database": pa.array(scans.keys(), pa.string()),
+        "last_scan_ms": pa.array(scans.values(), pa.int64()),
+    }
+    last = arrow_frame(spark, pa.table(columns))
     is_gone = fn.expr("state <> 'sent' AND unix_millis(scanned_at) < last_scan_ms")
     return (
         rows.join(fn.broadcast(last), "database", "left")
