@@ -16,7 +16,7 @@ from qmq_broker.face.exchanges.requests import BodyRoom, Encoding
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import JSON, Client, make_scope
 from tests.broker.face.asgi import Wire as AsgiWire
-from tests.broker.face.test_direct import Wire
+from tests.broker.face.wire import Wire
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 from tests.kit.waiting import DEADLINE_S
 

@@ -21,7 +21,7 @@ from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
-from tests.broker.face.test_direct import Wire, all_answered, request
+from tests.broker.face.wire import Wire, all_answered, request
 from tests.broker.service.rig import Rig, make_frame
 from tests.kit.broker_process import BrokerProcess
 

@@ -12,7 +12,7 @@ from qmq_broker.face.connection.deadlines import SweepCounts, end_slow_connectio
 from qmq_broker.face.connection.protocol import BoundedProtocol
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import Client
-from tests.broker.face.test_direct import Wire, connect, request
+from tests.broker.face.wire import Wire, connect, request
 from tests.broker.service.rig import Rig
 
 LIMITS = FaceLimits()
