@@ -94,6 +94,13 @@ def test_the_life_of_messages_from_commit_to_replay_through_the_commands(
         assert answer("pipeline", "replay", *here, *where, "--send")["sent"] == 1
         again = answer("pipeline", "replay", *here, *where, "--send")
         assert (again["sent"], again["repeated"]) == (0, 1)
+        # Under its own id it is the same message: a broker that has it still drops it, and others get it as it was.
+        same = ("--where", "outcome = 'dead'", "--send", "--same-ids", "--to")
+        again = answer("pipeline", "replay", *here, *same, "subject:orders")
+        assert (again["sent"], again["repeated"]) == (0, 1)
+        taken = qmq("pipeline", "replay", *here, *same, "subject:orders.other", "--quiet")
+        (line,) = taken.stderr.strip().splitlines()
+        assert (taken.exit_code, "--same-ids" in line, dead in line) == (2, True, True), line
         to_group = ("--where", "TRUE", "--to", "group:billing", "--send")
         assert answer("pipeline", "replay", *here, *to_group)["sent"] == 1
         transport = HttpTransport(broker.url)

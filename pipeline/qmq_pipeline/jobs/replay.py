@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from qmq_client.commands.broker_json import post_json
+from qmq_client.errors import BrokerRefusedError
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import dedupe_message_id, parse_message_id
@@ -35,6 +38,8 @@ from qmq_pipeline.tables.schemas import LIFECYCLE, MESSAGES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from qmq_client.wire.requests import SendAnswer
+
 #: Header of a replayed message: the id of the original.
 REPLAY_HEADER: Final = "qmq-replay-of"
 #: One request: small enough to be fair to other senders.
@@ -43,6 +48,8 @@ BATCH_BYTES: Final = 1024 * 1024
 #: Messages of one replay, unless a larger limit is given.
 LIMIT: Final = 10_000
 _EXAMPLES: Final = 5
+#: How the broker calls it that an id is there with another content.
+_ID_CONFLICT: Final = "id_conflict"
 _DEAD: Final = "dead"
 
 
@@ -166,7 +173,7 @@ def _send(
     sent = repeated = 0
     try:
         for records in _batches(_records(rows, subject, order)):
-            answer = transport.send(build_message_frame({subject: records}))
+            answer = _accepted(transport, build_message_frame({subject: records}))
             sent += len(records)
             repeated += answer.duplicates
             on_progress(Progress(stage="replay", done=sent, total=found.messages, rows=sent))
@@ -175,26 +182,49 @@ def _send(
     return changed(found, sent=sent - repeated, repeated=repeated)
 
 
+def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:
+    try:
+        return transport.send(frame)
+    except BrokerRefusedError as error:
+        if error.answer.code != _ID_CONFLICT:
+            raise
+        raise OptionError(
+            option="--same-ids",
+            value=f"the broker has message {error.answer.message_id} already, with other content or of another subject",
+            allowed="messages that it has forgotten, or has as they are",
+            remedy="Without --same-ids, copies get ids of their own.",
+        ) from error
+
+
 def _records(rows: DataFrame, subject: str, order: Order) -> Iterator[bytes]:
-    in_order = rows.selectExpr("*", "unix_millis(born_at) AS born_at_ms").orderBy(
+    times_ms = [f"unix_millis({name}) AS {name}_ms" for name in ("born_at", "due_at", "expires_at")]
+    in_order = rows.selectExpr("*", *times_ms).orderBy(
         "stored_at", "physical_offset", "record_number"
     )
     for row in in_order.toLocalIterator():
+        original = Record(
+            message_id=parse_message_id(row["message_id"]),
+            subject=subject,
+            body=bytes(row["body"]),
+            body_kind=BodyKind(max(row["body_kind"], 0)),
+            key=row["key"],
+            tags=tuple(row["tags"]),
+            headers=tuple((row["headers"] or {}).items()),
+            # The original's time: the same replay makes the same bytes and is recognized as a repeat.
+            born_at_ms=row["born_at_ms"],
+        )
+        if order.with_same_ids:
+            # The same message to the last byte: else the broker would refuse it for its id.
+            same = structs.replace(
+                original, due_at_ms=row["due_at_ms"], expires_at_ms=row["expires_at_ms"]
+            )
+            yield encode_record(same)
+            continue
         old_id = row["message_id"]
         headers = {**(row["headers"] or {}), REPLAY_HEADER: old_id}
         new_id = dedupe_message_id(subject, f"replay/{order.name}/{old_id}")
         yield encode_record(
-            Record(
-                message_id=parse_message_id(old_id) if order.with_same_ids else new_id,
-                subject=subject,
-                body=bytes(row["body"]),
-                body_kind=BodyKind(max(row["body_kind"], 0)),
-                key=row["key"],
-                tags=tuple(row["tags"]),
-                headers=tuple(headers.items()),
-                # The original's time: the same replay makes the same bytes and is recognized as a repeat.
-                born_at_ms=row["born_at_ms"],
-            )
+            structs.replace(original, message_id=new_id, headers=tuple(headers.items()))
         )
 
 
