@@ -16,6 +16,7 @@ from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.files.os_file import OsFile
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.backup import EPOCH_STEP, back_up
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
@@ -303,6 +304,27 @@ def test_X3_without_that_care_the_backup_would_be_damaged(
     _recycle(world)
     world.store.close()
     assert verify_store(target, FakeClock(), check_groups=len).worst is Level.DAMAGED
+
+
+def test_X3_B4_what_is_given_up_in_one_of_both_is_still_told_as_damage_in_the_other(
+    tmp_path: Path,
+) -> None:
+    world, target, _ = _linked(tmp_path)
+    world.store.close()
+    path = layout.segment_path(layout.COMMIT_LOG, LINKING.segment_bytes)
+    data, copy = tmp_path / "data" / path, tmp_path / "copy" / path
+    assert data.samefile(copy)
+    with data.open("r+b") as file:  # a block of the disk, under both names
+        file.seek(700)
+        file.write(b"damage")
+    found = copy.read_bytes()
+    source = OsDisk(str(tmp_path / "data"))
+    (report,) = quarantine_damage(source, FakeClock())
+    assert [run.subject for run in report.lost] == ["orders"]
+    assert verify_store(source, FakeClock(), check_groups=len).worst is not Level.DAMAGED
+    assert copy.read_bytes() == found
+    assert verify_store(target, FakeClock(), check_groups=len).worst is Level.DAMAGED
+    assert sorted(one.name for one in data.parent.iterdir() if not one.name.isdigit()) == []
 
 
 def test_X3_a_broker_on_the_backup_leaves_the_original_alone(tmp_path: Path) -> None:

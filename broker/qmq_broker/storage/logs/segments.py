@@ -28,7 +28,13 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
-from qmq_broker.storage.files.layout import parse_number, parse_spare, segment_path, spare_path
+from qmq_broker.storage.files.layout import (
+    draft_path,
+    parse_number,
+    parse_spare,
+    segment_path,
+    spare_path,
+)
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
@@ -36,6 +42,8 @@ _RECYCLED: Final = 1 << 56  # flags and time as one number
 _TIME_MASK: Final = _RECYCLED - 1
 #: For where there is only one thread.
 _NO_LOCK: Final = nullcontext()
+#: Of a segment that gets a file of its own, at a time.
+_COPIED_BYTES: Final = 1024 * 1024
 SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 
 
@@ -130,6 +138,30 @@ class Segments:
         self.spares.pop()
         self._add(base, file)
         return True
+
+    def unshare(self, base: int) -> None:
+        """Let a segment be written whose file a backup shares: it gets one of its own, durably.
+
+        Until then the shared one is the segment. Raises `NoRoomError` with nothing changed but a
+        draft beside it.
+        """
+        shared, path = self._files[base], segment_path(self.directory, base)
+        if shared.links() == 1:
+            return
+        draft = draft_path(path)
+        own = self.disk.open(draft, is_new=True)
+        try:
+            own.truncate(0)
+            for position in range(0, shared.length(), _COPIED_BYTES):
+                own.write(position, [shared.read(position, _COPIED_BYTES)])
+            own.sync()
+            self.disk.rename(draft, path)
+            self.disk.sync_directory(self.directory)
+        except BaseException:
+            own.close()
+            raise
+        self._files[base] = own
+        shared.close()
 
     def add_spare(self, path: str) -> None:
         """Make a spare of a file in this directory that is not in use.

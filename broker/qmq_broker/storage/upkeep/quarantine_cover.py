@@ -63,7 +63,10 @@ class RangeCover:
     def cover(
         self, hole: DamagedRange, frames: Sequence[bytes], *, epoch: int, stored_at_ms: int
     ) -> None:
-        """Write the frames from `frames` over the range; durable on return."""
+        """Write the frames from `frames` over the range; durable on return.
+
+        A backup that shares the segment keeps it as it is.
+        """
         segments = self._segments
         base = segments.base_of(hole.first_offset)
         offset = hole.first_offset
@@ -78,6 +81,7 @@ class RangeCover:
         for frame in frames:
             parts.append((offset, frame))
             offset += len(frame)
+        segments.unshare(base)
         file = segments.file(base)
         for some in (parts[1:], parts[:1]):
             for offset, frame in some:
