@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +36,43 @@ _Work = tuple[Callable[[], list[Any]], Callable[[Any], list[Any]]]
 @pytest.fixture
 def heap() -> Iterator[None]:
     """As in a process that has frozen nothing, before and behind the test."""
-    worker_heap._freeze.cache_clear()
+    worker_heap._prepare.cache_clear()
     gc.unfreeze()
     yield
-    worker_heap._freeze.cache_clear()
+    worker_heap._prepare.cache_clear()
     gc.unfreeze()
+
+
+#: Takes and frees blocks as a scan does, and says how many pages the system had to clear.
+_SCAN = """
+import resource
+from qmq_pipeline.sources.worker_heap import prepare_heap
+prepare_heap()
+for _ in range(101):
+    blocks = [b"x" * number for number in range(1 << 20, (1 << 20) + 4)]
+    del blocks
+    if not _:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is told")
+@pytest.mark.parametrize(
+    ("is_worker", "faults_min", "faults_max"), [("", 50_000, 500_000), ("1", 0, 1_000)]
+)
+def test_a_worker_that_is_used_again_keeps_the_memory_of_its_blocks(
+    is_worker: str, faults_min: int, faults_max: int
+) -> None:
+    environment = {
+        **os.environ,
+        worker_heap.REUSED: is_worker,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", _SCAN], env=environment, check=True, capture_output=True
+    )
+    assert faults_min <= int(ran.stdout) <= faults_max
 
 
 @pytest.mark.parametrize("source", ["log", "archive", "outbox", "task"])
@@ -53,7 +89,7 @@ def test_a_worker_that_is_used_again_searches_only_what_came_in_since_its_first_
     gc.unfreeze()
     assert [read(one) for one in partitions] == rows
     assert gc.get_freeze_count() == 0  # once in each process
-    worker_heap._freeze.cache_clear()
+    worker_heap._prepare.cache_clear()
     assert [read(one) for one in partitions] == rows
     assert gc.get_freeze_count() > 0
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from qmq_pipeline.errors import ExpiredRangeError
 from qmq_pipeline.places.options import LogOptions, Place
-from qmq_pipeline.sources.worker_heap import keep_loaded
+from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake, is_lake
@@ -45,7 +45,7 @@ def plan_archive(options: LogOptions) -> list[InputPartition]:
 
     Raises `ExpiredRangeError` for an offset below the archive's first.
     """
-    keep_loaded()
+    prepare_heap()
     ranges = archived_ranges(options)
     if ranges and options.first_offset is not None and options.first_offset < ranges[0].first:
         raise ExpiredRangeError(
@@ -64,7 +64,7 @@ def plan_archive(options: LogOptions) -> list[InputPartition]:
 
 def read_archive(partition: ArchivePartition) -> Iterator[pa.RecordBatch]:
     """The rows of one file."""
-    keep_loaded()
+    prepare_heap()
     options = partition.options
     lake = _lake(options)
     needed = list(dict.fromkeys((*options.columns, *_chosen_by(options))))

@@ -16,7 +16,7 @@ from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.rows import actions
 from qmq_pipeline.rows.decode import Selection, batches
-from qmq_pipeline.sources.worker_heap import keep_loaded
+from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.schemas import ACTIONS
 
 
@@ -63,14 +63,14 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
 
 def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
     """One partition for each range."""
-    keep_loaded()
+    prepare_heap()
     ranges = log.ranges(first, after, options.partition_bytes)
     return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in ranges]
 
 
 def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range."""
-    keep_loaded()
+    prepare_heap()
     options = partition.options
     log = open_log(options.place, log_of(options), partition.format)
     try:

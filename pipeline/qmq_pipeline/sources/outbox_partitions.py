@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from qmq_client.settings.config import DatabaseSection
 from qmq_pipeline.places.outbox_options import OutboxOptions
 from qmq_pipeline.rows.outbox import batches, first_and_next_id, id_ranges
-from qmq_pipeline.sources.worker_heap import keep_loaded
+from qmq_pipeline.sources.worker_heap import prepare_heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def plan(
     section: DatabaseSection, options: OutboxOptions, first: int = 0, after: int | None = None
 ) -> list[InputPartition]:
     """One partition for each range of the rows that exist now, from `first` to before `after`."""
-    keep_loaded()
+    prepare_heap()
     first_id, next_id, now_ms = first_and_next_id(section, from_id=first)
     end_id = next_id if after is None else min(next_id, after)
     return [
@@ -40,7 +40,7 @@ def plan(
 
 def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range as they are now; rows that are gone are left out."""
-    keep_loaded()
+    prepare_heap()
     for batch in batches(
         partition.section,
         first_id=partition.first_id,

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from qmq_pipeline.sources.worker_heap import keep_loaded
+from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.work.worker import do_piece
 
 _SCHEMA: Final = pa.schema([("number", pa.int32()), ("answer", pa.string())])
@@ -30,7 +30,7 @@ class TaskReader(DataSourceReader):
         self._work = work
 
     def partitions(self) -> Sequence[InputPartition]:
-        keep_loaded()
+        prepare_heap()
         work = json.loads(self._work)
         return [
             _Piece(number, work["function"], json.dumps(arguments))
@@ -41,7 +41,7 @@ class TaskReader(DataSourceReader):
         if not isinstance(partition, _Piece):
             return
         answer = do_piece(partition.function, json.loads(partition.arguments))
-        keep_loaded()
+        prepare_heap()
         yield pa.RecordBatch.from_pydict(
             {"number": [partition.number], "answer": [json.dumps(answer)]}, schema=_SCHEMA
         )
