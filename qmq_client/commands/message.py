@@ -31,7 +31,7 @@ def message() -> None:
 
 
 @message.command()
-@click.argument("message_id", required=False)
+@click.option("--id", "message_id", metavar="ID", help="Id of the message.")
 @click.option("--key", help="Messages with this key; needs --subject.")
 @click.option("--subject", help="Subject of the messages with that key.")
 @click.option("--from", "first_ms", type=TIME, help="Stored at this time or later.")
@@ -55,21 +55,21 @@ def find(
     as_json: bool,
     **times: int | None,
 ) -> None:
-    """List the message with this id, or messages by subject, key and time; newest first.
+    """List messages by id, or by subject, key and time; newest first.
 
     Times are ISO 8601, UTC unless they name a zone. Exit code 1 when nothing was found.
     """
     if (message_id is None) == (key is None) or (key is not None and subject is None):
         raise ConfigurationError(
-            setting="MESSAGE_ID, --key",
+            setting="--id, --key",
             value="one of them is needed, and --key needs --subject",
-            remedy="Give an id, or --subject with --key; `qmq tail SUBJECT` prints the latest.",
+            remedy="Give --id, or --subject with --key; `qmq tail SUBJECT` prints the latest.",
         )
     if message_id is not None and (subject, *times.values()) != (None, None, None):
         raise ConfigurationError(
-            setting="MESSAGE_ID",
+            setting="--id",
             value="with --subject, --from or --to",
-            remedy="Give the id alone: it names one message.",
+            remedy="Give --id alone: an id names one message.",
         )
     question = {
         "id": _checked(message_id),

@@ -68,7 +68,7 @@ def qmq(broker: BrokerProcess | str, *arguments: str) -> subprocess.CompletedPro
 
 
 def test_a_message_is_listed_by_its_id(broker: BrokerProcess) -> None:
-    result = qmq(broker, "find", HEX[1].upper())
+    result = qmq(broker, "find", "--id", HEX[1].upper())
     assert (result.returncode, result.stderr) == (0, "")
     head, row = result.stdout.splitlines()
     assert head.split() == ["stored_at", "message_id", "subject", "sequence", "key", "tags", "body"]
@@ -88,7 +88,7 @@ def test_messages_are_listed_by_key_and_time_newest_first(broker: BrokerProcess)
     limited = qmq(broker, *found, "--limit", "1")
     assert [row.split()[1] for row in limited.stdout.splitlines()[1:]] == [HEX[2]]
     assert "there are more; raise --limit" in limited.stderr
-    second = json.loads(qmq(broker, "find", HEX[2], "--json").stdout)["messages"][0]
+    second = json.loads(qmq(broker, "find", "--id", HEX[2], "--json").stdout)["messages"][0]
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=second["stored_at_ms"])
     here = time + timedelta(hours=1)
     for text in (
@@ -146,9 +146,9 @@ def test_what_is_not_there_is_exit_code_1(broker: BrokerProcess) -> None:
     [
         ("find",),
         ("find", "--key", "k"),
-        ("find", HEX[0], "--key", "k", "--subject", "flights"),
-        ("find", HEX[0], "--from", "2013-01-01"),
-        ("find", "12"),
+        ("find", "--id", HEX[0], "--key", "k", "--subject", "flights"),
+        ("find", "--id", HEX[0], "--from", "2013-01-01"),
+        ("find", "--id", "12"),
         ("find", "--subject", "flights", "--key", "k", "--from", "yesterday"),
         ("find", "--subject", "flights", "--key", "k", "--to", "1969-12-31"),
         ("show", "xyz"),
