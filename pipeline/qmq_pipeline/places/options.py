@@ -17,7 +17,6 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.places.log import RANGE_BYTES
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
 
@@ -92,7 +91,8 @@ class LogOptions:
     next_offset: int | None = None
     first_stored_at_ms: int = 0
     next_stored_at_ms: int = TIME_MAX_MS
-    partition_bytes: int = RANGE_BYTES
+    #: Bytes of log in one partition; None for what suits a log of its length.
+    partition_bytes: int | None = None
     #: Bytes of log in one micro-batch; None for everything there is.
     batch_bytes_max: int | None = None
     takes_filters: bool = False
@@ -111,7 +111,7 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
         next_offset=_optional(options, "next_offset", _offset),
         first_stored_at_ms=_optional(options, "since", parse_time_ms) or 0,
         next_stored_at_ms=_optional(options, "until", parse_time_ms) or TIME_MAX_MS,
-        partition_bytes=_optional(options, "partition_bytes", _range_bytes) or RANGE_BYTES,
+        partition_bytes=_optional(options, "partition_bytes", _range_bytes),
         batch_bytes_max=_optional(options, "max_bytes_per_trigger", _range_bytes),
         takes_filters=_choice(options, "pushdown", {"on": True, "off": False}, False),
     )

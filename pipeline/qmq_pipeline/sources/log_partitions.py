@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -18,6 +19,12 @@ from qmq_pipeline.rows import actions
 from qmq_pipeline.rows.decode import Selection, batches
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.schemas import ACTIONS
+
+#: Into how many ranges a log is cut: a task costs Spark some 10 ms whatever it reads, but all
+#: cores shall be busy to the end. Longer ones make retries long, shorter ones are mostly that cost.
+_RANGES: Final = 16
+_RANGE_BYTES_MIN: Final = 48 * 1024 * 1024
+_RANGE_BYTES_MAX: Final = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,12 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
 def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
     """One partition for each range."""
     prepare_heap()
-    ranges = log.ranges(first, after, options.partition_bytes)
+    ranges = log.ranges(first, after, options.partition_bytes or _range_bytes(after - first))
     return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in ranges]
+
+
+def _range_bytes(log_bytes: int) -> int:
+    return min(max(_RANGE_BYTES_MIN, log_bytes // _RANGES), _RANGE_BYTES_MAX)
 
 
 def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
