@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from examples.flights.database import KINDS
+from examples.flights.options import KINDS
 from examples.flights.plan import FAULTS
 from tests.conftest import give_up
 from tests.services.databases import Databases
