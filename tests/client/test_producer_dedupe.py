@@ -111,18 +111,25 @@ def test_S6_a_run_waits_for_the_one_that_is_under_way(
     tmp_path: Path, a_server_database: Database, commits: bool
 ) -> None:
     with a_world(tmp_path, database=a_server_database, strict=True) as world:
-        done = threading.Event()
+        written, ended, done = threading.Event(), threading.Event(), threading.Event()
 
         def again() -> None:
-            run(world, "again")
+            world.clock.advance(1_000)
+            with Session(world.sync_engine) as session:
+                world.send("again", session, dedupe_key=KEY)  # strict: written at once
+                written.set()
+                # Awake with the other's COMMIT, it could be at the broker before the other is.
+                assert ended.wait(DEADLINE_S)
+                session.commit()
             done.set()
 
         with Session(world.sync_engine) as session:
-            world.send("first", session, dedupe_key=KEY)  # strict: written at once
+            world.send("first", session, dedupe_key=KEY)
             thread = threading.Thread(target=again)
             thread.start()
-            assert not done.is_set()
+            assert not written.is_set()
             session.commit() if commits else session.rollback()
+        ended.set()
         thread.join(DEADLINE_S)
         assert done.is_set()
         assert world.producer.flush()
