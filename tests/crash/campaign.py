@@ -23,6 +23,7 @@ from typing import NamedTuple
 from tests.crash.enumeration import Lived, quietly
 from tests.crash.random_lives import random_life
 from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import BrokenPromiseError
 
 #: Seeds that one task of the pool goes through.
 SEEDS_PER_TASK = 20
@@ -48,12 +49,15 @@ def crash_seed(seed: int) -> Tally:
 
     The first opening of an empty directory is the same in all lives and is checked elsewhere.
     """
-    life = Lived(random_life(seed), RecordingDisk(), seed=seed)
-    life.crash_everywhere(first=life.history.epochs[0][1])
-    if seed % 3 == 0:
-        life.crash_in_recovery(every=SAMPLED)
-    if seed % 3 == 1:
-        life.crash_again(every=SAMPLED)
+    try:
+        life = Lived(random_life(seed), RecordingDisk(), seed=seed)
+        life.crash_everywhere(first=life.history.epochs[0][1])
+        if seed % 3 == 0:
+            life.crash_in_recovery(every=SAMPLED)
+        if seed % 3 == 1:
+            life.crash_again(every=SAMPLED)
+    except BrokenPromiseError as error:
+        raise BrokenPromiseError(f"life of seed {seed}: {error}") from error
     return Tally(len(life.census), life.census.reached)
 
 

@@ -9,6 +9,15 @@ import pytest
 from tests.crash.enumeration import SEED
 
 PROPERTY = "crash_states"
+#: Such a test is up to a quarter of a minute of pure processor time, and waits for nobody.
+ENUMERATION_S_MAX = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever counts crash states may take the time that they take on a small, busy machine."""
+    for item in items:
+        if "count_states" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(ENUMERATION_S_MAX))
 
 
 @pytest.fixture

@@ -124,7 +124,10 @@ class Lived:
             _crash_second_life(state, known, self.rng, self.census)
 
     def _openings(self, every: int) -> Iterator[tuple[History, Image]]:
-        """What openings may begin with, each once: after a power cut, or a kill with power on."""
+        """What openings may begin with, each once: after a power cut, or a kill with power on.
+
+        The history that comes with each is the taker's own: a second life goes on writing in it.
+        """
         seen = Census(self.census.where)
         number = 0
         for count, image in images(self.disk.first_image, self.disk.operations):
@@ -132,7 +135,9 @@ class Lived:
             states = [*seen.new_cuts(image, known, self.rng, scattered=3)]
             if seen.is_new(image, known):
                 states.append(image.copy())
-            yield from ((known, state) for n, state in enumerate(states, number) if n % every == 0)
+            for n, state in enumerate(states, number):
+                if n % every == 0:
+                    yield self.history.up_to(count), state
             number += len(states)
 
 

@@ -178,7 +178,7 @@ def later_segments_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stale_frames_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tail is not cut, and old epochs are as good as new ones: either alone is harmless."""
-    monkeypatch.setattr(log_recovery, "_cut", lambda segments, offset: None)
+    monkeypatch.setattr(log_recovery, "_cut", lambda segments, offset, torn_frames: None)
 
     def read_without_epoch(data: bytes, position: int = 0) -> FrameHeader:
         return msgspec.structs.replace(read_header(data, position), epoch=1)

@@ -13,8 +13,14 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.crash.campaign import Campaign, crash_seeds
-from tests.crash.enumeration import SEED, crash_again, crash_everywhere, crash_in_recovery
+from tests.crash.campaign import Campaign, crash_seed, crash_seeds
+from tests.crash.enumeration import (
+    SEED,
+    crash_again,
+    crash_everywhere,
+    crash_in_recovery,
+    quietly,
+)
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
     SCENARIOS,
@@ -52,6 +58,8 @@ assert (
     + STATES_OF_BACKUPS
     > 200_000
 )
+#: The seed of a life after which two second lives begin at one operation.
+A_LIFE_WITH_SUCH = 8_000_003_542
 STATES_BEFORE_A_RELEASE = 10_000_000
 #: Where a run before a release keeps what is done, to go on there when it was interrupted.
 JOURNAL = Path(os.environ.get("QMQ_CRASH_JOURNAL", ".cache/crash-states.jsonl"))
@@ -115,6 +123,11 @@ def test_B3_what_was_cut_never_comes_back_in_a_second_life(count_states: CountSt
     )
     count_states(states)
     assert states >= STATES_OF_SECOND_LIVES
+
+
+def test_second_lives_that_begin_after_the_same_operation_know_nothing_of_each_other() -> None:
+    with quietly():
+        assert crash_seed(A_LIFE_WITH_SUCH).states > 1_000
 
 
 @pytest.mark.timeout(0)

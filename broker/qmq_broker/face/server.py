@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import socket
+from dataclasses import asdict
 from typing import Final, cast
 
 import msgspec
@@ -240,6 +241,7 @@ class _Process:
                 if loop.time() >= next_sweep_s:
                     next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
                     self._sweep(server, loop.time())
+                    _tell_dead(broker, loop.time())
             except Exception as error:  # the top of this loop
                 log_event(_LOG, logging.ERROR, "tick_failed", error=error)
                 pause_s = _TICK_AFTER_FAILURE_S
@@ -294,6 +296,11 @@ class _Process:
         if broker.serving.state is Serving.POISONED:
             return ExitCode.POISONED
         return ExitCode.OK if is_clean else ExitCode.UNCLEAN
+
+
+def _tell_dead(broker: Broker, now_s: float) -> None:
+    for dead in broker.delivery.journal.dead_tally.take(now_s):
+        log_event(_LOG, logging.WARNING, "dead_letters", details=asdict(dead))
 
 
 def _settle_memory() -> None:

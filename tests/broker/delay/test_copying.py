@@ -83,7 +83,7 @@ def test_D3_syncs_beside_the_writer_and_a_stop_in_the_middle_of_one_lose_nothing
     schedule = rig.store.schedule
     schedule.beside.start = in_a_thread
     due = send_many(rig, 4 * PARTS_PER_STEP * PART_MESSAGES_MAX)
-    wait_for(lambda: rig.store.step() or schedule.copied_offset > 0, "a copy", within_s=60)
+    wait_for(lambda: rig.store.step() or schedule.copied_offset > 0, "a copy")
     due |= {body + b".2": at for body, at in send_many(rig, 1).items()}
     rig.close()
     rig.start()

@@ -12,7 +12,7 @@ from tests.broker.delay.test_shifted_clock import HOUR_MS, send, status, stored
 from tests.conftest import require
 from tests.kit.broker_process import SERVE, BrokerProcess
 from tests.kit.waiting import wait_for
-from tests.services.shifted import PACKAGE, find_library
+from tests.services.shifted import PACKAGE, find_library, remove_what_ended_ones_shared
 
 
 class SetClock:
@@ -39,12 +39,10 @@ class SetClock:
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SetClock]:
     library = require(PACKAGE, find_library)
     made = SetClock(tmp_path / "difference", library)
-    before = set(Path("/dev/shm").glob("*faketime*"))
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     yield made
-    for left in set(Path("/dev/shm").glob("*faketime*")) - before:
-        left.unlink(missing_ok=True)
+    remove_what_ended_ones_shared()
 
 
 def test_F35_D1_D3_the_real_process_releases_nothing_early_late_or_twice_when_its_clock_is_set(
@@ -55,18 +53,18 @@ def test_F35_D1_D3_the_real_process_releases_nothing_early_late_or_twice_when_it
     clock.set_s(-3600)  # wrong from the start: that is its time
     with BrokerProcess(data, command=SERVE) as broker:
         send(broker, -HOUR_MS + 1, -HOUR_MS + 120_000, 2 * HOUR_MS)
-        wait_for(lambda: stored(broker) == 1, "the first message", within_s=30)
+        wait_for(lambda: stored(broker) == 1, "the first message")
         assert status(broker)["clock"] == ""
         clock.set_s(-7200)  # back while it runs: held
-        wait_for(lambda: "set back" in status(broker)["clock"], "the alarm", within_s=30)
+        wait_for(lambda: "set back" in status(broker)["clock"], "the alarm")
         clock.set_s(-3000)  # forward, ten minutes from where it was: a minute at once, then on
-        wait_for(lambda: "set forward" in status(broker)["clock"], "the alarm", within_s=30)
+        wait_for(lambda: "set forward" in status(broker)["clock"], "the alarm")
         assert (stored(broker), status(broker)["pending"]) == (1, 2)
-        wait_for(lambda: stored(broker) == 2, "what is due by then", within_s=60)
+        wait_for(lambda: stored(broker) == 2, "what is due by then")
         broker.kill()
     clock.set_s(3 * 3600)
     with BrokerProcess(data, command=SERVE) as broker:  # set forward while it was off: as it is
-        wait_for(lambda: stored(broker) == 3, "the rest", within_s=30)
+        wait_for(lambda: stored(broker) == 3, "the rest")
         found = status(broker)
         assert (found["pending"], found["clock"]) == (0, "")
         assert broker.stop() == 0

@@ -67,7 +67,7 @@ class Life:
         try:
             broker.start()
             self._send(broker, shift_ms)
-            wait_for(lambda: self._is_quiet(broker), "what is due", within_s=60)
+            wait_for(lambda: self._is_quiet(broker), "what is due")
             broker.stop()
         except (AssertionError, OSError, TransportError):
             if broker._process.wait(60) != -9 or self.is_dead:
@@ -103,9 +103,7 @@ class Life:
         """What came, by a broker that does not die."""
         arguments = ("--shift", str(self.shift))
         with BrokerProcess(self.directory / "data", *arguments, command=SERVE) as broker:
-            wait_for(
-                lambda: not ask(broker, "/v1/delayed/status")["pending"], "the rest", within_s=60
-            )
+            wait_for(lambda: not ask(broker, "/v1/delayed/status")["pending"], "the rest")
             found = ask(broker, f"/v1/messages?subject={SUBJECT}&count=1000")["messages"]
             assert broker.stop() == 0
         return [b64decode(one["body_base64"]) for one in found]

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -302,18 +303,21 @@ def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
         tight.wait_for("unread=1")
 
 
-def test_F37_B10_one_connection_too_many_is_asked_to_come_back(tight: BrokerProcess) -> None:
-    with (
-        tight.connection() as one,
-        tight.connection() as two,
-        tight.connection() as three,
-        tight.connection() as four,
-        tight.connection() as five,
-        tight.connection() as surplus,
-    ):
-        answer = read_all(surplus)
-        assert b"HTTP/1.1 503" in answer
-        assert b"retry-after: 1" in answer
-        for connection in (one, two, three, four, five):
-            assert b"HTTP/1.1 408" in read_all(connection)
-    assert httpx.get(f"{tight.url}/healthz", timeout=DEADLINE_S).status_code == 200
+def test_F37_B10_one_connection_too_many_is_asked_to_come_back(tmp_path: Path) -> None:
+    more = ("--head-ms", "3000")  # of which none must end before the last one comes
+    with BrokerProcess(tmp_path / "data", *more, command=SERVE_WITH_FAULTS) as broker:
+        with (
+            broker.connection() as one,
+            broker.connection() as two,
+            broker.connection() as three,
+            broker.connection() as four,
+            broker.connection() as five,
+            broker.connection() as surplus,
+        ):
+            answer = read_all(surplus)
+            assert b"HTTP/1.1 503" in answer
+            assert b"retry-after: 1" in answer
+            for connection in (one, two, three, four, five):
+                assert b"HTTP/1.1 408" in read_all(connection)
+        assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
+        assert broker.stop() == 0

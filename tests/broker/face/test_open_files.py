@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,12 +24,22 @@ from tests.kit.waiting import DEADLINE_S
 PULL = {"subject": "orders", "group": "new", "consumer": "one"}
 
 
+@pytest.fixture
+def _many_files() -> Iterator[None]:
+    """The connections are this process's too, and some systems begin at 256."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_files_limit()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("_many_files")
 def test_B10_idle_connections_do_not_keep_the_broker_from_its_files(tmp_path: Path) -> None:
-    raise_files_limit()  # the connections are this process's too, and some systems begin at 256
     more = ("--files", "560", "--connections", "2000", "--head-ms", "60000")
+    kept = httpx.Limits(keepalive_expiry=None)  # for a second connection there is no room
     with (
         BrokerProcess(tmp_path / "data", *more, command=SERVE_WITH_FAULTS) as broker,
-        httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,
+        httpx.Client(base_url=broker.url, timeout=DEADLINE_S, limits=kept) as client,
         ExitStack() as idle,
     ):
         sent = client.post("/v1/send", json={"messages": [{"subject": "orders", "body": 1}]})

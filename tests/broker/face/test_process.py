@@ -31,9 +31,9 @@ from qmq_client.wire.requests import (
 )
 from tests.broker.service.rig import GROUP, SUBJECT, make_frame, new_ids
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 HEADERS = {"content-type": FRAME_CONTENT_TYPE, "accept": FRAME_CONTENT_TYPE}
-DEADLINE_S = 30.0
 JOURNALS = (layout.IDS, layout.ENTRIES)
 
 

@@ -24,7 +24,6 @@ from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
 from tests.kit.waiting import DEADLINE_S
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
-TIMEOUT_S = 10.0
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 def pull(url: str, **access: str) -> int:
     """How many messages a pull gets; raises what the transport raises."""
     transport = HttpTransport(
-        BrokerAddress(url=url, **access), connect_timeout_s=TIMEOUT_S, answer_timeout_s=TIMEOUT_S
+        BrokerAddress(url=url, **access), connect_timeout_s=DEADLINE_S, answer_timeout_s=DEADLINE_S
     )
     try:
         return len(transport.pull(PULL).messages)

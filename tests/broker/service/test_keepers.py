@@ -34,6 +34,7 @@ from tests.broker.service.retaining import (
     with_options,
 )
 from tests.broker.service.rig import Rig
+from tests.kit.waiting import DEADLINE_S
 
 SEGMENT = RETAINING.segment_bytes
 ACTION_SEGMENT = RETAINING.action_segment_bytes
@@ -206,7 +207,7 @@ def test_B12_nobody_comes_in_between_the_choice_of_actions_and_their_end(rig: Ri
         coming.start()
         coming.join(0.1)
         order.append("actions go")
-    coming.join(10)
+    coming.join(DEADLINE_S)
     assert kept_offset == NOBODY
     assert order == ["actions go", "is told where the log begins"]
 

@@ -138,6 +138,54 @@ def test_C10_after_a_restart_consumers_get_time_to_come_again(tmp_path: Path) ->
     rig.close()
 
 
+DAY_MS = 24 * 3_600_000
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
+def test_C10_a_named_consumer_that_got_nothing_is_kept_for_seven_days_over_restarts(
+    tmp_path: Path, is_new: bool
+) -> None:
+    """It asked until a moment before the broker was killed, and is away for six days."""
+    rig = Rig(tmp_path / "data")
+    for _ in range(1 if is_new else 20):
+        assert rig.pull("one", broadcast="named", start="latest").bodies == []
+        rig.pass_ms(DAY_MS // 2)
+    rig.restart()
+    rig.pass_ms(6 * DAY_MS)
+    assert rig.broker.delivery.registry.end_idle(rig.now_ms) == 0
+    rig.send(b"while it was away")
+    rig.restart()
+    assert rig.pull("one", broadcast="named", start="latest").bodies == [b"while it was away"]
+    rig.close()
+
+
+def test_C10_a_named_consumer_that_is_gone_is_forgotten_over_restarts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    rig.pull("gone", broadcast="named")
+    for _ in range(9):
+        rig.pass_ms(DAY_MS)
+        rig.restart()
+        rig.broker.delivery.registry.end_idle(rig.now_ms)
+    rig.pass_ms(DAY_MS // 2)
+    rig.broker.delivery.registry.end_idle(rig.now_ms)
+    assert rig.broker.query.groups() == []
+    rig.close()
+
+
+def test_C10_that_a_consumer_is_there_is_noted_once_a_day(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    rig.pull("one", broadcast="named")
+    before = rig.store.actions.log.written_offset
+    for _ in range(100):
+        rig.pass_ms(DAY_MS // 200)
+        rig.pull("one", broadcast="named")
+    assert rig.store.actions.log.written_offset == before
+    rig.pass_ms(DAY_MS)
+    rig.pull("one", broadcast="named")
+    assert rig.store.actions.log.written_offset > before
+    rig.close()
+
+
 def test_a_paused_group_gets_nothing_and_settles_what_it_has(rig: Rig) -> None:
     rig.send(b"a", b"b")
     given = rig.pull(max_messages=1)

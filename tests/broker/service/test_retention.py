@@ -28,6 +28,7 @@ from tests.broker.service.retaining import (
     with_options,
 )
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
+from tests.kit.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig, end: str) 
     def slowly(work: Work) -> None:
         def wait_and_work() -> None:
             began.set()
-            may_end.wait(10)
+            may_end.wait(DEADLINE_S)
             order.append("work")
             work()
 
@@ -232,14 +233,14 @@ def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig, end: str) 
 
     rig.store.retention.beside.start = slowly
     keep_house(rig)
-    assert began.wait(10)
+    assert began.wait(DEADLINE_S)
     if end == "after a failure":
         rig.store._poison = "for the test"
     stopping = Thread(target=stop)
     stopping.start()
     stopping.join(0.1)
     may_end.set()
-    stopping.join(10)
+    stopping.join(DEADLINE_S)
     assert order[0] == "work", "who opens the directory next has it alone"
     if end == "in order":
         assert f"{0:020d}" not in files(rig, "commitlog"), "the next start has nothing left to do"

@@ -197,6 +197,30 @@ def test_B4_a_power_cut_anywhere_in_a_quarantine_is_made_up_for_by_the_next(name
         check(directory, state, lost)
 
 
+def test_X3_a_power_cut_in_a_quarantine_never_changes_a_segment_that_a_backup_shares() -> None:
+    directory = directory_with_groups()
+    HARMS["two places"](directory)
+    image = directory.image
+    shared = {f"{path.rpartition('/')[2]}.backup": image.names[path] for path in (FIRST, THIRD)}
+    image.names |= shared
+    image.durable_names = dict(image.names)
+    contents = {path: image.content(number) for path, number in shared.items()}
+    disk = RecordingDisk(image)
+    lost = lost_of(quarantine_damage(disk, FakeClock()))
+    rng = random.Random(7)
+    states = 0
+    for _, before in images(disk.first_image, disk.operations):
+        for state in cut_states(before, rng, scattered=2):
+            states += 1
+            again = RecordingDisk(state)
+            quarantine_damage(again, FakeClock())
+            for path, content in contents.items():
+                for after in (state, again.image):
+                    assert after.content(after.names[path]) == content
+            check(directory, again.image, lost)
+    assert states > 30
+
+
 def test_B4_without_the_option_an_interrupted_quarantine_halts_or_refuses_or_is_whole() -> None:
     directory = directory_with_groups()
     HARMS["two places"](directory)

@@ -124,6 +124,45 @@ def test_a_spare_leaves_the_reserve_and_room_for_another_segment(
     assert names(disk) == made
 
 
+@pytest.mark.parametrize("reserve_bytes", [0, 10_000])
+def test_B6_on_a_full_disk_spares_make_room_for_the_segment_that_is_written(
+    reserve_bytes: int,
+) -> None:
+    def fill(world: World) -> None:
+        world.disk.capacity_bytes = 2**39 - 1  # now what is used counts
+        world.disk.capacity_bytes -= world.disk.free_bytes() - reserve_bytes
+
+    def send_many(world: World) -> None:
+        for _ in range(100):
+            world.send(world.frame(orders=6_000))
+
+    def life(disk: RecordingDisk) -> World:
+        world = half_full(disk, options)
+        while world.store.written_offset <= 2 * step_bytes:
+            world.send(world.frame(orders=6_000))
+        make(world.store)
+        assert names(disk) == ["spare.0"]
+        fill(world)
+        before = world.store.written_offset
+        while world.store.written_offset < before + step_bytes:
+            world.send(world.frame(orders=6_000))
+        assert names(disk) == []
+        fill(world)
+        with pytest.raises(DiskFullError):
+            send_many(world)
+        return world
+
+    step_bytes = 16 * 1024
+    options = replace(
+        OPTIONS,
+        growth_bytes=step_bytes,
+        segment_bytes=4 * step_bytes,
+        spare_segments=2,
+        reserve_bytes=reserve_bytes,
+    )
+    assert crash_everywhere(life, RecordingDisk()) > 200
+
+
 def test_the_draft_of_a_life_before_is_cleared_away() -> None:
     world = half_full()
     world.store.spare_maker.step(is_busy=False)

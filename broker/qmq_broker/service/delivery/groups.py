@@ -77,6 +77,8 @@ class GroupState:
         #: By tags; None if it gets every message.
         self.filter: TagFilter | None = None
         self.is_paused = False
+        #: When somebody asked for it, as far as the action log knows.
+        self.seen_ms = 0
         #: In an ordered group: messages it has reached and is not done with, by key.
         self.lanes: KeyLanes | None = None
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
+from qmq_broker.service.delivery.dead_tally import DeadTally
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.moves import apply_action
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import Action, Dead
 from qmq_broker.storage.store import Store
 
 
@@ -20,6 +21,7 @@ class Journal:
         self._on_poisoned = on_poisoned
         #: Whether actions were written since the action log was last synced.
         self.is_unsynced = False
+        self.dead_tally = DeadTally()
 
     def write(self, actions: Sequence[Action], state: GroupState) -> None:
         """Write the actions and apply them. Requires: they belong to this group.
@@ -40,6 +42,8 @@ class Journal:
         try:
             for action in actions:
                 apply_action(state, action)
+                if type(action) is Dead:
+                    self.dead_tally.note(action)
         except Exception as error:
             # Log and state now disagree: only a replay of the log can repair that.
             where = f"{state.group} on {state.subject}"

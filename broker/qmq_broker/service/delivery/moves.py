@@ -29,6 +29,7 @@ def apply_action(state: GroupState, action: Action) -> None:
             _on_skipped(state, action)
         case Configured():
             state.configure(action.settings)
+            state.seen_ms = action.at_ms
         case Paused():
             state.is_paused = action.is_paused
         case Sought():

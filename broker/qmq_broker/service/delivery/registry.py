@@ -110,10 +110,11 @@ class Groups:
         group = Group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
-            # The log holds hand-outs only: consumers that came and got nothing are given time to
-            # come back.
+            # The log holds hand-outs, and sightings not more often than `_noted_every_ms`:
+            # consumers that came and got nothing are given time to come back.
             grace_ms = min(idle_ms, self._limits.ephemeral_idle_ms)
             seen_ms = max((log.last_seen_ms for _, log in state.consumers()), default=0)
+            seen_ms = max(seen_ms, state.seen_ms) + _noted_every_ms(idle_ms)
             group.seen_ms = min(now_ms, max(seen_ms, now_ms - idle_ms + grace_ms))
             self._mortal[group.key] = group
         self._groups[group.key] = group
@@ -235,7 +236,9 @@ class Groups:
             settings = msgspec.structs.replace(
                 has, backoff=_terms(request) or has.backoff, idle_ms=self._idle_ms(request)
             )
-            if settings != has:
+            noted_ms = state.seen_ms + _noted_every_ms(settings.idle_ms)
+            is_kept = settings.idle_ms > self._limits.ephemeral_idle_ms
+            if settings != has or (is_kept and noted_ms <= now_ms):
                 actions.append(Configured(now_ms, subject, name, settings))
         self._journal.write(actions, state)
 
@@ -262,6 +265,15 @@ def _terms(request: PullRequest) -> BackoffTerms | None:
     if backoff is UNSET:
         return None
     return BackoffTerms(backoff.first_ms, backoff.factor, backoff.max_ms)
+
+
+def _noted_every_ms(idle_ms: int) -> int:
+    """How often a group that is kept for so long notes in the action log that it is asked for.
+
+    Each day, for the seven days of a named consumer of a broadcast: it may get nothing for longer,
+    and snapshots are made by the amount of actions, not by time.
+    """
+    return idle_ms // 7
 
 
 def _filter_text(any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> str:

@@ -45,12 +45,14 @@ def groups_at_end(
 
 def new_state(defined: GroupDefined) -> GroupState:
     """A group that was just defined."""
-    return GroupState(
+    state = GroupState(
         subject=defined.subject,
         group=defined.group,
         first_sequence=defined.first_sequence,
         max_attempts=defined.max_attempts,
     )
+    state.seen_ms = defined.at_ms
+    return state
 
 
 def _not_in_future(action: Action, now_ms: int) -> Action:

@@ -127,8 +127,8 @@ class _OfToken:
             wait_ms = nack.delay_ms
             if wait_ms is None:
                 wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
-            # A message that no handler began with was not tried: it is delivered once more than
-            # usual.
+            # A message that no handler began with, or whose handler a stop cut short, was not
+            # tried: it is delivered once more than usual.
             is_last = nack.was_begun is not False and lease.attempt >= self._state.max_attempts
             if is_last:
                 self._bury(lease, ATTEMPTS_USED_UP, error)

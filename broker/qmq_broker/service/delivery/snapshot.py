@@ -105,6 +105,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
     aside: tuple[AsideImage, ...] = ()
     #: Sequence and copy of what came back.
     copies: tuple[tuple[int, int], ...] = ()
+    seen_ms: int = 0
 
 
 class SnapshotImage(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +194,7 @@ def _image(state: GroupState) -> GroupImage:
             for run in state.aside.runs.runs()
         ),
         copies=tuple(state.aside.copies.items()),
+        seen_ms=state.seen_ms,
     )
 
 
@@ -207,6 +209,7 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
     state.lost_count = image.lost_count
     state.expired_count = image.expired_count
     state.is_paused = image.is_paused
+    state.seen_ms = image.seen_ms - shift_ms
     state.configure(image.settings)
     state.next_pull_floor = image.next_pull_floor
     for consumer in image.consumers:

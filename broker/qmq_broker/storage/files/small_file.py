@@ -35,7 +35,7 @@ def replace_file(disk: Disk, path: str, content: bytes) -> None:
 
 def replace_whole(disk: Disk, path: str, parts: list[bytes], *, draft: str) -> None:
     """The same for a file without a checksum line; `draft` is a path beside it. Durable on return."""
-    file = _open_draft(disk, draft)
+    file = open_draft(disk, draft)
     try:
         file.write(0, parts)
         file.truncate(sum(map(len, parts)))  # not before: its room would be anybody's
@@ -52,17 +52,18 @@ def keep_room(disk: Disk, path: str, room_bytes: int) -> None:
     For what must change before anything can be given up. Without room now, nothing is done.
     """
     with suppress(NoRoomError):
-        file = _open_draft(disk, draft_path(path))
+        file = open_draft(disk, draft_path(path))
         try:
             file.allocate(room_bytes)
         finally:
             file.close()
 
 
-def _open_draft(disk: Disk, draft: str) -> DiskFile:
-    """The draft, or a new one in its place where its name leads to the file that counts.
+def open_draft(disk: Disk, draft: str) -> DiskFile:
+    """The draft that is there, whatever it holds, or a new one.
 
-    Of a rename a power cut may leave both names, where the file system keeps no journal of them.
+    Never the file that counts: of a rename a power cut may leave both names, where the file system
+    keeps no journal of them.
     """
     file = disk.open(draft, is_new=True)
     if file.links() == 1:

@@ -18,6 +18,7 @@ what is not there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qmq_broker.errors import CorruptionError
@@ -61,6 +62,8 @@ class LogFinding:
     torn_bytes: int
     #: What is wrong with the first of them; empty if there are none.
     torn_reason: str
+    #: Offsets of whole frames among them: what stood before those was lost, so they are, too.
+    torn_frames: tuple[int, ...] = ()
 
 
 def examine(
@@ -84,7 +87,7 @@ def examine(
         if frame.header.kind in kinds:
             frames += 1
             records += frame.header.record_count
-    _check_end(segments, scan, point)
+    torn_frames = _check_end(segments, scan, point)
     torn_bytes = torn_bytes_behind(segments, scan.next_offset)
     last = scan.last
     return LogFinding(
@@ -98,6 +101,7 @@ def examine(
         scanned_bytes=scan.next_offset - point.last_frame_offset,
         torn_bytes=torn_bytes,
         torn_reason=scan.reason if torn_bytes else "",
+        torn_frames=torn_frames,
     )
 
 
@@ -118,8 +122,8 @@ def mend(
     for base in [base for base in segments.bases if base >= cut]:
         segments.remove(base)
     segments.disk.sync_directory(segments.directory)
-    if finding.torn_bytes and segments.bases:
-        _cut(segments, cut)
+    if (finding.torn_bytes or finding.torn_frames) and segments.bases:
+        _cut(segments, cut, finding.torn_frames)
 
 
 def _check_unbroken(
@@ -154,15 +158,19 @@ def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
     return "" if header.kind is FrameKind.SEGMENT_HEAD else "no segment head"
 
 
-def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> None:
+def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> tuple[int, ...]:
+    """Offsets of whole frames behind the scan; raises if one of them, or the checkpoint, says synced beyond it."""
     if scan.next_offset < point.durable_offset:
         raise _corruption(
             segments, scan, f"the checkpoint says synced up to offset {point.durable_offset}"
         )
     epoch = scan.last.epoch if scan.last else 0
+    torn_frames = []
     for header in claims_behind(segments, scan.search_offset, epoch=epoch):
         if durable_claim(header) > scan.next_offset:
             raise _corruption(segments, scan, _evidence(header))
+        torn_frames.append(header.physical_offset)
+    return tuple(torn_frames)
 
 
 def _evidence(header: FrameHeader) -> str:
@@ -224,17 +232,21 @@ def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
         file.sync()
 
 
-def _cut(segments: Segments, offset: int) -> None:
+def _cut(segments: Segments, offset: int, torn_frames: Iterable[int]) -> None:
     """Make everything behind `offset` in the last segment read as zeros.
 
-    In a recycled segment only the head of the torn frame is cleared: what follows has an older
-    epoch than anything that will be written before it, and no scan accepts an older epoch.
+    In a recycled segment only the heads of the torn frame and of `torn_frames` are cleared. Nothing
+    else behind them is stamped for the place where it stands. Without that, padding would hide such a frame
+    from a scan, but not from who looks for the next frame from any byte on (`frame_seek.py`).
     """
     base = segments.bases[-1]
     file = segments.file(base)
     length = file.length()
     if segments.is_recycled(base):
-        file.write(offset - base, [bytes(min(FRAME_HEADER_BYTES, length - (offset - base)))])
+        for one in (offset, *torn_frames):
+            position = one - base
+            if position < length:
+                file.write(position, [bytes(min(FRAME_HEADER_BYTES, length - position))])
     elif offset - base < length:
         file.truncate(offset - base)
         file.allocate(length)

@@ -238,17 +238,26 @@ class SegmentedLog:
                 self._grow(base, padded, stored_at_ms)
 
     def _grow(self, base: int, length: int, stored_at_ms: int) -> None:
-        """Allocate in large steps; if the disk has no room for that, only what is needed."""
-        grown, needed = (
+        """Allocate in large steps; if the disk has no room for that, only what is needed.
+
+        If it has none for that either, spares go: they are made for speed.
+        """
+        wanted, needed = (
             min(self._segments.segment_bytes, -(-length // step) * step)
             for step in (self._settings.growth_bytes, SEGMENT_MULTIPLE_BYTES)
         )
-        try:
-            self._take(base, grown, stored_at_ms)
-        except DiskFullError:
-            if needed == grown:
-                raise
-            self._take(base, needed, stored_at_ms)
+        while True:
+            try:
+                self._take(base, wanted, stored_at_ms)
+                return
+            except DiskFullError:
+                if wanted > needed:
+                    wanted = needed
+                elif self._segments.spares:
+                    with self._poisoning("removal of a spare"):
+                        self._segments.remove_spare()
+                else:
+                    raise
 
     def _take(self, base: int, grown: int, stored_at_ms: int) -> None:
         segments = self._segments

@@ -35,6 +35,7 @@ from qmq_broker.storage.files.layout import (
     segment_path,
     spare_path,
 )
+from qmq_broker.storage.files.small_file import open_draft
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
@@ -149,18 +150,17 @@ class Segments:
         if shared.links() == 1:
             return
         draft = draft_path(path)
-        own = self.disk.open(draft, is_new=True)
+        own = open_draft(self.disk, draft)
         try:
             own.truncate(0)
             for position in range(0, shared.length(), _COPIED_BYTES):
                 own.write(position, [shared.read(position, _COPIED_BYTES)])
             own.sync()
-            self.disk.rename(draft, path)
-            self.disk.sync_directory(self.directory)
-        except BaseException:
+        finally:
             own.close()
-            raise
-        self._files[base] = own
+        self.disk.rename(draft, path)
+        self.disk.sync_directory(self.directory)
+        self._files[base] = self.disk.open(path)
         shared.close()
 
     def add_spare(self, path: str) -> None:
@@ -171,6 +171,11 @@ class Segments:
         number = max(self.spares, default=-1) + 1
         self.disk.rename(path, spare_path(self.directory, number))
         self.spares.append(number)
+
+    def remove_spare(self) -> None:
+        """Remove a spare; after a crash it may be there again. Requires: there is one."""
+        self.disk.unlink(spare_path(self.directory, self.spares[-1]))
+        self.spares.pop()
 
     def give_up(self, base: int) -> None:
         """Take a whole segment out of the log; its file stays until `put_away`."""
