@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
+from collections.abc import Callable
 from typing import Final
 
 from qmq_client.wire.message_id import MessageIds, instance_of
@@ -20,7 +20,9 @@ class IdSource:
     """Dense message ids of this process; a new instance number after a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: By process id. Filled in one step and without a lock, which whoever asks first might hold
+        #: when a signal handler asks, too.
+        self._sources: dict[int, Callable[[], bytes]] = {}
         self._process_id = 0
         self._next_id = MessageIds(0).next_id
 
@@ -31,18 +33,17 @@ class IdSource:
         return self._next_id()
 
     def _renew(self) -> None:
-        with self._lock:
-            if self._process_id != os.getpid():
-                self._next_id = MessageIds(instance_of(secrets.randbits(64))).next_id
-                # Last: whoever sees it takes the new ids, without the lock.
-                self._process_id = os.getpid()
+        process_id = os.getpid()
+        made = MessageIds(instance_of(secrets.randbits(64))).next_id
+        self._next_id = self._sources.setdefault(process_id, made)
+        self._process_id = process_id  # last: whoever sees it takes the new ids
 
     def renew_in_child(self) -> None:
-        """After a fork: a lock that no thread of the parent can hold, and another instance.
+        """After a fork: another instance.
 
         The process id alone does not tell a child: in a namespace of its own it may be the parent's.
         """
-        self._lock = threading.Lock()
+        self._sources = {}
         self._process_id = 0
 
 

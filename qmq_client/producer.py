@@ -235,13 +235,13 @@ class Producer:
         message. Without a publisher thread (`background=False`) that is not known before `flush`. In a
         forked child the receipts of the parent are never answered.
         """
-        row = noted(session, self.engine, self._outlet, parse_message_id(message_id))
-        if row is None:
+        found = noted(session, self.engine, self._outlet, parse_message_id(message_id))
+        if found is None:
             raise NoTransactionError(
                 f"message {message_id} was not sent in this transaction, or not by this producer; "
                 "ask for its receipt between the send and the commit"
             )
-        return self._publisher.receipts.open(row)
+        return self._publisher.receipts.open(*found)
 
     def flush(self, deadline_s: float = 10.0) -> Flushed:
         """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
@@ -252,9 +252,8 @@ class Producer:
         is_done = self._thread.flush(deadline_s)
         with self._flush_lock:
             after = self.stats
-            flushed = Flushed.between(self._flushed, after, is_done=is_done)
-            self._flushed = after
-        return flushed
+            before, self._flushed = self._flushed, after
+        return Flushed.between(before, after, is_done=is_done)
 
     async def flush_async(self, deadline_s: float = 10.0) -> Flushed:
         """`flush` without blocking the event loop."""
@@ -265,10 +264,10 @@ class Producer:
 
         Whatever is left stays in the outbox for the watchdog, and so do messages sent after the close.
         """
-        _producers.discard(self)
         if not self._thread.close(deadline_s):
             self._transport.close()
             self._thread.join_aborted()
+        _producers.discard(self)
 
     async def close_async(self, deadline_s: float = 10.0) -> None:
         """`close` without blocking the event loop."""
@@ -316,7 +315,8 @@ class Producer:
             token=new_token(),
             options=self.options,
         )
-        self._flush_lock = threading.Lock()
+        #: Reentrant for a signal handler that flushes, too.
+        self._flush_lock = threading.RLock()
         self._flushed = PublisherStats()
         self._thread = PublisherThread(
             self._publisher,

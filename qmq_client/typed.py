@@ -8,7 +8,9 @@ thread at a time makes a decoder, and a finished decoder is used without a lock.
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,8 +18,39 @@ import msgspec
 
 #: Types of one program; beyond this number a decoder is made again.
 DECODERS_MAX: Final = 1024
-#: Reentrant: evaluating annotations may run the application's code.
-_MAKING: Final = threading.RLock()
+#: How long a fork waits for a decoder, which takes milliseconds. Bounded, because what makes it may
+#: wait for the thread that forks.
+_FORK_S_MAX: Final = 5.0
+
+
+class _Making:
+    """Whose turn it is to make a decoder. A fork takes its turn, too.
+
+    Otherwise a child could inherit a turn that nobody gives back, and a type that is half known for
+    good.
+    """
+
+    def __init__(self) -> None:
+        #: Reentrant: evaluating annotations may run the application's code.
+        self.turn = threading.RLock()
+
+    def before_fork(self) -> None:
+        self.turn.acquire(timeout=_FORK_S_MAX)
+
+    def after_fork(self) -> None:
+        with suppress(RuntimeError):  # it had not become this thread's
+            self.turn.release()
+
+    def after_fork_in_child(self) -> None:
+        self.turn = threading.RLock()
+
+
+_MAKING: Final = _Making()
+os.register_at_fork(
+    before=_MAKING.before_fork,
+    after_in_parent=_MAKING.after_fork,
+    after_in_child=_MAKING.after_fork_in_child,
+)
 
 
 def json_as(data: bytes, kind: Any) -> Any:
@@ -31,7 +64,7 @@ def json_as(data: bytes, kind: Any) -> Any:
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """A decoder of its own for type `kind`; raises `TypeError` for what cannot be decoded."""
-    with _MAKING:
+    with _MAKING.turn:
         return msgspec.json.Decoder(kind)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -27,13 +29,18 @@ class _Exit:
 
 
 class AsyncCalls:
-    """The loop thread. Started by the first call; calls may come from any thread."""
+    """The loop thread. Started by the first call; calls may come from any thread.
+
+    Ends with `stop`, or when nobody can make another call: those who only drain stop nothing.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
+        #: Whether a stop has cancelled the calls under way.
+        self.is_cancelled = False
 
     @property
     def is_running(self) -> bool:
@@ -55,6 +62,7 @@ class AsyncCalls:
 
     def cancel(self) -> None:
         """Cancel every call under way."""
+        self.is_cancelled = True
         loop = self._loop
         if loop is not None and loop.is_running():
             loop.call_soon_threadsafe(_cancel_all, loop)
@@ -79,6 +87,7 @@ class AsyncCalls:
                     target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True
                 )
                 self._thread.start()
+                weakref.finalize(self, _end_unused, self._thread, loop, ends).atexit = False
             return self._loop
 
 
@@ -113,6 +122,14 @@ def _end(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     """On the loop's own thread, so that no stop of a handler's comes between the two."""
     ends.set()
     loop.stop()
+
+
+def _end_unused(
+    thread: threading.Thread, loop: asyncio.AbstractEventLoop, ends: threading.Event
+) -> None:
+    if thread.is_alive():  # not after a stop, and not in the child of a fork, whose parent has it
+        with suppress(RuntimeError):  # a stop that nobody waited for closes it just now
+            loop.call_soon_threadsafe(_end, loop, ends)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

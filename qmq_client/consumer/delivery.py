@@ -92,8 +92,14 @@ class Outcome:
     delay_ms: int | None = None
     #: Error of a NACK, reason of a REJECT.
     text: str = ""
-    #: Only for NACK; False: no handler began, so it does not become a dead letter by this.
-    was_begun: bool = True
+    #: Only for NACK; False: no handler could show whether it fails, so it is no dead letter by this.
+    was_tried: bool = True
+
+    def is_dead_letter(self, attempt: int, max_attempts: int) -> bool:
+        """Whether the message becomes one by this outcome of this attempt."""
+        if self.verdict is Verdict.NACK:
+            return self.was_tried and attempt >= max_attempts
+        return self.verdict is Verdict.REJECT
 
 
 ACKED: Final = Outcome(verdict=Verdict.ACK)
@@ -104,10 +110,10 @@ def given_back(error: str, delay_ms: int | None = None) -> Outcome:
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
 
 
-def given_back_unbegun(error: str) -> Outcome:
-    """A NACK of what no handler began with: at once for others, and never the last attempt."""
+def given_back_untried(error: str, delay_ms: int = 0) -> Outcome:
+    """A NACK of what no handler began with, or what a stop ended: never the last attempt."""
     text = error[:ERROR_CHARACTERS_MAX]
-    return Outcome(verdict=Verdict.NACK, delay_ms=0, text=text, was_begun=False)
+    return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)
 
 
 def rejected(reason: str) -> Outcome:
@@ -211,6 +217,11 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:  # an error's own __str__ may be wrong
         text = f"{name}: its text cannot be read ({type(broken).__name__})"
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
+
+
+def in_one_line(text: str) -> str:
+    """What came out of a message or a handler, as a field of the log: it begins no other line."""
+    return text.encode("unicode_escape").decode()
 
 
 def error_traceback(error: BaseException) -> str:

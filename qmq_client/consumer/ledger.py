@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from qmq_client.consumer.delivery import Outcome, Received, Verdict
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire import requests
 
 #: A range takes at most 20 bytes and a nack 600, so a request stays below the 1 MiB of a control
@@ -62,7 +63,8 @@ class Ledger:
         self._is_kept = is_kept
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
-        self._has_entries = threading.Event()
+        #: For the settling thread. An event could be left locked by what a signal handler raises.
+        self._has_entries = SignalFlag()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -196,7 +198,7 @@ def _settlement(token: int, group: _Sorted) -> requests.Settlement:
                 range=pulls,
                 delay_ms=outcome.delay_ms,
                 error=outcome.text,
-                was_begun=UNSET if outcome.was_begun else False,
+                was_begun=UNSET if outcome.was_tried else False,
             )
             for outcome, numbers in _by_value(group.nacks).items()
             for pulls in as_ranges(numbers)

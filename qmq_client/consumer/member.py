@@ -25,7 +25,7 @@ from qmq_client.consumer.delivery import (
     Received,
     error_text,
     given_back,
-    given_back_unbegun,
+    given_back_untried,
     received_of,
 )
 from qmq_client.consumer.handler import Handler
@@ -48,6 +48,8 @@ _CANCEL_GRACE_S: Final = 1.0
 #: For connections of an asynchronous inbox to be closed.
 _CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
+_NOT_DONE: Final = "consumer stopped, and the handler was not done"
+_NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
 _ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
 
 
@@ -165,7 +167,7 @@ class Member:
             return _failed_pass(error, pause_s)
         self._pull_failures.answered()
         self._receive(deliveries, asked_at_s)
-        self._settling.report_stale(outgoing, deliveries.head.stale)
+        self._settling.report(outgoing, deliveries.head.stale)
         count = len(deliveries.messages)
         return Pass(count=count, pause_s=self._filling_s(count))
 
@@ -210,15 +212,33 @@ class Member:
     def stop(self) -> int:
         """Begin no further messages and give back those that no handler has begun; how many."""
         self._is_stopping = True
-        left = self.prefetch.stop()
-        if left and self.options.at_most_once:
-            _LOG.warning(
-                "messages_dropped consumer=%s messages=%d error=%s",
-                self.options.name,
-                len(left),
-                _STOPPED,
-            )
-        return self._work.note(left, given_back_unbegun(_STOPPED))
+        return self._work.note(self.prefetch.stop(), given_back_untried(_STOPPED))
+
+    def let_go_of_all(self) -> None:
+        """Give back what has no outcome at the end of a stop, for when its lease would have ended.
+
+        Not sooner: a plain handler may still run. The messages become no dead letters by this.
+        """
+        if self.options.at_most_once:
+            return
+        now_s = self._clock.monotonic_s()
+        for running in self.prefetch.running():
+            left = self._given_back_late(running.received, _NOT_DONE, now_s)
+            if left:
+                self._work.tell_unfinished(left, _NOT_DONE)
+        self._given_back_late(list(self._held), _NOT_SETTLED, now_s)
+
+    def _given_back_late(
+        self, received: Sequence[Received], text: str, now_s: float
+    ) -> list[Received]:
+        """Give each back when its lease ends; those that had no outcome, and a lease."""
+        left: list[Received] = []
+        for one in received:
+            lease_s = one.lease_ends_at_s - now_s
+            outcome = given_back_untried(text, math.ceil(lease_s * 1000))
+            if lease_s > 0 and self._work.note([one], outcome):
+                left.append(one)
+        return left
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
         now_s = self._clock.monotonic_s()
@@ -229,7 +249,7 @@ class Member:
         received = received_of(deliveries, lease_ends_at_s)
         self.counters.add("pulled", len(received))
         if received and not self.prefetch.put(received):
-            self._work.note(received, given_back_unbegun(_STOPPED))
+            self._work.note(received, given_back_untried(_STOPPED))
 
     def _finish(self, batch: Sequence[Received]) -> None:
         held = [one for one in batch if not one.is_settled]
@@ -297,7 +317,7 @@ class Member:
             )
         if stuck >= self.options.concurrency and not self.options.at_most_once:
             # Nobody here will begin what waits; others of the group may.
-            self._work.note(self.prefetch.take_waiting(), given_back_unbegun(_ALL_STUCK))
+            self._work.note(self.prefetch.take_waiting(), given_back_untried(_ALL_STUCK))
 
     def _prolong(self, now_s: float) -> None:
         options = self.options

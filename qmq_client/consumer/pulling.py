@@ -32,9 +32,9 @@ from qmq_client.consumer.delivery import (
     unreadable,
 )
 from qmq_client.consumer.identity import Identity
-from qmq_client.consumer.ledger import Ledger, stale_entries
+from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
-from qmq_client.consumer.settling import log_stale
+from qmq_client.consumer.settling import log_answer
 from qmq_client.consumer.start import Start
 from qmq_client.errors import ConfigurationError, ProtocolError, TransportError
 from qmq_client.message import record_to_message
@@ -164,7 +164,7 @@ class _Batch:
             # An extension that fails takes no outcome along: those go again at the end of the block.
             self._ledger.put_back(outgoing, is_uncertain=True)
             raise
-        log_stale(self._options.name, *stale_entries(outgoing, answer.stale))
+        log_answer(self._options, outgoing, answer.stale)
 
 
 def _check_range(setting: str, value: object, lowest: float, highest: float) -> None:

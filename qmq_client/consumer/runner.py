@@ -2,8 +2,9 @@
 
 For each handler one thread pulls, one settles, and `concurrency` threads work; each is a thin shell
 around a pass of `Member`. Stopping: no new pulls, what was not begun is given back, running handlers
-finish, outcomes are sent, all within a deadline; a handler that is not done by then keeps its
-message until the lease ends.
+finish, outcomes are sent, all within a deadline. A message whose handler is not done by then comes
+again when its lease would have ended, and a stop by itself makes no dead letter. The thread that asks
+for a start or a stop only waits for it, so a signal handler may raise there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
+from qmq_client.consumer.uninterrupted import Uninterrupted
 from qmq_client.errors import ConfigurationError
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport, checked_transport
@@ -80,17 +83,18 @@ class Consumers:
         #: Pulls have connections of their own, so that a stop can end a long poll.
         self._own_transports = _own_transports(broker)
         self._async_calls = AsyncCalls()
-        self._outage = Outage()
-        self._stop_requested = threading.Event()
+        self._outage = Outage(clock or SYSTEM_CLOCK)
+        self._stop_requested = SignalFlag()
         self._stopping = threading.Event()
         self._settling_ends = threading.Event()
         self._abandoned = threading.Event()
         self._exit: BaseException | None = None
+        #: Of a start and a stop, neither of which runs in the middle of the other.
         self._lock = threading.Lock()
-        self._ends_at_s = 0.0
+        self._ends_at_s = float("inf")
+        self._stop = Uninterrupted(self._stop_here)
         self._hurried_at_s: float | None = None
         self._threads = _Threads()
-        self._report: StopReport | None = None
         #: How many forks were behind the process that started this.
         self._started_at_forks: int | None = None
         around = as_middleware(middleware)
@@ -111,14 +115,17 @@ class Consumers:
         """Start, and block until SIGTERM, SIGINT or `request_stop`; then stop.
 
         A second signal stops waiting for handlers. Raises what a handler raised to end the
-        interpreter (`SystemExit`, `KeyboardInterrupt`), after stopping.
+        interpreter (`SystemExit`, `KeyboardInterrupt`), and what a signal handler of the application
+        raises meanwhile, after stopping.
         """
         is_main = threading.current_thread() is threading.main_thread()
         before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS} if is_main else {}
         try:
             self.start()
-            self._stop_requested.wait()
-            report = self.stop(stop_deadline_s)
+            try:
+                self._stop_requested.wait()
+            finally:
+                report = self.stop(stop_deadline_s)
         finally:
             for number, action in before.items():
                 signal.signal(number, action)
@@ -127,7 +134,13 @@ class Consumers:
         return report
 
     def start(self) -> None:
-        """Start all threads. Raises when an inbox table is missing, before any thread runs."""
+        """Start all threads. Raises when an inbox table is missing, before any thread runs.
+
+        After an error of a signal handler, which does not end the start, `stop` stops what was started.
+        """
+        Uninterrupted(self._start_here).result()
+
+    def _start_here(self) -> None:
         if self._is_of_parent():
             raise ConfigurationError(
                 setting="consumers",
@@ -146,8 +159,8 @@ class Consumers:
                 self._threads.add("settle", member, partial(self._settle, member))
                 for _ in range(member.options.concurrency):
                     self._threads.add("work", member, self._shell(member.work_once))
-        for thread in self._threads.all():
-            thread.start()
+            for thread in self._threads.all():
+                thread.start()
         _LOG.info(
             "consumers_started consumer_id=%s handlers=%d", self.consumer_id, len(self.members)
         )
@@ -159,15 +172,18 @@ class Consumers:
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Stop within `deadline_s`. Safe to call again: later calls return the same report.
 
+        An error of a signal handler ends the call, and not the stop; a call with less time hurries it.
         In a forked child there is nothing to stop: threads and messages are the parent's.
         """
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
+        self._ends_at_s = min(self._ends_at_s, SYSTEM_CLOCK.monotonic_s() + deadline_s)
+        return self._stop.result()
+
+    def _stop_here(self) -> StopReport:
         with self._lock:
-            if self._report is not None:
-                return self._report
             began_at_s = SYSTEM_CLOCK.monotonic_s()
-            self._ends_at_s = began_at_s + deadline_s
+            deadline_s = max(0.0, self._ends_at_s - began_at_s)
             self._stopping.set()
             self._outage.wake()
             for member in self.members:
@@ -179,13 +195,14 @@ class Consumers:
             for transport in self._own_transports[:1]:
                 transport.close()
             self._join("pull", 1 - _LAST_SHARE / 2, deadline_s)
+            for member in self.members:
+                member.let_go_of_all()
             self._settling_ends.set()
             self._outage.wake()
             for member in self.members:
                 member.ledger.wake()
             self._join("settle", 1.0, deadline_s)
-            self._report = self._finish(began_at_s)
-            return self._report
+            return self._finish(began_at_s)
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Counts of each handler, by "subject/group"."""

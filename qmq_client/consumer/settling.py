@@ -1,6 +1,7 @@
 """Outcomes from the ledger to the broker, and what the broker answers.
 
-Outcomes that are refused as stale are reported to the handler's owner. When a request is refused for
+Outcomes that are refused as stale are reported to the handler's owner, and messages that an outcome
+made a dead letter to whoever reads the log. When a request is refused for
 its content, it is halved until the bad outcome stands alone, so that no other is lost with it.
 """
 
@@ -12,10 +13,11 @@ from typing import Final
 
 from qmq_client.consumer.asking import settle_request
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import error_text
+from qmq_client.consumer.delivery import Verdict, error_text, in_one_line
 from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
 from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries
+from qmq_client.consumer.options import ConsumerOptions
 from qmq_client.errors import BrokerBusyError, BrokerRefusedError, TransportError
 from qmq_client.transport.port import Transport
 
@@ -61,7 +63,7 @@ class Settling:
                 error,
             )
             return 0
-        self.report_stale(outgoing, answer.stale)
+        self.report(outgoing, answer.stale)
         return len(outgoing.entries)
 
     def put_back(self, outgoing: Outgoing, error: TransportError) -> None:
@@ -69,14 +71,12 @@ class Settling:
         is_uncertain = not isinstance(error, BrokerBusyError | BrokerRefusedError)
         self._ledger.put_back(outgoing, is_uncertain=is_uncertain)
 
-    def report_stale(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
-        """Tell what came too late."""
-        if not stale:
-            return
-        outcomes, extensions = stale_entries(outgoing, stale)
-        self._counters.add("stale", len(outcomes))
-        self._counters.add("lost_leases", len(extensions))
-        log_stale(self._options.name, outcomes, extensions)
+    def report(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
+        """Tell what the broker answered: what came too late, and what is a dead letter now."""
+        outcomes, extensions = log_answer(self._options, outgoing, stale)
+        if stale:
+            self._counters.add("stale", len(outcomes))
+            self._counters.add("lost_leases", len(extensions))
         if outcomes and self._handler.on_stale is not None:
             self._tell_owner(self._handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
 
@@ -100,16 +100,41 @@ class Settling:
         )
 
 
-def log_stale(consumer: str, outcomes: Sequence[Entry], extensions: Sequence[Entry]) -> None:
-    """One line for what came too late of each kind."""
+def log_answer(
+    options: ConsumerOptions, sent: Outgoing, stale: Sequence[tuple[int, int, int]]
+) -> tuple[list[Entry], list[Entry]]:
+    """Log what an answer means; returns the outcomes and the extensions that came too late."""
+    outcomes, extensions = stale_entries(sent, stale)
     for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
         if entries:
             first = entries[0].received
             _LOG.warning(
                 "%s consumer=%s messages=%d first_message_id=%s attempt=%d",
                 what,
-                consumer,
+                options.name,
                 len(entries),
                 first.message_id,
                 first.attempt,
             )
+    # Most answers are about acks alone.
+    if any(one.nacks or one.rejects for one in sent.settlements):
+        late = set(outcomes)
+        _log_dead(options, [one for one in sent.entries if one not in late])
+    return outcomes, extensions
+
+
+def _log_dead(options: ConsumerOptions, taken: Sequence[Entry]) -> None:
+    """A line for each message that its group gets no more, with the broker's word for why."""
+    for entry in taken:
+        received, outcome = entry.received, entry.outcome
+        if outcome is None or not outcome.is_dead_letter(received.attempt, options.max_attempts):
+            continue
+        _LOG.error(
+            "dead_letter consumer=%s message_id=%s sequence=%d attempt=%d reason=%s error=%s",
+            options.name,
+            received.message_id,
+            received.sequence,
+            received.attempt,
+            "rejected" if outcome.verdict is Verdict.REJECT else "attempts_used_up",
+            in_one_line(outcome.text),
+        )

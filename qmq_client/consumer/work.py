@@ -26,6 +26,8 @@ from qmq_client.consumer.delivery import (
     error_text,
     error_traceback,
     given_back,
+    given_back_untried,
+    in_one_line,
     rejected,
     unreadable,
 )
@@ -89,15 +91,35 @@ class Work:
             outcome = self._failed(error, decoded)
             self._on_exit(error)
         except BaseException as error:  # the top of the worker's loop: nothing ends it
-            outcome = self._failed(error, decoded)
+            is_cut_short = self._handler.is_async and self._async_calls.is_cancelled
+            outcome = (self._cut_short if is_cut_short else self._failed)(error, decoded)
         if outcome is not None:
             self.note([one.received for one in decoded], outcome)
+
+    def tell_unfinished(self, received: Sequence[Received], text: str) -> None:
+        """Log that a stop came before one call was done, whose messages these are."""
+        _LOG.warning(
+            "handler_unfinished consumer=%s messages=%d message_id=%s attempt=%d error=%s",
+            self._handler.options.name,
+            len(received),
+            received[0].message_id,
+            received[0].attempt,
+            in_one_line(text),
+        )
 
     def note(self, received: Sequence[Received], outcome: Outcome) -> int:
         """Put an outcome into the ledger; how many messages had none before."""
         count = self._ledger.add(received, outcome)
         is_lost = self._handler.options.at_most_once and outcome.verdict is not Verdict.ACK
         self._counters.add("dropped" if is_lost else _COUNTED_AS[outcome.verdict], count)
+        if is_lost and count:
+            _LOG.warning(
+                "messages_dropped consumer=%s messages=%d first_message_id=%s error=%s",
+                self._handler.options.name,
+                count,
+                received[0].message_id,
+                in_one_line(outcome.text),
+            )
         return count
 
     def wish(self, received: Received, outcome: Outcome) -> bool:
@@ -196,6 +218,12 @@ class Work:
         # Which of them is meant shows when each comes alone.
         return given_back(f"Reject: {verdict.reason}", 0)
 
+    def _cut_short(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
+        """Whatever it raised after a stop had cancelled it, nothing need be wrong with the messages."""
+        text = f"consumer stopped before the handler was done: {error_text(error)}"
+        self.tell_unfinished([one.received for one in decoded], text)
+        return given_back_untried(text)
+
     def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         text = error_text(error)
         first = decoded[0].received
@@ -207,7 +235,7 @@ class Work:
             len(decoded),
             first.message_id,
             first.attempt,
-            text.encode("unicode_escape").decode(),
+            in_one_line(text),
             error_traceback(error) if is_told_whole or _LOG.isEnabledFor(logging.DEBUG) else "",
         )
         return given_back(text)

@@ -31,6 +31,14 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     number: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Ending:
+    """How far the transaction of a row has come, for whoever waits for what becomes of the row."""
+
+    #: COMMIT is sent. A row that is dropped from memory from now on may be stored all the same.
+    is_committing: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRow:
     """One row for a person to look at, without the record."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Generator, Iterable
-from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable, Generator, Iterable
 from enum import StrEnum
 from typing import Any, Final
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from qmq_client.errors import OutboxError
-from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.row import Ending, OutboxRow
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import format_message_id
 
 #: Open receipts of one producer: far more than a process can wait for.
 RECEIPTS_MAX: Final = 100_000
+#: The only key of a receipt's answers: setting a default is one step, so the first one counts.
+_FIRST: Final = "first"
 
 
 class Fate(StrEnum):
@@ -46,46 +47,73 @@ class Receipt:
     (`asyncio.timeout`), as around any wait for another system.
     """
 
-    __slots__ = ("__weakref__", "_error", "_future", "_row", "message_id")
+    __slots__ = ("__weakref__", "_answers", "_row", "_waiting", "message_id")
 
     def __init__(self, message_id: str) -> None:
         #: 32 hex digits.
         self.message_id = message_id
-        self._future: Future[Fate] = Future()
-        self._error = ""
+        # Both are changed in single steps. A lock could be left taken by what a signal handler raises in
+        # `wait`, and the publisher would stop at it.
+        self._answers: dict[str, tuple[Fate, str]] = {}
+        #: What to call once there is an answer.
+        self._waiting: dict[Callable[[], object], None] = {}
         self._row: ReferenceType[OutboxRow] | None = None
 
     @property
     def fate(self) -> Fate | None:
         """The fate; None while it is not known."""
-        return self._future.result() if self._future.done() else None
+        answer = self._answers.get(_FIRST)
+        return None if answer is None else answer[0]
 
     @property
     def error(self) -> str:
         """Why the message was not accepted; empty if no reason is known."""
-        return self._error
+        answer = self._answers.get(_FIRST)
+        return "" if answer is None else answer[1]
 
     def wait(self, deadline_s: float = 10.0) -> Fate | None:
         """Block until the fate is known; None if the deadline comes first."""
+        told = SignalFlag()
+        self._waiting[told.set] = None
         try:
-            return self._future.result(deadline_s)
-        except FutureTimeoutError:
-            return None
+            if self.fate is None:  # asked after the note: an answer is seen or tells
+                told.wait(deadline_s)
+        finally:
+            self._waiting.pop(told.set, None)
+        return self.fate
 
     def __await__(self) -> Generator[Any, None, Fate]:
-        # Shielded: a task that is cancelled while it waits must not cancel it for the others.
-        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+        return self._arrival().__await__()
+
+    async def _arrival(self) -> Fate:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(told.set)
+
+        self._waiting[tell] = None
+        try:
+            while (fate := self.fate) is None:
+                await told.wait()
+        finally:
+            self._waiting.pop(tell, None)
+        return fate
 
     def __repr__(self) -> str:
         return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
 
-    def _watch(self, row: OutboxRow) -> None:
-        """Answer once nobody holds this row any more. Requires: it is not handed over yet."""
+    def _watch(self, row: OutboxRow, ending: Ending) -> None:
+        """Answer once nobody holds this row any more. Requires: it is not handed over yet.
+
+        Behind the COMMIT that is left to the watchdog: what a signal handler raises may come before
+        the row is handed over.
+        """
         receipt = ref(self)  # a circle would keep receipts that nobody holds
 
         def on_gone(_: ReferenceType[OutboxRow]) -> None:
             if (watching := receipt()) is not None:
-                watching._tell(Fate.ROLLED_BACK)
+                watching._tell(Fate.LEFT if ending.is_committing else Fate.ROLLED_BACK)
 
         self._row = ref(row, on_gone)
 
@@ -95,11 +123,9 @@ class Receipt:
 
     def _tell(self, fate: Fate, error: str = "") -> None:
         """Answer; only the first answer counts."""
-        if self._future.done():
-            return
-        self._error = self._error or error
-        with contextlib.suppress(InvalidStateError):  # another thread was faster
-            self._future.set_result(fate)
+        self._answers.setdefault(_FIRST, (fate, error))
+        for tell in self._waiting.copy():
+            tell()
 
 
 class Receipts:
@@ -109,10 +135,11 @@ class Receipts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: Reentrant for a signal handler that asks for a receipt, too.
+        self._lock = threading.RLock()
         self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
 
-    def open(self, row: OutboxRow) -> Receipt:
+    def open(self, row: OutboxRow, ending: Ending) -> Receipt:
         """The receipt for a message that was not handed over yet; one for each message."""
         with self._lock:
             receipt = self._open.get(row.message_id)
@@ -123,7 +150,7 @@ class Receipts:
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
                 receipt = Receipt(format_message_id(row.message_id))
-                receipt._watch(row)
+                receipt._watch(row, ending)
                 self._open[row.message_id] = receipt
         return receipt
 

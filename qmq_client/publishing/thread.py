@@ -3,6 +3,10 @@
 Started by the first send, so a process that never sends has no thread, and a forked child gets its
 own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
 the work.
+
+A signal handler may send, flush or raise (`KeyboardInterrupt`, `SystemExit`) between any two steps of
+what is here. So whoever steps the publisher takes the *turn* first, a thread in its own first steps,
+where no handler runs; and whoever waits has a flag of its own instead of a lock in common.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from collections.abc import Callable
 from qmq_client.clock import Clock
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.stats import Pass
+from qmq_client.signal_flag import SignalFlag
+from qmq_client.thread_start import start_thread
 
 _log = logging.getLogger("qmq.publisher")
 
@@ -22,6 +28,8 @@ _log = logging.getLogger("qmq.publisher")
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0
+#: How often a caller of `flush` looks whether the thread is still there.
+_LOOK_S = 0.25
 
 
 class PublisherThread:
@@ -40,59 +48,67 @@ class PublisherThread:
         self._on_end = on_end
         self._clock = clock
         self._is_background = is_background
-        self._changed = threading.Condition()
+        #: Held by whoever steps the publisher: its thread while it lives, or a caller for a while.
+        #: Reentrant for a handler in the middle of a caller's step, which finds `_is_at_work`.
+        self._turn = threading.RLock()
+        self._is_at_work = False
+        #: Of callers that start one, so that they do not start many; a thread that is one too many ends.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         #: Asked at every send, before `ensure_running`; the thread's own `is_alive` takes a lock.
         self.is_running = False
         self._has_failed_to_start = False
-        self._hurries = 0
+        #: Callers that wait until nothing is left to do; changed in single steps.
+        self._flushes: dict[SignalFlag, None] = {}
         self._is_idle = True
         self._close_at_s: float | None = None
 
-    def ensure_running(self) -> None:
-        """Start the thread unless it runs, is not wanted or was closed; raises nothing.
+    def ensure_running(self) -> bool:
+        """Start the thread unless it runs, is not wanted or was closed; whether it runs. Raises nothing.
 
         When the system has no thread to give, what is sent waits for the next call or the watchdog.
         """
-        if self._is_background and not self.is_running:
-            self._start()
+        return self.is_running or (self._is_background and self._start())
 
-    def _start(self) -> None:
-        with self._changed:
-            if self.is_running or self._close_at_s is not None:
-                return
-            if sys.is_finalizing():
-                return  # it would never run, and whoever starts it wait for ever
-            thread = threading.Thread(target=self._run, name="qmq-publisher", daemon=True)
-            self.is_running = True
+    def _start(self) -> bool:
+        with self._starting:
+            # One that is starting while Python ends would never run, and its starter wait for ever.
+            if self.is_running or self._close_at_s is not None or sys.is_finalizing():
+                return self.is_running
             try:
-                thread.start()
+                start_thread(self._run, name="qmq-publisher")
             except RuntimeError as error:
-                self.is_running = False
-                if not self._has_failed_to_start:
-                    _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
-                self._has_failed_to_start = True
-            else:
-                self._thread, self._has_failed_to_start = thread, False
+                self._note_failed_start(error)
+                return False
+            self._has_failed_to_start = False
+            return True
+
+    def _note_failed_start(self, error: RuntimeError) -> None:
+        has_failed_before, self._has_failed_to_start = self._has_failed_to_start, True
+        if not has_failed_before:
+            _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until nothing is left to do, hurrying; whether that was so before the deadline."""
-        end_s = self._clock.monotonic_s() + deadline_s
         if not self._is_background:
-            return self._work_here(end_s)
-        if len(self._publisher.queue):
-            self.ensure_running()
-        if self._thread is None:
-            return not len(self._publisher.queue)
-        with self._changed:
-            self._hurries += 1
-        self._publisher.queue.wake()
+            return self._work_here(self._clock.monotonic_s() + deadline_s)
+        told = SignalFlag()
+        self._flushes[told] = None
         try:
-            with self._changed:
-                return self._changed.wait_for(self._is_done, max(0.0, deadline_s))
+            return self._wait_until_done(told, deadline_s)
         finally:
-            with self._changed:
-                self._hurries -= 1
+            self._flushes.pop(told, None)
+
+    def _wait_until_done(self, told: SignalFlag, deadline_s: float) -> bool:
+        self._publisher.queue.wake()
+        left_s = deadline_s
+        while not self._is_done():
+            if left_s <= 0 or not self.ensure_running():
+                return False
+            if told.wait(min(left_s, _LOOK_S)):
+                return True
+            left_s -= _LOOK_S
+        return True
 
     def close(self, deadline_s: float) -> bool:
         """Send what can be sent until the deadline and leave the rest; safe to repeat.
@@ -100,20 +116,21 @@ class PublisherThread:
         False when the thread is still in a call that does not return.
         """
         end_s = self._clock.monotonic_s() + deadline_s
-        with self._changed:
-            if self._close_at_s is None:
-                self._close_at_s = end_s
-            thread = self._thread
-        if thread is None:
-            self._work_here(end_s)
-            self._publisher.leave_all()
-            self._on_end()
-            return True
+        if self._close_at_s is None:
+            self._close_at_s = end_s
         self._publisher.queue.wake()
+        thread = self._thread
         if thread is threading.current_thread():
             return True  # from a callback: the loop ends after this step
-        thread.join(max(0.0, deadline_s))
-        return not thread.is_alive()
+        if thread is not None:
+            thread.join(max(0.0, deadline_s))
+        if not self._turn.acquire(timeout=max(0.0, end_s - self._clock.monotonic_s())):
+            return False
+        try:
+            self._work_here(end_s)
+        finally:
+            self._turn.release()
+        return True
 
     def join_aborted(self) -> None:
         """Wait for a thread whose transport was closed under it."""
@@ -121,14 +138,23 @@ class PublisherThread:
             self._thread.join(_ABORT_S)
 
     def _is_done(self) -> bool:
-        # The thread declares itself busy before it takes anything from the queue, so nothing is
-        # ever in neither place. A dead thread does no more.
-        thread = self._thread
-        return (self._is_idle and not len(self._publisher.queue)) or (
-            thread is not None and not thread.is_alive()
-        )
+        # In this order: the thread declares itself busy before it takes anything from the queue, so
+        # what was there before this look is in one of the two places.
+        return not len(self._publisher.queue) and self._is_idle
 
     def _work_here(self, end_s: float) -> bool:
+        with self._turn:
+            if self._is_at_work:
+                return False  # a signal handler in the middle of it
+            self._is_at_work = True
+            try:
+                return self._step_until_idle(end_s)
+            finally:
+                self._is_at_work = False
+                if self._close_at_s is not None:  # also if it was closed meanwhile, by that handler
+                    self._end()
+
+    def _step_until_idle(self, end_s: float) -> bool:
         while not self._publisher.is_idle:
             now_s = self._clock.monotonic_s()
             if now_s >= end_s:
@@ -139,41 +165,51 @@ class PublisherThread:
         return True
 
     def _run(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            return  # another one was faster
         try:
+            self._thread = threading.current_thread()
+            self.is_running = True
             self._step_until_closed()
         finally:
-            self.is_running = False
+            self.is_running, self._is_idle = False, True  # a dead thread does no more
+            self._turn.release()
 
     def _step_until_closed(self) -> None:
         publisher = self._publisher
         while not self._is_over():
-            with self._changed:
-                self._is_idle = False
-                is_hurried = self._hurries > 0 or self._close_at_s is not None
+            self._is_idle = False
             try:
-                done = publisher.step(self._clock.monotonic_s(), is_hurried=is_hurried)
+                done = publisher.step(self._clock.monotonic_s(), is_hurried=self._is_hurried)
             except BaseException:  # the top of the loop: no callback ends it, not even SystemExit
                 _log.exception("publisher step failed")
                 publisher.queue.wait(_PAUSE_S)
                 continue
-            with self._changed:
-                self._is_idle = publisher.is_idle
-                if self._is_idle:
-                    self._changed.notify_all()
+            flushes = self._flushes.copy()  # those who came later have to wait for the next step
+            self._is_idle = publisher.is_idle
+            if self._is_idle:
+                for told in flushes:
+                    told.set()
             self._sleep(done)
-        publisher.leave_all()
+        self._end()
+
+    @property
+    def _is_hurried(self) -> bool:
+        return bool(self._flushes) or self._close_at_s is not None
+
+    def _end(self) -> None:
+        self._publisher.leave_all()
         self._on_end()
 
     def _sleep(self, done: Pass) -> None:
-        with self._changed:
-            is_hurried, close_at_s = self._hurries > 0, self._close_at_s
+        queue, close_at_s = self._publisher.queue, self._close_at_s
         if close_at_s is not None:
             left_s = close_at_s - self._clock.monotonic_s()
-            self._publisher.queue.wait(max(0.0, min(done.wait_s or 0.0, left_s)))
-        elif is_hurried:
-            self._publisher.queue.wait(done.wait_s)
+            queue.wait(max(0.0, min(done.wait_s or 0.0, left_s)))
+        elif self._is_hurried:
+            queue.wait(done.wait_s)
         else:
-            self._publisher.queue.wait(done.wait_s, messages=done.wake_at_messages)
+            queue.wait(done.wait_s, messages=done.wake_at_messages)
 
     def _is_over(self) -> bool:
         end_s = self._close_at_s

@@ -68,7 +68,7 @@ class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
     schema: _Identifier = ""
     #: What the names of our tables begin with.
     table_prefix: _Identifier = "qmq_"
-    #: The watchdog sends no more rows a second from here; 0 for no bound.
+    #: Each watchdog sends no more rows a second from here; 0 for no bound.
     rows_per_s: _Rate = 0
     #: How long the watchdog keeps rows that were accepted; 0 deletes them at once.
     keep_sent_s: _KeptSeconds = 0.0

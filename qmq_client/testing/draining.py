@@ -25,8 +25,9 @@ class DrainReport:
 def drain(consumers: Consumers) -> DrainReport:
     """Pull, handle and settle until neither the broker nor this process has anything due.
 
-    Starts no thread and waits for nothing: a message that comes again later is due only when the
-    broker's clock says so. Requires: `consumers` was not started.
+    Waits for nothing: a message that comes again later is due only when the broker's clock says so.
+    Starts no thread but that of the event loop of async handlers, which ends with `consumers`.
+    Requires: `consumers` was not started.
     """
     handled = settled = failures = 0
     for _ in range(_PASSES_MAX):

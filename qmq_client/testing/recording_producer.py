@@ -97,14 +97,14 @@ class RecordingProducer(Producer):
         For tests that roll back at their end what the code under test has committed: there `session`
         is the connection that holds the outer transaction, and `sent` shows nothing for ever.
         """
-        rows = [
+        found = [
             noted(session, self.engine, self._outlet, parse_message_id(message_id))
             for _, message_id in dict.fromkeys(self._sends)
         ]
         return [
-            record_to_message(decode_record(row.subject, row.record))
-            for row in rows
-            if row is not None
+            record_to_message(decode_record(each[0].subject, each[0].record))
+            for each in found
+            if each is not None
         ]
 
     def clear(self) -> None:

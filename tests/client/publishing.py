@@ -20,6 +20,11 @@ WATCHDOG = b"w" * 16
 _PATIENCE_S = 60.0
 
 
+def publisher_threads() -> list[threading.Thread]:
+    """Those of all producers of this process."""
+    return [thread for thread in threading.enumerate() if thread.name == "qmq-publisher"]
+
+
 class GatedTransport(MemoryTransport):
     """Holds each send until it is let go, or closed."""
 

@@ -32,9 +32,9 @@ from qmq_client.settings.config import load_config
 from qmq_watchdog.cli import watchdog
 from tests.broker.face.guard import Authority, add_token
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 
 SUBJECT = "orders.eu"
-DEADLINE_S = 30.0
 
 
 @pytest.fixture

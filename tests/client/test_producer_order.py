@@ -20,11 +20,8 @@ from qmq_client.outbox.table import DEFAULT_TABLES, SENT
 from qmq_client.producer import Producer
 from tests.client.publishing import sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import DEADLINE_S, wait_for
 from tests.services.databases import Database
-
-DEADLINE_S = 30.0
-
 
 LOCKS = DEFAULT_TABLES.order_lock
 

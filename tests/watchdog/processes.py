@@ -29,9 +29,8 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.requests import SendAnswer
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from tests.kit.waiting import DEADLINE_S
 from tests.watchdog.rows import SUBJECT
-
-DEADLINE_S = 30.0
 
 
 class SilentTransport(HttpTransport):

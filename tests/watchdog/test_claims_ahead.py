@@ -21,12 +21,12 @@ from qmq_watchdog.connections import CONNECTIONS_PER_RUN
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.kit.listening import listening
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.executors import EagerExecutor, LateExecutor
 from tests.watchdog.rows import DEAD_SENDER, OUTBOX, left, put_rows
 from tests.watchdog.transports import HandClock, WatchedTransport
 
-DEADLINE_S = 30.0
 BATCH = SweepOptions(batch_rows=10)
 
 

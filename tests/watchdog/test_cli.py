@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.services.another_user import (
     a_database_in,
     a_directory_of_root,
@@ -28,7 +29,6 @@ from tests.services.another_user import (
     let_everybody_write,
     let_nobody_write,
 )
-from tests.watchdog.processes import DEADLINE_S
 from tests.watchdog.rows import damage, left, make_database, put_rows
 
 #: A port that nobody listens on: it was free a moment ago and is never bound.

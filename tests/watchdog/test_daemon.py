@@ -227,6 +227,29 @@ def test_W8_an_outage_of_the_broker_is_over_when_it_took_something_not_when_noth
     assert "last_error=" in caplog.text
 
 
+def test_W8_an_outage_of_the_broker_is_over_when_another_has_sent_what_waited_for_it(
+    database: Database, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left for this watchdog to send: it would call the broker away until there is."""
+    put_rows(database, 1)
+    clock = HandClock()
+    job = SweepJob(
+        Sweep(database, MemoryTransport(broker)), DaemonOptions(), lambda: 0.0, clock=clock
+    )
+    broker.faults.is_unreachable = True
+    job.step(never_stopped)
+    assert job.trouble == "broker_unreachable"
+    broker.faults.is_unreachable = False
+    make_due(database)
+    assert Sweep(database, MemoryTransport(broker)).step().sent == 1
+    put_rows(database, 1, due_in_ms=60_000)  # of a sender that is at it
+    clock.elapsed_s += 5.0
+    with caplog.at_level(logging.INFO, logger="qmq_watchdog"):
+        assert job.step(never_stopped).claimed == 0
+    assert (job.trouble, job.is_in_trouble) == ("", False)
+    assert "sweep.recovered database=shop failures=1" in caplog.text
+
+
 def test_W8_an_outage_of_a_database_is_told_with_its_reason_and_then_seldom(
     tmp_path: Path, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

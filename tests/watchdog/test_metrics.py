@@ -21,6 +21,7 @@ from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.retry import Backoff
 from qmq_client.settings.config import Config
 from qmq_client.settings.sections import BrokerSection, DatabaseSection, WatchdogSection
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
@@ -209,10 +210,8 @@ def serving(database: Database, broker_url: str) -> Iterator[str]:
     )
     service = Service(config, {})
     assert service.endpoint is not None
-    stopping = threading.Event()
-    thread = threading.Thread(
-        target=service.run, args=(stopping, threading.Event(), lambda: config)
-    )
+    stopping = SignalFlag()
+    thread = threading.Thread(target=service.run, args=(stopping, SignalFlag(), lambda: config))
     thread.start()
     try:
         yield f"http://{service.endpoint.address}"

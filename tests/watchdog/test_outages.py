@@ -25,9 +25,9 @@ from qmq_watchdog.sweep import Sweep
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.listening import listening
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
-from tests.watchdog.processes import DEADLINE_S
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import WatchedTransport, sent_ids
 

@@ -22,14 +22,14 @@ from qmq_client.settings.sections import (
     RegistrySection,
     WatchdogSection,
 )
+from qmq_client.signal_flag import SignalFlag
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import left, make_database, put_rows
-
-DEADLINE_S = 30.0
 
 
 def a_registry(tmp_path: Path, **settings: Any) -> Registry:
@@ -184,7 +184,7 @@ def test_databases_are_added_changed_disabled_and_removed_without_a_restart(
         watchdog=WatchdogSection(poll_s=0.02),
     )
     service = Service(config, {})
-    told, stopping, reloading = Told(), threading.Event(), threading.Event()
+    told, stopping, reloading = Told(), SignalFlag(), SignalFlag()
     logger = logging.getLogger("qmq_watchdog")
     logger.addHandler(told)
     logger.setLevel(logging.INFO)

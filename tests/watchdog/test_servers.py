@@ -25,11 +25,12 @@ from qmq_watchdog.job import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.conftest import MakeServer, give_up, require
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
 from tests.services.postgresql import PostgresqlRecipe
 from tests.services.private import PrivateServer, as_user
 from tests.services.shifted import PACKAGE, find_library
-from tests.watchdog.processes import DEADLINE_S, resume, start, wait_until_stopped
+from tests.watchdog.processes import resume, start, wait_until_stopped
 from tests.watchdog.rows import OUTBOX, SUBJECT, damage, left, make_due, new_rows, put_rows, rows_of
 
 BUSINESS = sa.Table("shop_orders", sa.MetaData(), sa.Column("id", sa.Integer(), primary_key=True))

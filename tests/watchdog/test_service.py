@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import gc
-import threading
+from math import inf
 
 from qmq_client.settings.config import Config
+from qmq_client.signal_flag import SignalFlag
 from qmq_watchdog.service import Service
 
 #: Far fewer than the modules of a watchdog are.
 MANY_OBJECTS = 10_000
 
 
-class LookingStop(threading.Event):
+class LookingStop(SignalFlag):
     """Stops the watchdog as soon as it runs, and looks how many objects are left out of collections."""
 
     objects = 0
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout_s: float = inf) -> bool:
         self.objects = gc.get_freeze_count()
         return True
 
@@ -26,6 +27,6 @@ def test_while_a_watchdog_runs_what_it_was_started_with_is_left_out_of_collectio
     gc.unfreeze()
     stop = LookingStop()
     config = Config()
-    assert Service(config, {}).run(stop, threading.Event(), lambda: config)
+    assert Service(config, {}).run(stop, SignalFlag(), lambda: config)
     assert stop.objects > MANY_OBJECTS
     assert gc.get_freeze_count() == 0

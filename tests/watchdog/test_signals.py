@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
 from tests.kit.broker_process import BrokerProcess
-from tests.watchdog.processes import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S
 from tests.watchdog.rows import left, make_database, put_rows
 
 COMMAND = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]

@@ -19,7 +19,8 @@ from qmq_client.wire.requests import PullRequest
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep
 from tests.kit.broker_process import BrokerProcess
-from tests.watchdog.processes import DEADLINE_S, resume, start, wait_until_stopped
+from tests.kit.waiting import DEADLINE_S
+from tests.watchdog.processes import resume, start, wait_until_stopped
 from tests.watchdog.rows import SUBJECT, left, make_due, put_rows
 
 DUE_AND_TAKEN_MS = 10_000

@@ -22,7 +22,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -34,6 +33,7 @@ from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import BrokerSection, Config, RegistrySection, WatchdogSection
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.events import LOGGER, event_line
@@ -238,9 +238,9 @@ def _as_json(results: Mapping[str, SweepCounts], exit_code: int) -> dict[str, An
     return {"exit_code": exit_code, **totals, "databases": databases}
 
 
-def _on_signals() -> tuple[threading.Event, threading.Event]:
-    """Events that the first SIGTERM or SIGINT sets, the second one kills; and that SIGHUP sets."""
-    stopping, reloading = threading.Event(), threading.Event()
+def _on_signals() -> tuple[SignalFlag, SignalFlag]:
+    """Flags that the first SIGTERM or SIGINT sets, the second one kills; and that SIGHUP sets."""
+    stopping, reloading = SignalFlag(), SignalFlag()
 
     def on_signal(_number: int, _frame: object) -> None:
         for number in _STOP_SIGNALS:

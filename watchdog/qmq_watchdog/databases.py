@@ -38,7 +38,7 @@ class Database:
     store: OutboxStore
     engine: sa.Engine
     inbox: sa.Table = DEFAULT_TABLES.inbox
-    #: Most rows a second; 0 for no bound.
+    #: Most rows a second of this watchdog, whatever others send; 0 for no bound.
     rows_per_s: int = 0
     #: How long accepted rows are kept; None deletes them at once.
     keep_sent_ms: int | None = None

@@ -8,6 +8,7 @@ there has been nothing for a while, and later and later while something is away.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 #: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
 _FIRST_RETRY_MS: Final = 1_000
+#: The database's clock and ours may run apart by this much while the broker is away.
+_CLOCKS_APART_S: Final = 1.0
 BROKER_AWAY: Final = "broker_unreachable"
 READ_ONLY: Final = "read_only"
 FAULT: Final = "fault"
@@ -134,6 +137,9 @@ class SweepJob:
         self._gate = gate
         self._budget = budget
         self._outage = Outage(options.backoff, random)
+        self._failed_at_s = -math.inf
+        #: Whether somebody else has sent what this job could not.
+        self._was_overtaken = False
         self._busy_at_s = self._chores_at_s = clock.monotonic_s()
         #: Wait before the next sweep.
         self.delay_s = 0.0
@@ -233,12 +239,20 @@ class SweepJob:
             self._busy_at_s = now_s
         try:
             with database_errors(self.name):
+                if self.trouble == BROKER_AWAY and not counts.claimed:
+                    self._was_overtaken = self._has_nothing_from_before(now_s)
                 if self._is_sample_due():
                     self._sample(now_s)
                 if self._is_chore_due() and not is_stopped():
                     self._do_chores(now_s, is_stopped)
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
+
+    def _has_nothing_from_before(self, now_s: float) -> bool:
+        """Whether every unsent row is younger than the last failure."""
+        age_ms = self.database.store.oldest_unsent_age_ms()
+        failed_s = now_s - self._failed_at_s
+        return age_ms is None or age_ms / 1000 + _CLOCKS_APART_S < failed_s
 
     def _sample(self, now_s: float) -> None:
         store = self.database.store
@@ -262,6 +276,7 @@ class SweepJob:
 
     def _fail(self, counts: SweepCounts, kind: str) -> None:
         failure = self._outage.on_failure(kind, at_least_s=counts.retry_after_s)
+        self._failed_at_s, self._was_overtaken = self._clock.monotonic_s(), False
         self.totals.errors[kind] += 1
         self.delay_s = failure.delay_s
         log_event(
@@ -275,8 +290,9 @@ class SweepJob:
         )
 
     def _succeed(self, counts: SweepCounts) -> None:
-        # What the broker took shows that it is back; if nothing was due, nobody asked it.
-        is_over = counts.sent > 0 or self._outage.kind != BROKER_AWAY
+        # What the broker took shows that it is back, also what it took from another watchdog or from
+        # the sender; if nothing was due, nobody here asked it.
+        is_over = counts.sent > 0 or self._outage.kind != BROKER_AWAY or self._was_overtaken
         if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)
         self.delay_s = counts.rate_wait_s if counts.is_cut_short else self._poll_s()

@@ -1,4 +1,8 @@
-"""The rate limit of one database: so many rows a second, and no burst after a pause."""
+"""The rate limit of one database in one watchdog: so many rows a second.
+
+After a pause at most one second's worth goes at once; at the start one row does, since nobody knows
+what the watchdog before has just sent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ class RowRate:
 
     def __init__(self, rows_per_s: int, now_s: float) -> None:
         self._rows_per_s = rows_per_s
-        self._rows = rows_per_s * _BURST_S
+        self._rows = 1.0
         self._filled_s = now_s
 
     @property

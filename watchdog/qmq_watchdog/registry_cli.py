@@ -72,7 +72,12 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @click.option(
     "--table-prefix", default="qmq_", show_default=True, help="How the names of its tables begin."
 )
-@click.option("--rows-per-s", type=int, default=0, help="Rate limit; 0 for none.")
+@click.option(
+    "--rows-per-s",
+    type=int,
+    default=0,
+    help="Rows a second that each watchdog sends at most; 0 for no limit.",
+)
 @click.option("--keep-sent-s", type=float, default=0.0, help="Keep accepted rows for so long.")
 @click.option("--keep-inbox-s", type=float, default=0.0, help="Keep inbox ids for so long.")
 @click.option("--disabled", is_flag=True, help="Write it, but do not sweep it yet.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from random import random
@@ -19,6 +18,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import Config
 from qmq_client.settings.sections import DatabaseSection
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.broker_gate import BrokerGate
@@ -73,8 +73,8 @@ class Service:
 
     def run(
         self,
-        stopping: threading.Event,
-        reloading: threading.Event,
+        stopping: SignalFlag,
+        reloading: SignalFlag,
         reload: Callable[[], Config],
     ) -> bool:
         """Sweep until `stopping` is set; returns whether everything ended in time then.

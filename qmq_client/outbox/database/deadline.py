@@ -9,15 +9,18 @@ sleeps while there are none.
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.outbox.database.driver import file_number
+from qmq_client.thread_start import start_thread
 
 #: Far above what a batch takes, and below what people call hanging.
 TRANSACTION_S_MAX: Final = 60.0
@@ -26,45 +29,69 @@ _LOOK_S: Final = 1.0
 _IDLE_LOOKS_MAX: Final = 60
 
 
+class _Watch:
+    """One socket that is to be cut."""
+
+    __slots__ = ("end_s", "is_over", "number")
+
+    def __init__(self, number: int, end_s: float) -> None:
+        self.number = number
+        self.end_s = end_s
+        #: The transaction is over: from then on others may use the socket.
+        self.is_over = False
+
+
 class _Deadlines:
-    """Which sockets are to be cut, and when. Thread-safe."""
+    """Which sockets are to be cut, and when. Thread-safe.
+
+    The main thread comes through here, so a lock is entered as itself: what a signal handler raises
+    leaves nothing taken.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._ends: dict[int, tuple[float, int]] = {}
-        self._next_key = 0
-        self._thread: threading.Thread | None = None
+        #: Held while a socket is cut, and by whoever says that a transaction is over. Reentrant for a signal
+        #: handler that has a transaction of its own.
+        self.lock = threading.RLock()
+        self._watches: dict[_Watch, None] = {}
+        #: Never given back: whoever has it is the thread that watches.
+        self._right = _thread.allocate_lock()
         self._is_asleep = False
+        self._rings: SimpleQueue[None] = SimpleQueue()
 
-    def add(self, number: int, seconds: float) -> int:
-        """Cut this socket after that time; returns the key for `remove`."""
-        with self._changed:
-            self._next_key += 1
-            self._ends[self._next_key] = (SYSTEM_CLOCK.monotonic_s() + seconds, number)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="qmq-deadlines", daemon=True)
-                self._thread.start()
-            elif self._is_asleep:
-                self._changed.notify()
-            return self._next_key
+    def add(self, watch: _Watch) -> None:
+        """Cut this socket at its time, unless the transaction is over before."""
+        if not self._right.locked():
+            start_thread(self._run, name="qmq-deadlines")
+        self._watches[watch] = None
+        if self._is_asleep:
+            self._rings.put(None)
 
-    def remove(self, key: int) -> None:
-        """The transaction is over: from here on the socket must not be cut."""
-        with self._changed:
-            self._ends.pop(key, None)
+    def forget(self, watch: _Watch) -> None:
+        """Drop what is over; the thread would do it later."""
+        self._watches.pop(watch, None)
 
     def _run(self) -> None:
+        if not self._right.acquire(blocking=False):
+            return  # another one was faster
         idle_looks = 0
-        with self._changed:
-            while True:
-                now_s = SYSTEM_CLOCK.monotonic_s()
-                for key in [key for key, (end_s, _) in self._ends.items() if end_s <= now_s]:
-                    _cut(self._ends.pop(key)[1])
-                idle_looks = 0 if self._ends else idle_looks + 1
-                # Checking costs less than being woken for every transaction.
-                self._is_asleep = idle_looks > _IDLE_LOOKS_MAX
-                self._changed.wait(None if self._is_asleep else _LOOK_S)
-                self._is_asleep = False
+        while True:
+            self._cut_what_is_due(SYSTEM_CLOCK.monotonic_s())
+            idle_looks = 0 if self._watches else idle_looks + 1
+            # Checking costs less than being woken for every transaction.
+            self._is_asleep = idle_looks > _IDLE_LOOKS_MAX
+            # Asked after the note: what is added now is seen or rings.
+            with suppress(Empty):
+                self._rings.get(timeout=None if self._is_asleep and not self._watches else _LOOK_S)
+            self._is_asleep = False
+
+    def _cut_what_is_due(self, now_s: float) -> None:
+        for watch in self._watches.copy():
+            with self.lock:
+                is_due = not watch.is_over and watch.end_s <= now_s
+                if is_due:
+                    _cut(watch.number)
+            if is_due or watch.is_over:
+                self.forget(watch)
 
 
 _deadlines = _Deadlines()
@@ -89,11 +116,14 @@ def answered_within(driver: Any, seconds: float) -> Iterator[None]:
         yield
         return
     watched = _deadlines
-    key = watched.add(number, seconds)
+    watch = _Watch(number, SYSTEM_CLOCK.monotonic_s() + seconds)
     try:
+        watched.add(watch)
         yield
     finally:
-        watched.remove(key)
+        with watched.lock:
+            watch.is_over = True
+        watched.forget(watch)
 
 
 def _cut(number: int) -> None:

@@ -153,6 +153,10 @@ class OutboxDialect(Protocol):
         """
         ...
 
+    def close_sibling(self, sibling: sa.Engine) -> None:
+        """Close its idle connections, unless it is the application's own; it may be used again."""
+        ...
+
     def write(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
         """A short transaction that will write; committed at the end, or rolled back on an error.
 

@@ -117,6 +117,9 @@ class ServerDialect(ABC):
         # Errors are logged, so they must not contain a token or a record.
         return sa.Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
 
+    def close_sibling(self, sibling: sa.Engine) -> None:
+        sibling.dispose()
+
     @contextmanager
     def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
         with self._connect(sibling) as connection, connection.begin():

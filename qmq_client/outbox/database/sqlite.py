@@ -12,7 +12,6 @@ import asyncio
 import os
 import re
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -28,6 +27,7 @@ from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.link import Link, find_link, leave_out
 from qmq_client.outbox.database.shared_connection import shared_connection
+from qmq_client.outbox.database.sqlite_turns import TURNS
 from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
 from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
@@ -38,11 +38,6 @@ from qmq_client.outbox.table import refuse_autocommit_of_python
 NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER)"
 #: The publisher tries again anyway; a longer wait would only delay its stop.
 BUSY_MS_MAX: Final = 2_000
-#: How long a transaction of the application lets the publisher go first. SQLite has no queue for
-#: its write lock: a thread that retries at once always wins over one that waits, so a busy
-#: application would starve the publisher. Bounded, because the application may itself hold the lock
-#: that the publisher waits for.
-TURN_S_MAX: Final = 0.05
 _ID_BYTES: Final = 16
 #: The lowest byte of an error code is its kind. An error without a kind counts as well: a trigger
 #: gives it when its own tables are gone.
@@ -50,9 +45,6 @@ _PRIMARY_CODE: Final = 0xFF
 _REFUSING: Final = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH)
 _BEGIN: Final = "BEGIN"
 _SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
-#: Per database file; held by the publisher while it wants or has the write lock.
-_TURNS: Final[dict[str, threading.Lock]] = {}
-os.register_at_fork(after_in_child=_TURNS.clear)
 #: Pools inherited through a fork. SQLite forbids even closing such a connection in the child.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
@@ -87,6 +79,8 @@ class SqliteDialect:
 
     def prepare_application(self, engine: sa.Engine) -> None:
         end_left_transactions(engine)
+        if not engine.dialect.is_async:
+            TURNS.close_before_forks(engine)
 
     def before_statement(
         self, connection: sa.Connection, link: Link, cursor: Any, statement: str
@@ -105,8 +99,8 @@ class SqliteDialect:
             return
         if not link.driver.in_transaction:
             is_to_write = connection.get_execution_options().get(BEGIN_OPTION) == BEGIN_TO_WRITE
-            if is_to_write:
-                _let_the_publisher_go_first(connection.engine)
+            if is_to_write and not connection.engine.dialect.is_async:
+                TURNS.of(connection.engine).let_the_publisher_go_first()
             # Straight to the driver: through SQLAlchemy it would take ten times longer.
             cursor.execute("BEGIN IMMEDIATE" if is_to_write else "BEGIN")
         link.was_open = True
@@ -173,11 +167,17 @@ class SqliteDialect:
         event.listen(sibling, "connect", refuse_what_cannot_be_written)
         event.listen(sibling, "connect", _relax)
         event.listen(sibling, "connect", lambda _, entry: leave_out(entry))
+        TURNS.close_before_forks(sibling)
         return sibling
+
+    def close_sibling(self, sibling: sa.Engine) -> None:
+        if not self._is_shared:
+            with TURNS.of(sibling).taken():
+                sibling.dispose()
 
     @contextmanager
     def write(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        with _turn_of(sibling), self._connect(sibling) as connection, connection.begin():
+        with self._connect(sibling) as connection, connection.begin():
             if find_link(connection.connection) is None:  # else `before_statement` begins
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
@@ -189,14 +189,15 @@ class SqliteDialect:
 
     @contextmanager
     def _connect(self, sibling: sa.Engine) -> Iterator[sa.Connection]:
-        if not self._is_shared:
-            with sibling.connect() as connection:
+        with TURNS.of(sibling).taken():
+            if not self._is_shared:
+                with sibling.connect() as connection:
+                    yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+                return
+            # The gate is left after the connection is back, because returning it rolls back.
+            with shared_connection(sibling.pool).enter(), sibling.connect() as connection:
+                refuse_autocommit_of_python(driver_of(connection))
                 yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-            return
-        # The gate is left after the connection is back, because returning it rolls back.
-        with shared_connection(sibling.pool).enter(), sibling.connect() as connection:
-            refuse_autocommit_of_python(driver_of(connection))
-            yield connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
 
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
@@ -270,16 +271,6 @@ def _give_ids(
             sa.update(outbox).where(outbox.c.id == number).values(message_id=message_id)
         )
     return new_ids
-
-
-def _let_the_publisher_go_first(engine: sa.Engine) -> None:
-    turn = _turn_of(engine)
-    if turn.locked() and not engine.dialect.is_async and turn.acquire(timeout=TURN_S_MAX):
-        turn.release()
-
-
-def _turn_of(engine: sa.Engine) -> threading.Lock:
-    return _TURNS.setdefault(str(engine.url.database), threading.Lock())
 
 
 def end_left_transactions(engine: sa.Engine) -> None:

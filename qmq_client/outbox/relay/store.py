@@ -348,8 +348,7 @@ class OutboxStore:
 
     def close(self) -> None:
         """Close this store's connections; it may be used again."""
-        if self._sibling is not self._application:
-            self._sibling.dispose()
+        self._dialect.close_sibling(self._sibling)
 
     def _written(self, work: Callable[[sa.Connection], _Result]) -> _Result:
         """One short transaction, repeated if it was undone to break a deadlock."""

@@ -104,6 +104,8 @@ class Calls:
                 self._give_up(link, given)
                 raise
             link.unit = None  # what is executed from here on is the COMMIT
+            if unit.endings:
+                unit.note_commit()
         link.is_committing = True
         try:
             self._commit(given)
@@ -156,6 +158,8 @@ class Calls:
         elif unit is not None:
             self._finish(link, connection.connection)
             link.unit = None
+        if unit is not None:
+            unit.note_commit()
         link.is_committing = True
         try:
             commit(connection, xid, is_prepared, recover)

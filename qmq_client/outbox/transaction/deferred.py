@@ -9,13 +9,13 @@ with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction
 
-from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.row import Ending, OutboxRow
 from qmq_client.outbox.transaction.opened import checked_unit
 from qmq_client.outbox.transaction.outlet import Outlet
 
@@ -29,6 +29,17 @@ class _Deferred:
     engine: sa.Engine
     outlet: Outlet
     rows: list[OutboxRow]
+    #: As those of a `Unit`.
+    endings: list[Ending] = field(default_factory=list)
+
+    def find(self, outlet: Outlet, message_id: bytes) -> tuple[OutboxRow, Ending] | None:
+        rows = self.rows if self.outlet is outlet else []
+        found = next((row for row in rows if row.message_id == message_id), None)
+        if found is None:
+            return None
+        ending = Ending()
+        self.endings.append(ending)
+        return found, ending
 
 
 def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:
@@ -42,7 +53,9 @@ def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[Outbox
 def move(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     """`transaction` has begun on this connection: its waiting messages go into the connection's unit."""
     for each in _take(session, transaction, connection.engine.pool):
-        checked_unit(connection, each.outlet).add(connection, each.outlet, each.rows)
+        unit = checked_unit(connection, each.outlet)
+        unit.endings += tuple(each.endings)
+        unit.add(connection, each.outlet, each.rows)
 
 
 def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
@@ -52,18 +65,13 @@ def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
     return {each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost}
 
 
-def deferred_row(session: Session, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
+def deferred_row(
+    session: Session, outlet: Outlet, message_id: bytes
+) -> tuple[OutboxRow, Ending] | None:
     """The note of a message that waits for its transaction to begin."""
     waiting: list[_Deferred] = session.info.get(DEFERRED, [])
-    return next(
-        (
-            row
-            for each in waiting
-            for row in each.rows
-            if each.outlet is outlet and row.message_id == message_id
-        ),
-        None,
-    )
+    found = (each.find(outlet, message_id) for each in waiting)
+    return next((each for each in found if each is not None), None)
 
 
 def drop(session: Session, transaction: SessionTransaction) -> None:

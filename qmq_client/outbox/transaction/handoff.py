@@ -10,6 +10,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
@@ -44,15 +46,16 @@ class HandoffQueue:
         """`on_dropped`: called with what did not fit, in the committing thread; must not raise."""
         self._messages_max = messages_max
         self._on_dropped = on_dropped
-        # Taken at each commit with messages, and not through the condition, which is written in Python.
-        # Reentrant: a signal handler may commit in the middle of `put`.
+        # Reentrant: a signal handler may commit in the middle of `put`. Entered as itself and not through a
+        # condition, whose `with` is written in Python and may be left locked by what a handler raises.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._waiting: deque[HandOver] = deque()
+        #: Changed in single steps, and never below what waits, so it is right wherever it is interrupted.
         self._messages = 0
-        #: The taker sleeps until this many messages wait.
+        #: What the taker sleeps at.
+        self._rings: SimpleQueue[None] = SimpleQueue()
+        #: The taker is rung for when this many messages wait.
         self._wake_at = _NEVER
-        self._is_woken = False
         self._is_closed = False
         self.handed_over = 0
         self.dropped = 0
@@ -65,49 +68,54 @@ class HandoffQueue:
         """
         count = len(handed.rows)
         with self._lock:
-            waiting = self._messages + count
-            is_dropped = self._is_closed or (waiting > self._messages_max and self._messages > 0)
+            self.handed_over += count
+            waiting = self._messages + count if self._waiting else count
+            is_full = waiting > self._messages_max and waiting > count
+            is_dropped = is_full or self._is_closed
             if is_dropped:
                 self.dropped += count
             else:
-                self._waiting.append(handed)
                 self._messages = waiting
-            self.handed_over += count
-            if self._messages >= self._wake_at:
-                self._changed.notify_all()
+                try:
+                    self._waiting.append(handed)
+                finally:  # also if a signal handler raises here: it was added
+                    if self._messages >= self._wake_at:
+                        self._wake_at = _NEVER
+                        self._rings.put(None)
         if is_dropped:
             self._on_dropped(handed)
 
     def close(self) -> None:
         """From now on drop everything: nobody will take it."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
 
     def take(self, messages_max: int) -> list[HandOver]:
         """Whole transactions in order, about `messages_max` messages, at least one if any wait."""
         taken: list[HandOver] = []
         count = 0
-        with self._changed:
+        with self._lock:
             while self._waiting and count < messages_max:
                 handed = self._waiting.popleft()
                 taken.append(handed)
                 count += len(handed.rows)
-            self._messages -= count
+            self._messages = self._messages - count if self._waiting else 0
         return taken
 
     def wait(self, seconds: float | None, *, messages: int = 1) -> None:
-        """Sleep until `messages` wait, `wake` is called, or the time is over."""
-        with self._changed:
-            self._wake_at = messages
-            self._changed.wait_for(lambda: self._is_woken or self._messages >= messages, seconds)
-            self._wake_at = _NEVER
-            self._is_woken = False
+        """Sleep until `messages` wait, `wake` is called, or the time is over. For the taker."""
+        with self._lock:
+            is_enough = self._messages >= messages
+            self._wake_at = _NEVER if is_enough else messages
+        with suppress(Empty):
+            self._rings.get(timeout=0.0 if is_enough else seconds)
+            while True:  # what they announce is there: one look is enough for all
+                self._rings.get_nowait()
+        self._wake_at = _NEVER
 
     def wake(self) -> None:
         """End the taker's sleep, or its next one."""
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify_all()
+        self._rings.put(None)
 
     def __len__(self) -> int:
-        return self._messages
+        return self._messages if self._waiting else 0

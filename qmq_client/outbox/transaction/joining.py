@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from qmq_client.current import current_scopes, sync_of
 from qmq_client.errors import NoTransactionError, WrongDatabaseError
 from qmq_client.given import session_of
-from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.row import Ending, OutboxRow
 from qmq_client.outbox.transaction.binds import bind_on, is_on
 from qmq_client.outbox.transaction.deferred import defer, deferred_row
 from qmq_client.outbox.transaction.enlisted import (
@@ -66,8 +66,10 @@ def join_to_cancel(
     return unit.cancel(connection, outlet, message_id, is_at_broker=is_at_broker)
 
 
-def noted(given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
-    """The note of a message sent in the joined transaction, if it was sent there."""
+def noted(
+    given: Any, engine: sa.Engine, outlet: Outlet, message_id: bytes
+) -> tuple[OutboxRow, Ending] | None:
+    """The note of a message sent in the joined transaction, if it was sent there, to wait for it."""
     scope = _scope(given, engine, outlet)
     connection = enlisted_connection(scope, engine.pool) if isinstance(scope, Session) else scope
     unit = None if connection is None else unit_of(connection)

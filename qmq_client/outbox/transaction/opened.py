@@ -38,8 +38,10 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
             )
         if was_open and not dialect.is_in_transaction(link):
             raise lost_error("this message")
+        link.connection = ref(
+            connection
+        )  # first: a unit that was left without could not be written
         unit = link.unit = Unit(link)
-        link.connection = ref(connection)
     elif unit.is_lost or not dialect.is_in_transaction(link):
         # A note made now would be missing if something else commits before the error appears.
         unit.is_lost = True

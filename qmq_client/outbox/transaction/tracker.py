@@ -83,8 +83,8 @@ def _on_error(context: sa.engine.ExceptionContext) -> None:
         has_ended = not is_autocommit and not dialect.is_in_transaction(link)
         if has_ended or dialect.undoes_transaction(link, error):
             # Nothing was sent yet; messages sent later must not be taken for all there are.
-            link.unit = Unit(link, is_lost=True)
             link.connection = ref(connection)
+            link.unit = Unit(link, is_lost=True)
 
 
 def _before_commit(session: Session) -> None:

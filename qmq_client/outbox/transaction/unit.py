@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxError, OutboxRowLostError
 from qmq_client.outbox.database.link import Link
-from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.row import Ending, OutboxRow
 from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.outbox.transaction.outlet import (
@@ -90,6 +90,8 @@ class Unit(msgspec.Struct, eq=False):
     #: Rows wait that should be written as soon as a statement can be executed.
     _is_overdue: bool = False
     _is_writing: bool = False
+    #: Of those who wait for what becomes of a message.
+    endings: tuple[Ending, ...] = ()
     #: A statement of this transaction failed, whatever the application made of it.
     is_suspect: bool = False
     #: The transaction was ended behind SQLAlchemy's back.
@@ -134,10 +136,14 @@ class Unit(msgspec.Struct, eq=False):
         waiting = self._rows[self._written :] if self._has_keys else []
         return any(row.ordering_key is not None for _, row in waiting)
 
-    def find(self, outlet: Outlet, message_id: bytes) -> OutboxRow | None:
-        """The note of a message that was sent in this transaction through `outlet`."""
+    def find(self, outlet: Outlet, message_id: bytes) -> tuple[OutboxRow, Ending] | None:
+        """The note of a message that was sent in this transaction through `outlet`, to wait for it."""
         rows = (row for other, row in reversed(self._rows) if other is outlet)
-        return next((row for row in rows if row.message_id == message_id), None)
+        found = next((row for row in rows if row.message_id == message_id), None)
+        if found is None:
+            return None
+        self.endings = self.endings or (Ending(),)
+        return found, self.endings[0]
 
     def cancel(
         self,
@@ -282,6 +288,11 @@ class Unit(msgspec.Struct, eq=False):
 
     def _count_unwritten(self) -> None:
         self._unwritten_bytes = sum(len(row.record) for _, row in self._rows[self._written :])
+
+    def note_commit(self) -> None:
+        """COMMIT is about to be sent."""
+        for ending in self.endings:
+            ending.is_committing = True
 
     def hand_over(self, *, is_confirmed: bool) -> None:
         """Give the rows to their publishers; nothing here may raise."""

@@ -27,7 +27,6 @@ from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 
 PAGE = ROOT / "docs" / "delay.md"
 RUN_S_MAX = 60
-START = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -36,8 +35,13 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield process
 
 
+def later(**much: int) -> datetime:
+    """Than now."""
+    return datetime.now(UTC) + timedelta(**much)
+
+
 def send(url: str, *messages: Message) -> list[str]:
-    now_ms = round(START.timestamp() * 1000)
+    now_ms = round(datetime.now(UTC).timestamp() * 1000)
     records: dict[str, list[bytes]] = {}
     ids = []
     for message in messages:
@@ -58,22 +62,23 @@ def run(url: str, *arguments: str, code: int = 0) -> Any:
 
 def test_what_waits_is_listed_shown_cancelled_and_put_off(broker: BrokerProcess) -> None:
     url = f"http://{broker.host}:{broker.port}"
-    hours = [Message("gate", {"n": n}, deliver_at=START + timedelta(hours=n)) for n in (3, 1, 2)]
+    start = datetime.now(UTC)
+    hours = [Message("gate", {"n": n}, deliver_at=start + timedelta(hours=n)) for n in (3, 1, 2)]
     third, first, second = send(url, *hours)
-    (other,) = send(url, Message("seat", "x", deliver_at=START + timedelta(days=30)))
+    (other,) = send(url, Message("seat", "x", deliver_at=start + timedelta(days=30)))
     listed = run(url, "list")["delayed"]
     assert [one["message_id"] for one in listed] == [first, second, third, other]
     assert [one["message_id"] for one in run(url, "list", "--subject", "seat")["delayed"]] == [
         other
     ]
     assert run(url, "list", "--limit", "1")["has_more"]
-    late = (START + timedelta(hours=2, minutes=30)).isoformat()
+    late = (start + timedelta(hours=2, minutes=30)).isoformat()
     assert len(run(url, "list", "--from", late)["delayed"]) == 2
     assert sum(row["count"] for row in run(url, "histogram", "--span", "day")["rows"]) == 4
     shown = run(url, "show", first)
     assert shown["message"]["body"] == {"n": 1}
     assert [place["state"] for place in shown["places"]] == ["pending"]
-    moved = (START + timedelta(days=3)).isoformat()
+    moved = (start + timedelta(days=3)).isoformat()
     assert run(url, "reschedule", first, moved) == {"outcomes": {first: "rescheduled"}}
     states = [place["state"] for place in run(url, "show", first)["places"]]
     assert states == ["rescheduled", "pending"]
@@ -90,7 +95,7 @@ def test_what_waits_is_listed_shown_cancelled_and_put_off(broker: BrokerProcess)
 
 def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
     url = f"http://{broker.host}:{broker.port}"
-    (message_id,) = send(url, Message("gate", "body", deliver_at=START + timedelta(hours=3)))
+    (message_id,) = send(url, Message("gate", "body", deliver_at=later(hours=3)))
     for command, said in {
         "list": "gate",
         f"show {message_id}": "body",
@@ -101,7 +106,7 @@ def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
         ran = CliRunner().invoke(delayed, [*command.split(), "--broker", url])
         assert ran.exit_code == 0, ran.output
         assert said in ran.output
-    words = ["reschedule", message_id, (START + timedelta(days=1)).isoformat(), "--broker", url]
+    words = ["reschedule", message_id, later(days=1).isoformat(), "--broker", url]
     ran = CliRunner().invoke(delayed, words)
     assert ran.exit_code == 1
     assert ran.output == f"{message_id}  not rescheduled: it was cancelled before\n"
@@ -110,7 +115,7 @@ def test_for_people_there_are_tables_and_bars(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize("command", ["show", "trace"])
 def test_a_message_that_waits_is_shown_at_once(broker: BrokerProcess, command: str) -> None:
     url = f"http://{broker.host}:{broker.port}"
-    (message_id,) = send(url, Message("gate", "B12", deliver_at=START + timedelta(hours=3)))
+    (message_id,) = send(url, Message("gate", "B12", deliver_at=later(hours=3)))
     words = [command, message_id, "--broker", url]
     ran = CliRunner().invoke(messages, words)
     assert ran.exit_code == 0, ran.output
@@ -131,7 +136,7 @@ def test_what_is_not_there_is_said(broker: BrokerProcess) -> None:
     url = f"http://{broker.host}:{broker.port}"
     for arguments in (
         ["show", "0" * 32],
-        ["reschedule", "0" * 32, (START + timedelta(days=1)).isoformat()],
+        ["reschedule", "0" * 32, later(days=1).isoformat()],
     ):
         ran = CliRunner().invoke(delayed, [*arguments, "--broker", url])
         assert ran.exit_code == 1
@@ -139,7 +144,7 @@ def test_what_is_not_there_is_said(broker: BrokerProcess) -> None:
 
 
 def test_B4_of_a_message_that_cannot_be_read_file_and_remedy_are_shown(tmp_path: Path) -> None:
-    data, tomorrow = tmp_path / "own", START + timedelta(days=1)
+    data, tomorrow = tmp_path / "own", later(days=1)
     with BrokerProcess(data, "--reserve-bytes", "0") as own:
         (message_id,) = send(own.url, Message("gate", "to be damaged", deliver_at=tomorrow))
         segment = data / "commitlog" / ("0" * 20)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from qmq_client.consumer import consumer
+from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+from tests.kit.waiting import wait_for
 
 
 async def exiting() -> None:
@@ -70,3 +74,22 @@ def test_C9_an_exit_in_a_task_that_the_handler_awaits_stops_the_consumers_in_ord
         bench.consumers(handler).run()
     assert ended.value.code == 3
     assert bench.broker.in_flight(SUBJECT, GROUP) == 0
+
+
+def test_the_loop_of_consumers_that_nobody_stops_ends_when_nobody_has_them(bench: Bench) -> None:
+    loops: list[threading.Thread] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: str) -> None:
+        loops.append(threading.current_thread())
+
+    bench.put("one", "two")
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    bench.put("three")
+    drain(consumers)
+    (loop,) = set(loops)
+    assert loop.is_alive(), "what handlers share on it must last from one to the next"
+    del consumers
+    gc.collect()
+    wait_for(lambda: not loop.is_alive())

@@ -15,11 +15,11 @@ from sqlalchemy.pool import NullPool
 from qmq_client.commands.root import root
 from qmq_client.doctor import Finding, Thresholds, examine
 from qmq_client.outbox.table import create_tables
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Databases
 from tests.services.ladder import recipe_or_install
 from tests.services.private import PrivateServer, Recipe
 
-DEADLINE_S = 30.0
 #: MySQL's view of transactions shows the same for ever when it is read more often than every 0.1 s.
 LOOK_S = 0.15
 #: A fresh transaction is old, a fresh row has waited for long.

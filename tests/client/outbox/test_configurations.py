@@ -22,10 +22,10 @@ from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, Order, World, a_world, add
 from tests.conftest import MakeDatabase
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
 
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
-DEADLINE_S = 30.0
 
 
 class OtherBase(DeclarativeBase):
