@@ -18,6 +18,7 @@ from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
 from qmq_pipeline.command import (
     Seconds,
     audit_options,
+    broker_of,
     expose_options,
     full_option,
     job_options,
@@ -26,11 +27,17 @@ from qmq_pipeline.command import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from qmq_pipeline.jobs.audit import AuditResult
     from qmq_pipeline.jobs.expose import Exposed
-    from qmq_pipeline.places.config import AuditOptions, ExposeOptions
+    from qmq_pipeline.places.config import AuditOptions, ExposeOptions, PipelineConfig
 
 _FORMATS: Final = click.Choice(("delta", "iceberg"))
+#: Tables whose names do not say what their rows are.
+_NOUNS: Final = {"outbox": "outbox rows", "scheduled": "scheduled messages"}
+#: More databases are counted, not named.
+_NAMED_MAX: Final = 3
 _NEEDED: Final = ("pyspark", "pyarrow", "numpy")
 
 
@@ -66,22 +73,15 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
     if follow:
         _follow(every_s, skip_expired=skip_expired, **options)
         return
-    from qmq_pipeline.jobs.ingest import Ingested
-    from qmq_pipeline.jobs.ingest import ingest as ingest_logs
-    from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+    from qmq_pipeline.jobs.ingest_both import ingest_both
 
     with running_job(options) as job:
-        workers, config = job.workers(), job.config
-        # Outboxes first: what they show as sent is then in the log when it is read.
-        outbox = ingest_outbox(workers, config, on_progress=job.on_progress)
-        done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
-        if config.place is not None or not config.databases:
-            done = ingest_logs(
-                workers, config, skip_expired=skip_expired, on_progress=job.on_progress
-            )
+        outbox, done = ingest_both(
+            job.workers(), job.config, skip_expired=skip_expired, on_progress=job.on_progress
+        )
         rows = {**done.rows, **({"outbox": sum(outbox.values())} if outbox else {})}
         answer = {**asdict(done), "rows": rows, "outbox": outbox}
-        job.answer(answer, _ingested_text(rows, done.quarantined))
+        job.answer(answer, ingested_text(rows, job.config, quarantined=done.quarantined))
 
 
 def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
@@ -98,10 +98,11 @@ def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
                 stop,
                 every_s=every_s,
                 skip_expired=skip_expired,
-                on_batch=lambda rows: job.line(rows, _ingested_text(dict(rows), 0)),
+                on_batch=lambda rows: job.line(rows, ingested_text(rows, job.config)),
             )
-        total = _ingested_text(done.rows, 0)
-        job.answer(asdict(done), f"stopped after {done.batches:,} batches: {total}")
+        batches = "1 batch" if done.batches == 1 else f"{done.batches:,} batches"
+        total = ingested_text(done.rows, job.config)
+        job.answer(asdict(done), f"stopped after {batches}: {total}")
 
 
 @pipeline.command()
@@ -185,10 +186,9 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
         raise click.UsageError(
             "--keeper names whom retention waits for, --no-keeper lets it wait for nobody: give one"
         )
-    keeping = keeping_of(options, name=keeper, is_wanted=not no_keeper)
-    if options["path"]:
-        options["broker_url"] = None
-    with running_job(options) as job:
+    read_from = {**options, "broker_url": None} if options["path"] else options
+    with running_job(read_from) as job:
+        keeping = keeping_of(broker_of(options), name=keeper, is_wanted=not no_keeper)
         done = work(job.workers(), job.config, keeping=keeping, on_progress=job.on_progress)
         strange = f", {done.not_records:,} are no records" if done.not_records else ""
         waits = (
@@ -305,7 +305,8 @@ def run(
             **done.ingested.rows,
             **({"outbox": sum(done.outbox.values())} if done.outbox else {}),
         }
-        lines = [_ingested_text(rows, done.ingested.quarantined), audit_text(done.audit)]
+        ingested = ingested_text(rows, config, quarantined=done.ingested.quarantined)
+        lines = [ingested, audit_text(done.audit)]
         lines += [f"wrote {done.report.path}"] if done.report is not None else []
         lines += [_exposed_text(done.exposed, format_)] if done.exposed is not None else []
         job.answer(asdict(done), "\n".join(lines))
@@ -363,7 +364,17 @@ def _exposed_text(done: Exposed, format_: str | None) -> str:
     )
 
 
-def _ingested_text(rows: dict[str, int], quarantined: int) -> str:
-    parts = [f"{count:,} {name}" for name, count in rows.items()] or ["nothing new"]
-    lost = f"; {quarantined:,} sequences are quarantined" if quarantined else ""
-    return f"ingested {', '.join(parts)}{lost}"
+def ingested_text(rows: Mapping[str, int], config: PipelineConfig, *, quarantined: int = 0) -> str:
+    """What came in, without the tables that nothing came into; if nothing did, where that was looked for."""
+    parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
+    text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
+    return text + (f"; {quarantined:,} sequences are quarantined" if quarantined else "")
+
+
+def _looked_at(config: PipelineConfig) -> str:
+    logs = [] if config.place is None else [f"the logs of {config.place.name}"]
+    names = [one.name for one in config.databases]
+    outboxes = f"the outbox of {' and of '.join(names)}"
+    if len(names) > _NAMED_MAX:
+        outboxes = f"{len(names):,} outboxes"
+    return " and ".join([*logs, *([outboxes] if names else [])])

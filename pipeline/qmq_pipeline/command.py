@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,15 +19,19 @@ import msgspec
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.settings import config_option, json_option, loaded
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.errors import QmqError
 from qmq_pipeline.display import Display
 from qmq_pipeline.errors import JavaError, LakeError, OptionError, SourceError, UnreachableError
+from qmq_pipeline.places.outage import WAIT_S, WAIT_S_MAX
+from qmq_pipeline.places.outage_notices import NOTICES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from qmq_pipeline.jobs.progress import Progress
     from qmq_pipeline.places.config import PipelineConfig
+    from qmq_pipeline.places.options import Place
     from qmq_pipeline.sources.tasks import Workers
     from qmq_pipeline.work.workers import LocalWorkers
 
@@ -41,12 +44,12 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Seconds(click.FloatRange):
-    """A span of time: a number between a given minimum and a hundred years."""
+    """A span of time: a number between a given minimum and a maximum, by default a hundred years."""
 
     name = "seconds"
 
-    def __init__(self, least_s: float) -> None:
-        super().__init__(least_s, _SECONDS_MAX)
+    def __init__(self, least_s: float, most_s: float = _SECONDS_MAX) -> None:
+        super().__init__(least_s, most_s)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -74,6 +77,15 @@ def job_options(function: _Function) -> _Function:
                 "--broker", "broker_url", metavar="URL", help="Read from a running broker."
             ),
             click.option("--token-file", metavar="FILE", help="Holds the token for the broker."),
+            click.option(
+                "--wait",
+                "wait_s",
+                type=Seconds(0, WAIT_S_MAX),
+                default=WAIT_S,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long to wait for a broker that does not answer; 0 for a second at most.",
+            ),
             click.option(
                 "--database",
                 "databases",
@@ -168,6 +180,8 @@ class Job:
         self._workers: LocalWorkers | None = None
         self._own = ExitStack()
         self._watching = ExitStack()
+        self._telling = ExitStack()
+        self._telling.enter_context(NOTICES.told_to(self._display.outage))
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
@@ -210,6 +224,7 @@ class Job:
         if self._session is not None and self._is_own:
             self._session.stop()
         self._session = None
+        self._telling.close()
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""
@@ -235,14 +250,12 @@ class Job:
 
 
 @contextmanager
-def until_signalled() -> Iterator[Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second signal ends the process as usual."""
-    stop = Event()
+def until_signalled() -> Iterator[SignalFlag]:
+    """A flag that the first SIGINT or SIGTERM sets; a second signal ends the process as usual."""
+    stop = SignalFlag()
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
 
     def on_signal(_: int, __: FrameType | None) -> None:
-        # First, because the signal may have interrupted a `wait` that holds the event's lock: if `set` then
-        # waits for it, the second signal still ends the process.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         stop.set()
@@ -290,6 +303,18 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
             log_path().unlink(missing_ok=True)
 
 
+def broker_of(options: dict[str, Any]) -> Place | None:
+    """The broker that the options of a command name, whatever place it reads from."""
+    from qmq_pipeline.places.places import broker_place
+
+    if not options["broker_url"]:
+        return None
+    known = loaded(options["config_file"]).config.broker
+    return broker_place(
+        options["broker_url"], options["token_file"], known, wait_s=options["wait_s"]
+    )
+
+
 def _exit_code(error: QmqError) -> int:
     if isinstance(error, _WRONG_CALLS):
         return WRONG_CALL
@@ -313,9 +338,7 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
             allowed="one of both",
             remedy="Read the directory, or ask the broker.",
         )
-    place = None
-    if path or broker_url:
-        place = Place(path=path, broker_url=broker_url, token_file=options["token_file"] or "")
+    place = Place(path=path) if path else broker_of(options)
     return PipelineConfig(
         tables=_folder(options["tables"]), place=place, databases=known.config.databases
     )

@@ -15,6 +15,7 @@ import click
 
 from qmq_client.clock import Clock
 from qmq_pipeline.jobs.progress import Progress
+from qmq_pipeline.places.outage_notices import OutageNotice
 
 #: A bar is redrawn at most this often.
 BAR_S: Final = 0.2
@@ -66,6 +67,12 @@ class Display:
                 return
             self._shown_s = now_s
             self._line(f"step under way: {done:,} of {total:,} tasks")
+
+    def outage(self, notice: OutageNotice) -> None:
+        """Tell of a broker that is away, or is back."""
+        with self._lock:
+            self.over("")
+            self._line(str(notice))
 
     def _line(self, text: str) -> None:
         if not self._is_quiet:

@@ -1,6 +1,6 @@
 """What tests of the pipeline work on: a data directory, an outbox, workers, and one Spark for all of them.
 
-Starting Spark costs more than most tests. One worker of xdist runs all of them, see
+Starting Spark costs more than most tests. One worker of xdist runs all that ask for it, see
 `tests/conftest.py`, so one JVM is started.
 """
 
@@ -15,6 +15,7 @@ import pytest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.work.workers import LocalWorkers
+from tests.kit.asking import asks_for_spark
 from tests.pipeline.quick import QUICK
 from tests.pipeline.world import DataDirectory, OutboxDatabase
 
@@ -25,10 +26,12 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever asks for Spark has time for its start."""
+    """Whoever asks for Spark has time for its start, and says so where `asks_for_spark` sees it."""
     for item in items:
         if _HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(600))
+            if not asks_for_spark(item.path):
+                raise pytest.UsageError(f"{item.nodeid}: write its argument as spark: SparkSession")
 
 
 @pytest.fixture

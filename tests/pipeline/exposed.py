@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from qmq_pipeline.jobs.expose import Exposed, expose
 from qmq_pipeline.places.config import ExposeOptions, PipelineConfig
@@ -87,6 +89,18 @@ class World:
                 for part, numbers in parts.items()
             }
             self.lake.replace_parts(table, run, files, made=set(parts))
+
+
+@contextmanager
+def a_world(folder: Path, warehouse: Path) -> Iterator[World]:
+    """A new lake, and a catalog with its warehouse there."""
+    uri = f"sqlite:///{folder / 'catalog.db'}"
+    catalog = SqlCatalog(CATALOG, uri=uri, warehouse=f"file://{warehouse}", type="sql")
+    lake = Lake(str(folder / "tables"))
+    lake.prepare()
+    warehouse.mkdir(parents=True)
+    yield World(lake, catalog)
+    catalog.close()
 
 
 def batch(table: Table, numbers: range) -> pa.RecordBatch:

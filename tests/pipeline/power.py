@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from qmq_pipeline.work.worker import do_piece
+from qmq_pipeline.work.workers import LocalWorkers
+
+
+class Here(LocalWorkers):
+    """Work is done in this process, where a test sees what is synced."""
+
+    def run(self, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
+        return [json.loads(json.dumps(do_piece(function, one))) for one in pieces]
 
 
 class Synced:
@@ -14,8 +27,8 @@ class Synced:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         #: Folder → names it was synced with.
         self._names: dict[str, set[str]] = {}
-        #: File → what it held when it was synced.
-        self._contents: dict[str, bytes] = {}
+        #: Number of a file, whatever its name → what it held when it was synced.
+        self._contents: dict[int, bytes] = {}
         self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._on_sync)
 
@@ -25,7 +38,7 @@ class Synced:
         if os.path.isdir(path):
             self._names[path] = set(os.listdir(path))
         else:
-            self._contents[path] = Path(path).read_bytes()
+            self._contents[os.fstat(descriptor).st_ino] = Path(path).read_bytes()
 
     def left(self, folder: Path, into: Path) -> None:
         """Put down elsewhere what is left of a folder; a file that was never synced is empty."""
@@ -35,4 +48,4 @@ class Synced:
             if one.is_dir():
                 self.left(one, into / name)
             elif one.exists():
-                (into / name).write_bytes(self._contents.get(str(one), b""))
+                (into / name).write_bytes(self._contents.get(one.stat().st_ino, b""))

@@ -15,6 +15,7 @@ from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.archive import archive
+from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
@@ -194,3 +195,20 @@ def test_a_folder_of_tables_is_no_log_to_be_ingested_and_it_is_said_what_it_is_g
             with pytest.raises(SourceError, match=r"folder of tables.*Give it as --tables"):
                 job(workers, config)
     assert not (tmp_path / "t").exists()
+
+
+def test_P4_an_audit_of_an_archive_says_that_nothing_could_be_judged(
+    workers: LocalWorkers, tmp_path: Path
+) -> None:
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    directory.append(messages(MessageIds(1), 1500), frame_records=20)
+    config = PipelineConfig(tables=str(tmp_path / "archive"), place=Place(path=str(directory.path)))
+    assert archive(workers, config).segments > 0
+
+    def nobody() -> SparkSession:
+        raise AssertionError("there is no doubt")
+
+    done = audit(nobody, config)
+    assert (done.is_clean, done.stored) == (True, 0)
+    assert any("archived and not ingested" in one for one in done.coverage)
+    directory.close()

@@ -174,3 +174,16 @@ def test_a_stream_of_an_archive_goes_on_with_what_was_archived_since(
     rows = [row["sequence"] for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(rows) == list(range(len(rows)))
     assert len(rows) == spark.read.format("qmq").option("path", folder).load().count()
+
+
+def test_a_query_takes_no_frames_from_the_offset_on_that_it_was_given(
+    workers: LocalWorkers, directory: DataDirectory, folder: str
+) -> None:
+    archived(workers, directory, folder, 1)
+    reader, whole = reader_of(folder, next_offset=str(SEGMENT)), reader_of(folder)
+    begin = whole.initialOffset()
+    end = whole.latestOffset(begin, ReadAllAvailable())
+    one_segment = {**begin, "offset": SEGMENT}
+    assert end["offset"] > SEGMENT
+    assert sequences(reader, begin, end) == sequences(whole, begin, one_segment)
+    assert sequences(reader, one_segment, end) == []

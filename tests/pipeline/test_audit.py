@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from qmq_broker.storage.logs.actions import Acked, GroupDefined, Pulled
 from qmq_client.outbox.table import DEFAULT_TABLES
+from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.cli import audit_text
 from qmq_pipeline.jobs.audit import audit
@@ -17,7 +19,7 @@ from qmq_pipeline.jobs.audit_window import Window, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
-from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
@@ -170,6 +172,31 @@ def test_P4_rows_whose_numbers_sqlite_gave_out_again_are_in_the_tables_too(
     rows = Lake(config.tables).read(spark, OUTBOX).select("message_id").collect()
     assert len({row["message_id"] for row in rows}) == len(rows) == 14
     database.close()
+
+
+def test_a_window_limits_what_is_judged_and_not_what_is_counted_of_all_messages(
+    spark: SparkSession, directory: DataDirectory, config: PipelineConfig
+) -> None:
+    ids = MessageIds(6)
+    directory.append(messages(ids, 20, subjects=("orders",)), at_ms=START_MS)
+    directory.act(
+        [
+            GroupDefined(START_MS, "orders", "billing", 0, 0),
+            Pulled(START_MS, "orders", "billing", "c", 1, 0, (DeliveryRun(0, 20, 1),), START_MS),
+            Acked(START_MS + 200, "orders", "billing", "c", 0, 20),
+        ]
+    )
+    ingest(spark, config)
+    directory.append(messages(ids, 5, subjects=("orders",)), at_ms=START_MS + 3 * HOUR_MS)
+    ingest(spark, config)
+    lifecycle(spark, config)
+    late = replace(config, audit=AuditOptions(since_ms=START_MS + 2 * HOUR_MS))
+    never = replace(config, audit=AuditOptions(until_ms=0))
+    for one, stored in ((late, 5), (never, 0)):
+        for is_checked in (False, True):
+            done = audit(spark, one, cross_check=is_checked)
+            assert done.stored == stored
+            assert (done.expected, done.delivered, done.settled) == (25, 20, 20)
 
 
 def test_of_the_log_only_what_may_be_judged_is_read_with_an_hour_for_clocks() -> None:

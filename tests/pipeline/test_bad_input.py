@@ -71,6 +71,16 @@ def test_a_span_of_time_that_is_none_is_a_wrong_call(
     assert f"Invalid value for '{option}'" in result.stderr
 
 
+@pytest.mark.parametrize("until", ["2026-01-31", "2026-01-30", "0"])
+def test_a_window_without_any_time_is_a_wrong_call_and_not_clean(
+    tmp_path: Path, until: str
+) -> None:
+    Lake(str(tmp_path)).prepare()
+    result = qmq("audit", "--tables", tmp_path, "--since", "2026-01-31", "--until", until)
+    assert result.exit_code == 2
+    assert "allowed: a time after --since" in result.stderr
+
+
 def test_a_look_needs_a_time_to_wait(tmp_path: Path, broker: Path) -> None:
     result = qmq("ingest", "--tables", tmp_path / "t", "--path", broker, "--every", "nan")
     assert result.exit_code == 2

@@ -103,6 +103,12 @@ def test_the_life_of_messages_from_commit_to_replay_through_the_commands(
         assert (taken.exit_code, "--same-ids" in line, dead in line) == (2, True, True), line
         to_group = ("--where", "TRUE", "--to", "group:billing", "--send")
         assert answer("pipeline", "replay", *here, *to_group)["sent"] == 1
+        for send in ((), ("--send",)):
+            wrong = ("--where", "TRUE", "--to", "group:biling", *send, "--quiet")
+            refused = qmq("pipeline", "replay", *here, *wrong)
+            assert (refused.exit_code, refused.stdout) == (2, "")
+            told = "--to: the tables know no group biling; allowed: billing. Did you mean billing?"
+            assert told in refused.stderr
         transport = HttpTransport(broker.url)
         pulled = transport.pull(_pull("orders", "billing"))
         assert [_id(one) for one in pulled.messages] == [dead]
@@ -156,7 +162,7 @@ def _settled(spark: SparkSession, tmp_path: Path, here: tuple[str | Path, ...]) 
     ("arguments", "exit_code", "says"),
     [
         (("ingest", "--path", "/nowhere/at/all"), 2, "no such directory"),
-        (("ingest", "--broker", "http://127.0.0.1:1"), 3, "does not answer"),
+        (("ingest", "--broker", "http://127.0.0.1:1", "--wait", "0"), 3, "does not answer"),
         (("ingest", "--broker", "nonsense"), 2, "http"),
         (("ingest",), 2, "--path or --broker"),
         (("ingest", "--path", "a", "--broker", "b"), 2, "one of both"),
@@ -166,6 +172,7 @@ def _settled(spark: SparkSession, tmp_path: Path, here: tuple[str | Path, ...]) 
         (("lifecycle",), 2, "no tables here"),
         (("report",), 2, "no tables here"),
         (("replay", "--where", "TRUE", "--to", "orders"), 2, "subject:NAME"),
+        (("replay", "--where", "TRUE", "--to", "group:a"), 2, "run `ingest` and `lifecycle` first"),
         (("replay", "--where", "colour = 1", "--to", "subject:a"), 2, "colour"),
         (("replay", "--where", "outcome ==== 1", "--to", "subject:a"), 2, "SYNTAX_ERROR"),
     ],

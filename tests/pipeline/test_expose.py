@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 
 from qmq_client.commands.root import root
 from qmq_pipeline.errors import LakeError, OptionError
@@ -26,7 +25,7 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.listing import Change, Listing, update
 from qmq_pipeline.tables.schemas import DEAD_LETTERS, MESSAGES
 from qmq_pipeline.tables.table import Table
-from tests.pipeline.exposed import CATALOG, VALUES, Row, World, batch
+from tests.pipeline.exposed import CATALOG, VALUES, Row, World, a_world, batch
 from tests.pipeline.object_store import object_store
 
 
@@ -38,14 +37,8 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    warehouse = tmp_path / "warehouse"
-    warehouse.mkdir()
-    uri = f"sqlite:///{tmp_path / 'catalog.db'}"
-    catalog = SqlCatalog(CATALOG, uri=uri, warehouse=f"file://{warehouse}", type="sql")
-    lake = Lake(str(tmp_path / "tables"))
-    lake.prepare()
-    yield World(lake, catalog)
-    catalog.close()
+    with a_world(tmp_path, tmp_path / "warehouse") as made:
+        yield made
 
 
 def commit(world: World, table: Table, first: int, after: int) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
-from threading import Event
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
@@ -38,7 +40,7 @@ def test_what_comes_into_both_logs_comes_into_the_tables_until_it_is_stopped(
     directory: DataDirectory, config: PipelineConfig
 ) -> None:
     directory.append(messages(MessageIds(1), 30))
-    stop = Event()
+    stop = SignalFlag()
     seen: list[Mapping[str, int]] = []
 
     def on_batch(rows: Mapping[str, int]) -> None:
@@ -66,25 +68,48 @@ def test_an_error_on_the_way_ends_it_and_is_raised_as_it_was(
         directory.append(messages(MessageIds(2), 10))
 
     with LocalWorkers() as workers, pytest.raises(LakeError, match="version 9"):
-        follow(workers, config, Event(), every_s=0.1, on_batch=on_batch)
+        follow(workers, config, SignalFlag(), every_s=0.1, on_batch=on_batch)
+
+
+@pytest.mark.parametrize("has_news", [True, False], ids=["news", "none"])
+@pytest.mark.parametrize("gone", ["removed", "moved", "unmounted"])
+def test_tables_that_vanish_end_it_and_no_new_ones_are_begun(
+    directory: DataDirectory, config: PipelineConfig, tmp_path: Path, gone: str, has_news: bool
+) -> None:
+    directory.append(messages(MessageIds(1), 10))
+    tables = Path(config.tables)
+
+    def on_batch(_: Mapping[str, int]) -> None:
+        tables.rename(tmp_path / "elsewhere")
+        if gone == "removed":
+            shutil.rmtree(tmp_path / "elsewhere")
+        elif gone == "unmounted":
+            tables.mkdir()  # what is below the mount
+        if has_news:
+            directory.append(messages(MessageIds(2), 10))
+
+    with LocalWorkers() as workers, pytest.raises(LakeError, match="not there any more") as told:
+        follow(workers, config, SignalFlag(), every_s=0.01, on_batch=on_batch)
+    assert told.value.path == config.tables
+    assert not (tables.exists() and any(tables.iterdir()))
 
 
 def test_while_another_job_writes_the_tables_news_wait_and_none_is_lost(
     directory: DataDirectory, config: PipelineConfig
 ) -> None:
     directory.append(messages(MessageIds(1), 10))
-    stop, other = Event(), ExitStack()
+    stop, other = SignalFlag(), ExitStack()
     looks: list[None] = []
 
-    class Looked(Event):
+    class Looked(SignalFlag):
         """Counts the waits, which are between two looks."""
 
-        def wait(self, timeout: float | None = None) -> bool:
+        def wait(self, timeout_s: float = inf) -> bool:
             looks.append(None)
             if len(looks) == 5:
                 assert rows_of(config) == 10, "not before the other job is done"
                 other.close()
-            return stop.is_set() or super().wait(timeout)
+            return stop.is_set() or super().wait(timeout_s)
 
     def on_batch(_: Mapping[str, int]) -> None:
         if looks:
@@ -111,7 +136,7 @@ def test_what_retention_passed_between_two_looks_is_told_as_that(tmp_path: Path)
         directory.forget(segments=3)
 
     with LocalWorkers() as workers, pytest.raises(ExpiredRangeError, match="Ingest more often"):
-        follow(workers, config, Event(), every_s=0.1, on_batch=on_batch)
+        follow(workers, config, SignalFlag(), every_s=0.1, on_batch=on_batch)
     directory.close()
 
 
@@ -126,7 +151,7 @@ def test_it_goes_on_when_retention_has_passed_the_frame_that_was_read_last(tmp_p
     body = last.body + b"." * (room - taken)
     filling = msgspec.structs.replace(last, body=body)
     directory.append([filling])
-    stop = Event()
+    stop = SignalFlag()
 
     def on_batch(rows: Mapping[str, int]) -> None:
         if rows["messages"] == 20:

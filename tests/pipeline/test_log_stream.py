@@ -15,8 +15,8 @@ from qmq_pipeline.sources.log_stream import LogStreamReader
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 
-def reader_of(directory: DataDirectory) -> LogStreamReader:
-    options = {"path": str(directory.path), "columns": "sequence"}
+def reader_of(directory: DataDirectory, **more: str) -> LogStreamReader:
+    options = {"path": str(directory.path), "columns": "sequence", **more}
     return LogStreamReader(parse_log_options(options))
 
 
@@ -98,4 +98,18 @@ def test_what_retention_gave_up_before_a_batch_is_planned_is_told(tmp_path: Path
         rows_of(reader, start, end)
     with pytest.raises(ExpiredRangeError, match="retention"):
         rows_of(reader_of(directory), start, end)
+    directory.close()
+
+
+def test_a_query_takes_no_frames_from_the_offset_on_that_it_was_given(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 100))
+    end = directory.store.durable_offset
+    directory.append(messages(MessageIds(2), 50))
+    reader = reader_of(directory, next_offset=str(end))
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadAllAvailable())
+    directory.append(messages(MessageIds(3), 50))
+    later = reader.latestOffset(first, ReadAllAvailable())
+    assert (rows_of(reader, start, first), rows_of(reader, first, later)) == (100, 0)
     directory.close()

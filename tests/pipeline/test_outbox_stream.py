@@ -208,6 +208,12 @@ def test_a_wrong_option_of_a_stream_is_said_before_a_database_is_asked(
         parse_outbox_options({"url": "sqlite:///nowhere.db", option: value}, {}, ["row_id"])
 
 
+@pytest.mark.parametrize("option", ["url", "database"])
+def test_a_database_that_nobody_knows_is_told_by_the_option_that_names_it(option: str) -> None:
+    with pytest.raises(OptionError, match=f"^option {option}: ordres is not known;"):
+        parse_outbox_options({option: "ordres"}, {}, ["row_id"])
+
+
 def test_a_wrong_option_is_said_before_the_stream_is_started(spark: SparkSession) -> None:
     source = spark.readStream.format("qmq_outbox").option("url", "sqlite:///nowhere.db")
     with pytest.raises(Exception, match="Did you mean max_rows_per_trigger"):

@@ -138,7 +138,7 @@ def _outbox(tmp_path: Path) -> _Work:
 def _task(_: Path) -> _Work:
     work = {
         "function": "qmq_pipeline.places.options.parse_time_ms",
-        "pieces": [{"option": "--since", "text": "5"}],
+        "pieces": [{"option": "--since", "text": "2026-01-31"}],
     }
     reader = TaskDataSource({WORK_OPTION: json.dumps(work)}).reader(StructType())
     return lambda: [*reader.partitions()], lambda one: list(reader.read(one))

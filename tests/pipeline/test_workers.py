@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
 
 #: Any function of the package whose arguments and answer JSON can say.
-_FUNCTION = "qmq_pipeline.places.options.parse_time_ms"
-_BAD = {"option": "--since", "text": "yesterday"}
+_FUNCTION = "qmq_pipeline.places.options.number_option"
+_BOUNDS = {"option": "--limit", "lowest": 0, "highest": 1_000_000}
+_BAD = {**_BOUNDS, "text": "many"}
 
 
 def piece(number: int) -> dict[str, Any]:
-    return {"option": "--since", "text": str(number)}
+    return {**_BOUNDS, "text": str(number)}
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def test_where_a_system_does_not_tell_which_cores_are_for_this_process_it_has_al
 
 def test_an_error_of_a_piece_comes_with_its_class_and_its_words() -> None:
     with LocalWorkers(1) as workers:
-        with pytest.raises(OptionError, match="option --since: yesterday"):
+        with pytest.raises(OptionError, match="option --limit: many"):
             workers.run(_FUNCTION, [_BAD])
         with pytest.raises(
             PipelineError, match=r"a worker failed: TypeError: .*unexpected keyword"
@@ -159,6 +162,34 @@ def test_a_worker_answers_each_line_and_ends_with_its_input() -> None:
     assert first == {"answer": 5}
     assert second["error"] == "OptionError"
     assert do_piece(_FUNCTION, piece(5)) == 5
+
+
+def test_P2_a_worker_whose_starter_is_dead_ends_at_once(tmp_path: Path) -> None:
+    """The next run may have begun: nothing may be written beside it, not even the same."""
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        place = Place(broker_url=f"http://127.0.0.1:{broker.getsockname()[1]}")
+        where = {"tables": str(tmp_path), "log": "commitlog", "first": 0, "after": 1}
+        asked = {
+            "function": "qmq_pipeline.work.ranges.ingest_piece",
+            "arguments": {"place": asdict(place), **where},
+        }
+        with subprocess.Popen(
+            [sys.executable, "-m", "qmq_pipeline.work.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            text=True,
+        ) as worker:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(asked) + "\n")
+            worker.stdin.flush()
+            connection, _ = broker.accept()  # it is in the middle of its piece
+            worker.stdin.close()
+            try:
+                assert worker.wait(timeout=10) == 0
+            finally:
+                worker.kill()
+                connection.close()
 
 
 def test_P2_processes_of_this_machine_and_executors_write_the_same_tables(

@@ -1,8 +1,8 @@
 """`qmq pipeline archive`: sealed segments of the logs as Parquet, verified before retention may delete them.
 
 An archive is a folder of tables like any other: other jobs read it by `--tables`, and the source
-`qmq` reads it like a log (`path`). Each segment is one range. A worker writes it, verifies it and
-syncs it; then it is committed. Sealed segments never change, so a segment is archived only once.
+`qmq` reads it like a log (`path`). Each segment is one range. A worker writes it and
+verifies it; then it is committed. Sealed segments never change, so a segment is archived only once.
 Before the first segment the broker is told that the archive exists, and after each commit how far
 it reaches (`keeping.py`). Retention waits for it from then on.
 """
@@ -146,7 +146,7 @@ class _Run:
             pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
             found = written(self._workers, _WORK, tables, pieces)
             is_from_start = first == 0 or last is not None
-            known = commit(lake, tables, found, known, is_from_start=is_from_start, is_synced=True)
+            known = commit(lake, tables, found, known, is_from_start=is_from_start)
             done += found[tables[0].name]
             self._tell(log, done[-1])
             rows, count = sum(one.rows for one in done), i + len(some)

@@ -42,7 +42,7 @@ from qmq_pipeline.jobs.audit_rows import (
     has_aside,
 )
 from qmq_pipeline.jobs.audit_tallies import Tallies, WordSet
-from qmq_pipeline.jobs.audit_window import Window, judged_ranges, judged_window
+from qmq_pipeline.jobs.audit_window import Window, judged_window
 from qmq_pipeline.jobs.audit_words import REASONS, Kept
 from qmq_pipeline.jobs.deliveries import folded
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
@@ -102,17 +102,18 @@ def audit(
     window = judged_window(lake, config)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     judged = _by_joins if cross_check else _by_tallies
-    counts, totals = judged(get_spark, lake, config.audit, window, run)
-    on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
-    result = AuditResult(
-        run=run,
-        as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
-        findings=counts,
-        quarantined=_quarantined(lake),
-        coverage=window.coverage,
-        **totals,
-    )
-    _write_run(lake, result, first_ms=window.first_ms, grace_s=config.audit.grace_s)
+    with lake.adding_runs(AUDIT_FINDINGS, AUDIT_RUN):
+        counts, totals = judged(get_spark, lake, config.audit, window, run)
+        on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
+        result = AuditResult(
+            run=run,
+            as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
+            findings=counts,
+            quarantined=_quarantined(lake),
+            coverage=window.coverage,
+            **totals,
+        )
+        _write_run(lake, result, first_ms=window.first_ms, grace_s=config.audit.grace_s)
     on_progress(Progress(stage="audit", done=2, total=2, rows=result.committed + result.stored))
     return result
 
@@ -145,7 +146,7 @@ def _by_tallies(
     counts = _write_findings(lake, run, found, options.findings_max)
     if rows is not None:
         rows.forget()
-    return counts, _tallied_totals(lake, tallies, window)
+    return counts, _tallied_totals(lake, tallies)
 
 
 def _by_joins(
@@ -182,7 +183,7 @@ def _other_reasons(lake: Lake, window: Window) -> set[str]:
     return reasons | ({ASIDE} if has_aside(lake, window) else set())
 
 
-def _tallied_totals(lake: Lake, tallies: Tallies, window: Window) -> dict[str, int]:
+def _tallied_totals(lake: Lake, tallies: Tallies) -> dict[str, int]:
     """The totals of `audit_sql.TOTALS`; rows are counted only for words that the window cuts in two."""
     known, _ = tallies.producers()
     committed, is_cut = tallies.words.committed()
@@ -196,9 +197,7 @@ def _tallied_totals(lake: Lake, tallies: Tallies, window: Window) -> dict[str, i
         "committed": committed,
         "stored": stored + more_stored,
         "foreign_messages": foreign + more_foreign,
-        "expected": _expected(
-            judged_ranges(lake.ranges(MESSAGES), window), groups.groups if groups else {}
-        ),
+        "expected": _expected(lake.ranges(MESSAGES), groups.groups if groups else {}),
         "delivered": fates["first_delivered_at"],
         "settled": fates["settled_at"],
     }

@@ -214,7 +214,7 @@ FROM (
   LEFT JOIN (SELECT DISTINCT producer FROM qmq_outbox_all) known ON known.producer = m.producer
   UNION ALL
   SELECT 0, 0, 0, COUNT(*), 0, 0
-  FROM qmq_stored_all m JOIN qmq_groups g
+  FROM qmq_placed m JOIN qmq_groups g
     ON g.subject = m.subject AND m.sequence >= g.group_first AND m.sequence < g.group_next
   UNION ALL
   SELECT 0, 0, 0, 0, COUNT(first_delivered_at), COUNT(settled_at) FROM qmq_deliveries

@@ -16,12 +16,13 @@ from qmq_pipeline.tables.schemas import MESSAGES
 
 #: How far the clocks of a database and the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
-_FOR_EVER_MS: Final = 253_402_300_799_999
 #: If the action log is not folded to its end; contains no "; ", which separates reasons.
 _NOT_FOLDED: Final = (
     "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
     "set aside is not judged"
 )
+#: For a folder that only `archive` has written to, which notes no time; no "; " here either.
+_NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
 #: For a database without `keep_sent_s`; no "; " here either.
 _ROWS_GO: Final = (
     "does not keep accepted rows: `committed` counts only those that a scan has seen. Messages that "
@@ -60,18 +61,20 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
     first_ms = ranges[0].first_at_ms + grace_ms if _has_lost_beginning(ranges) else 0
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
+    until_ms = next_ms if options.until_ms is None else options.until_ms
     kept = [one.name for one in config.databases if one.keep_sent_s > 0]
     kept = list(scans) if options.are_rows_kept else kept
     known = folded(lake)
     is_folded = actions_end(lake) <= (known.actions if known else 0)
     return Window(
         first_ms=max(first_ms, options.since_ms or 0),
-        next_ms=max(0, min(next_ms, options.until_ms or _FOR_EVER_MS)),
+        next_ms=max(0, min(next_ms, until_ms)),
         gaps=tuple(_gaps(ranges, next_ms, grace_ms)),
         is_folded=is_folded,
         kept=tuple(kept),
         coverage=(
             *([] if ranges else ["no log was ingested: nothing is stored"]),
+            *([] if read_at_ms or not ranges else [_NOT_READ]),
             *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
             *([] if is_folded else [_NOT_FOLDED]),
             *_log_coverage(ranges, first_ms),

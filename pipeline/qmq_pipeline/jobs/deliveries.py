@@ -117,6 +117,13 @@ def folded(lake: Lake) -> Folded | None:
     return None if newest is None or "marks" not in newest.notes else _folded(newest)
 
 
+def group_names(lake: Lake) -> list[str]:
+    """The names of all groups in the table, each once whatever its subjects; sorted."""
+    newest = lake.newest(DELIVERIES)
+    marks = {} if newest is None else newest.notes.get("marks", {})
+    return sorted({name.partition("\n")[2] for name in marks})
+
+
 def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFrame:
     """The groups as a table: subject, group, and the sequences for it."""
     rows = [(*name.split("\n"), *sequences) for name, sequences in known.items()]

@@ -3,7 +3,7 @@
 It checks the ends of both logs and, when something is new, makes one run of `ingest`: the same
 tables, the same commits, and no state of its own. A check and a run cost the same however long the
 tables are: only the ends of logs and tables are read. While another job writes the tables, new data
-waits.
+waits; while the broker is away, this waits for it.
 
 Not for: sending rows elsewhere. For that, a query of your own reads the source as a stream
 (`log_stream.py`).
@@ -12,18 +12,24 @@ Not for: sending rows elsewhere. For that, a query of your own reads the source 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from threading import Event
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.errors import LakeInUseError
-from qmq_pipeline.jobs.ingest import Ingested, ingest, watched_logs
-from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+from qmq_client.signal_flag import SignalFlag
+from qmq_pipeline.errors import LakeError, LakeInUseError, UnreachableError
+from qmq_pipeline.jobs.ingest import check, watched_logs
+from qmq_pipeline.jobs.ingest_both import ingest_both
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log_watch import LogWatch
+from qmq_pipeline.places.outage import Outage
 from qmq_pipeline.places.places import with_token
+from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.tables.marker import is_lake
 
 if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
@@ -45,7 +51,7 @@ OnBatch = Callable[[Mapping[str, int]], None]
 def follow(
     workers: Workers,
     config: PipelineConfig,
-    stop: Event,
+    stop: SignalFlag,
     *,
     every_s: float,
     skip_expired: bool = False,
@@ -53,21 +59,50 @@ def follow(
 ) -> Followed:
     """Ingest what is there, then check for more at an interval, until `stop` is set.
 
-    The batch in progress at that time is finished. `workers`: a session, or `LocalWorkers`.
+    The batch in progress at that time is finished. `workers`: a session, or `LocalWorkers`. A broker
+    that is away is waited for: at the start as long as the place says, from then on without end.
     Requires: a place to read from. Raises a `PipelineError` as `ingest` does, but `LakeInUseError`
-    only at the start.
+    only at the start, and `LakeError` if the tables vanish on the way.
     """
     assert config.place is not None
-    place = with_token(config.place, os.environ)
-    with watched_logs(place) as watches:
-        follower = _Follower(workers, config, watches, on_batch)
-        looked_s = SYSTEM_CLOCK.monotonic_s()
-        follower.run_once(skip_expired=skip_expired)
-        while not stop.wait(max(0.0, looked_s + every_s - SYSTEM_CLOCK.monotonic_s())):
+    # What waits for a broker below this level hears no signal. So nobody there waits: a batch ends,
+    # and is made again, from its last commit on.
+    hasty = replace(config, place=replace(config.place, wait_s=0.0))
+    outage = Outage(config.place.name, config.place.wait_s)
+    assert hasty.place is not None
+    with watched_logs(with_token(hasty.place, os.environ)) as watches, closing(outage):
+        follower = _Follower(workers, hasty, watches, on_batch)
+        while True:
             looked_s = SYSTEM_CLOCK.monotonic_s()
-            if follower.has_news():
-                follower.run_once_or_later()
-    return follower.done
+            pause_s = _turn(follower, outage, skip_expired=skip_expired)
+            if pause_s is None:
+                pause_s = looked_s + every_s - SYSTEM_CLOCK.monotonic_s()
+            if stop.wait(max(0.0, pause_s)):
+                return follower.done
+
+
+def _turn(follower: _Follower, outage: Outage, *, skip_expired: bool) -> float | None:
+    """The first run, or a look and what follows from it.
+
+    Returns how long to pause before a broker that is away is asked again; None if it was there.
+    """
+    outage.asking()
+    try:
+        if follower.has_begun:
+            follower.look()
+        else:
+            follower.begin(skip_expired=skip_expired)
+    except Exception as error:  # as the outermost place of a command does: it may be Spark's
+        told = explain(error, "")
+        if not isinstance(told, UnreachableError):
+            raise
+        pause_s = outage.pause_s(getattr(told, "reason", "the broker does not answer"))
+        if pause_s is None:
+            raise
+        return pause_s
+    outage.arrived()
+    outage.wait_s = inf
+    return None
 
 
 class _Follower:
@@ -86,32 +121,63 @@ class _Follower:
         self._on_batch = on_batch
         #: Log → offset up to which it is in the tables.
         self._ends: Mapping[str, int] = {}
+        #: Whether one run came to its end.
+        self.has_begun = False
         self.done = Followed()
 
-    def has_news(self) -> bool:
+    def begin(self, *, skip_expired: bool) -> None:
+        """The first run. It alone may skip expired ranges: any later gap is a new loss."""
+        check(self._config)
+        self._run_once(skip_expired=skip_expired)
+
+    def look(self) -> None:
+        """Run once if a log has something new; or not at all while another run writes the tables.
+
+        What is new is still new at the next look.
+        """
+        self._check_tables()
+        if self._has_news():
+            with suppress(LakeInUseError):
+                self._run_once(skip_expired=False)
+
+    def _check_tables(self) -> None:
+        """Refuse to go on where the tables are gone: a run would silently begin new ones."""
+        if not is_lake(self._config.tables):
+            raise LakeError(
+                path=self._config.tables,
+                reason="the tables that were kept up to date are not there any more",
+                remedy="See whether the folder was moved or removed, or its disk unmounted; then start again",
+            )
+
+    def _has_news(self) -> bool:
         """Whether a log has something that is not in the tables."""
         return any(
             watch.look().next_offset > self._ends[log] for log, watch in self._watches.items()
         )
 
-    def run_once_or_later(self) -> None:
-        """Run once, or not at all while another run writes the tables: what is new is still new at the next check."""
+    def _run_once(self, *, skip_expired: bool) -> None:
+        """One run of `ingest`."""
+        rows: Counter[str] = Counter()
+        is_whole = False
         try:
-            self.run_once()
-        except LakeInUseError:
-            return
+            _, found = ingest_both(
+                self._workers,
+                self._config,
+                watches=self._watches,
+                skip_expired=skip_expired,
+                on_progress=lambda progress: rows.update(progress.added),
+            )
+            self._ends, is_whole = found.next_offsets, True
+        finally:
+            self._count(rows, is_whole=is_whole)
 
-    def run_once(self, *, skip_expired: bool = False) -> None:
-        """One run of `ingest`. Only the first may skip expired ranges: any later gap is a new loss."""
-        # Outboxes first: what they show as sent is then in the log when it is read.
-        outbox = ingest_outbox(self._workers, self._config)
-        found: Ingested = ingest(
-            self._workers, self._config, watches=self._watches, skip_expired=skip_expired
-        )
-        self._ends = found.next_offsets
-        rows = {**({"outbox": sum(outbox.values())} if outbox else {}), **found.rows}
-        self.done.batches += 1
+    def _count(self, rows: Mapping[str, int], *, is_whole: bool) -> None:
+        """What a run has committed: everything, or what it came to before it failed."""
+        has_rows = any(rows.values())
+        is_news = has_rows or (is_whole and not self.has_begun)
+        self.has_begun |= is_whole
+        self.done.batches += is_whole or has_rows
         for name, count in rows.items():
             self.done.rows[name] = self.done.rows.get(name, 0) + count
-        if any(rows.values()) or self.done.batches == 1:
+        if is_news:
             self._on_batch(rows)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
-from qmq_pipeline.jobs.log_tables import Written, commit, prepared, written
+from qmq_pipeline.jobs.log_tables import Written, checked_place, commit, prepared, written
 from qmq_pipeline.jobs.merge import merge
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
@@ -73,6 +73,25 @@ def ingest(
     return done
 
 
+def check(config: PipelineConfig) -> None:
+    """Refuse what `ingest` refuses before it reads, for callers that have something to write before it.
+
+    Creates nothing. Raises a `PipelineError`.
+    """
+    checked_place(config, "read")
+    lake = Lake(config.tables)
+    _refuse_archive(lake, LogEnd(lake, TABLES_OF[COMMIT_LOG][0]).last())
+
+
+def _refuse_archive(lake: Lake, last: RangeFacts | None) -> None:
+    if last is not None and last.notes.get(ARCHIVED):
+        raise LakeError(
+            path=lake.root,
+            reason="it is an archive, in which each row is verified, and whole segments follow each other",
+            remedy="Ingest into a folder of its own; the other jobs work on the archive as it is",
+        )
+
+
 @contextmanager
 def watched_logs(place: Place) -> Iterator[dict[str, LogWatch]]:
     """Both logs at a place, as callers of repeated `ingest` pass them."""
@@ -101,12 +120,7 @@ class _Run:
         self._tables: Sequence[Table] = TABLES_OF[log]
         self._ends = [LogEnd(lake, table) for table in self._tables]
         self._last = self._ends[0].last()
-        if self._last is not None and self._last.notes.get(ARCHIVED):
-            raise LakeError(
-                path=lake.root,
-                reason="it is an archive, in which each row is verified, and whole segments follow each other",
-                remedy="Ingest into a folder of its own; the other jobs work on the archive as it is",
-            )
+        _refuse_archive(lake, self._last)
 
     def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
         last = self._last
@@ -138,6 +152,7 @@ class _Run:
                     done=i + len(chunk),
                     total=total,
                     rows=sum(result.rows.values()),
+                    added={name: sum(one.rows for one in some) for name, some in facts.items()},
                 )
             )
         state = {"read_at_ms": read_at_ms, "next_offset": bounds.next_offset}

@@ -64,6 +64,7 @@ def ingest_outbox(
                     done=number,
                     total=len(config.databases),
                     rows=sum(rows.values()),
+                    added={OUTBOX.name: rows[section.name]},
                 )
             )
     return rows

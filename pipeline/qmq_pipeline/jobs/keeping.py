@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from qmq_client.wire.operations import KeepRequest
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
@@ -50,7 +50,7 @@ class Keeping:
             kept_offset=self.kept.get(COMMIT_LOG, 0),
             kept_actions_offset=self.kept.get(ACTION_LOG, 0),
         )
-        broker = RemoteDisk(self.place.address)
+        broker = RemoteDisk(self.place.address, wait_s=self.place.wait_s)
         try:
             if broker.keep(request) is None:
                 self.not_waited_for = UNKNOWN
@@ -59,10 +59,8 @@ class Keeping:
         return not self.not_waited_for
 
 
-def keeping_of(options: Mapping[str, Any], *, name: str | None, is_wanted: bool) -> Keeping:
-    """From the options of a command, `broker_url` and `token_file`, whatever place it reads from."""
+def keeping_of(broker: Place | None, *, name: str | None, is_wanted: bool) -> Keeping:
+    """From the options of a command, whatever place it reads from."""
     if not is_wanted:
         return Keeping(place=None, not_waited_for=NOT_WANTED)
-    broker_url, token_file = options["broker_url"], options["token_file"] or ""
-    place = Place(broker_url=broker_url, token_file=token_file) if broker_url else None
-    return Keeping(place=place, name=KEEPER if name is None else name)
+    return Keeping(place=broker, name=KEEPER if name is None else name)

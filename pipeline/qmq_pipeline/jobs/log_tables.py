@@ -14,7 +14,8 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.sources.tasks import run_tasks
 from qmq_pipeline.tables.commits import RangeFacts, range_facts
-from qmq_pipeline.tables.lake import Lake, is_lake
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.marker import is_lake
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.completeness import next_sequences
@@ -32,6 +33,14 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
     The place is checked before a folder is created for it. `verb` tells errors what the place is
     wanted for.
     """
+    place = checked_place(config, verb)
+    lake = Lake(config.tables)
+    lake.prepare()
+    return place, lake
+
+
+def checked_place(config: PipelineConfig, verb: str) -> Place:
+    """The place to read, with its token, if it has a log that can be read."""
     if config.place is None:
         raise OptionError(
             option="path",
@@ -40,7 +49,6 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
             remedy=f"Say with --path or --broker what is to be {verb}.",
         )
     place = with_token(config.place, os.environ)
-    lake = Lake(config.tables)
     if place.path is not None and is_lake(place.path):
         raise SourceError(
             source=place.name,
@@ -48,8 +56,7 @@ def prepared(config: PipelineConfig, verb: str) -> tuple[Place, Lake]:
             remedy="Give it as --tables: the other jobs work on it as it is",
         )
     open_log(place, COMMIT_LOG).close()
-    lake.prepare()
-    return place, lake
+    return place
 
 
 def written(
@@ -70,11 +77,8 @@ def commit(
     known: Mapping[str, int],
     *,
     is_from_start: bool,
-    is_synced: bool = False,
 ) -> dict[str, int]:
     """Commit ranges. The table that says how far the log was read comes last, so it is never ahead of the others.
-
-    `is_synced`: the commits survive a power cut when this returns.
 
     `known`: subject → the next sequence expected. Returns the same behind these ranges, and notes
     it.
@@ -84,7 +88,5 @@ def commit(
         expected = next_sequences(expected, facts, is_from_start=is_from_start)
         facts[-1] = replace(facts[-1], notes={**facts[-1].notes, "next_sequences": expected})
     for table in reversed(tables):
-        made = lake.commit(table, found[table.name])
-        if is_synced:
-            lake.sync_commit(table, made)
+        lake.commit(table, found[table.name])
     return expected

@@ -70,7 +70,9 @@ def marts(
             remedy="Run `qmq pipeline lifecycle` first, or `qmq pipeline run` for all in order",
         )
     before = lake.newest(FLOW_MINUTE)
-    seen = None if before is None or is_full else before.notes.get("parts")
+    # A table that is gone was removed to have it made anew.
+    is_whole = all(lake.commit_names(table) for table in _MADE)
+    seen = None if before is None or is_full or not is_whole else before.notes.get("parts")
     if seen is not None and before is not None and before.notes["lifecycle"] == lived.name:
         rows = {table.name: sum(one.rows for one in lake.ranges(table)) for table in MARTS}
         return Marts(rows=rows, days_made=0, is_unchanged=True)

@@ -51,13 +51,12 @@ def merge(workers: Workers, config: PipelineConfig, lake: Lake, table: Table) ->
         # Includes commits that these replaced themselves: those may not be swept yet, and must not count
         # again once these are.
         replaced = {name for one in some for name in (one.name, *one.replaces)}
-        made = lake.commit(
+        lake.commit(
             table,
             ranges,
             replaces=sorted(replaced & {span.name for span in spans}),
             notes={MERGED_AT: SYSTEM_CLOCK.now_ms()},
         )
-        lake.sync_commit(table, made)
     if commits:
         _sweep(lake, table, config.merged_kept_s, spans, counted)
     return sum(map(len, commits))

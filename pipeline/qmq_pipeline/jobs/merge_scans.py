@@ -92,14 +92,13 @@ def _merge(workers: Workers, lake: Lake, database: str, commits: Sequence[Commit
     # The order of their names is the order of the scans.
     name = f"{commits[-1].name.partition('-merged-')[0]}-merged-{now_ms:0{_DIGITS}d}"
     replaced = {one for commit in commits for one in (commit.name, *commit.replaces)}
-    made = lake.commit(
+    lake.commit(
         OUTBOX,
         [facts],
         replaces=sorted(replaced & lake.commit_names(OUTBOX)),
         name=name,
         notes={MERGED_AT: now_ms},
     )
-    lake.sync_commit(OUTBOX, made)
 
 
 def _has_rows(commit: Commit) -> bool:

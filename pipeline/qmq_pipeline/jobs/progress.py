@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,8 @@ class Progress:
     done: int
     total: int
     rows: int
+    #: Table → rows that were committed since this was told last.
+    added: Mapping[str, int] = field(default_factory=dict)
 
 
 OnProgress = Callable[[Progress], None]

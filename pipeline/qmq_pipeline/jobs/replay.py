@@ -2,7 +2,7 @@
 
 To a subject they are sent as new messages, with a header that names the original. Their ids are
 made of the replay's name and the old id, so repeating a replay under its name sends nothing twice
-within the broker's window. With `with_same_ids` the broker takes them for repeats of the originals, as
+within the broker's window; nor does a batch that is sent again because its answer was lost. With `with_same_ids` the broker takes them for repeats of the originals, as
 long as it remembers those.
 
 To a group only dead letters can be replayed: the broker delivers them again to that group alone.
@@ -12,25 +12,30 @@ Nothing is sent before somebody has looked: the first answer is what would be se
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import structs
 
 from qmq_client.commands.broker_json import post_json
-from qmq_client.errors import BrokerRefusedError
+from qmq_client.errors import BrokerBusyError, BrokerRefusedError, BrokerUnreachableError
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import dedupe_message_id, parse_message_id
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import BodyKind, Record, encode_record
 from qmq_pipeline.errors import OptionError
+from qmq_pipeline.jobs.deliveries import group_names
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.outage import AwayError, Outage, is_about_trust
 from qmq_pipeline.places.places import with_token
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import LIFECYCLE, MESSAGES
@@ -48,9 +53,13 @@ BATCH_BYTES: Final = 1024 * 1024
 #: Messages of one replay, unless a larger limit is given.
 LIMIT: Final = 10_000
 _EXAMPLES: Final = 5
+#: An error names no more groups than this.
+_GROUPS_SHOWN_MAX: Final = 20
 #: How the broker calls it that an id is there with another content.
 _ID_CONFLICT: Final = "id_conflict"
 _DEAD: Final = "dead"
+_KNOWN: Final = ("count", "has_more")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +125,14 @@ def replay(
 ) -> Replay:
     """Find the messages that the order chooses; send them if asked to.
 
-    Raises `OptionError`, before anything is sent, if there are more than the limit or no broker is
-    given. A replay that was interrupted can be repeated under its name.
+    Raises `OptionError`, before anything is sent, for a group that the tables do not know, if there
+    are more than the limit, or if no broker is given. A replay that was interrupted can be repeated
+    under its name.
     """
     lake = Lake(config.tables)
     lake.require()
+    if order.target.group is not None:
+        _check_group(lake, order.target.group)
     chosen = _chosen(spark, lake, order).cache()
     try:
         counts = chosen.groupBy("subject").count().collect()
@@ -146,6 +158,22 @@ def replay(
         chosen.unpersist()
 
 
+def _check_group(lake: Lake, group: str) -> None:
+    known = group_names(lake)
+    if group in known:
+        return
+    near = difflib.get_close_matches(group, known, n=1)
+    shown = ", ".join([*known[:_GROUPS_SHOWN_MAX], *(["…"] if known[_GROUPS_SHOWN_MAX:] else [])])
+    raise OptionError(
+        option="--to",
+        value=f"the tables know no group {group}",
+        allowed=shown or "a group whose deliveries are in the tables, and none are",
+        remedy=f"Did you mean {near[0]}?"
+        if near
+        else "If it is new, run `ingest` and `lifecycle` first.",
+    )
+
+
 def _chosen(spark: SparkSession, lake: Lake, order: Order) -> DataFrame:
     """The messages, each once."""
     from pyspark.errors import AnalysisException
@@ -169,17 +197,34 @@ def _send(
     rows: DataFrame, place: Place, order: Order, found: Replay, on_progress: OnProgress
 ) -> Replay:
     subject = found.target.subject or ""
+    remedy = f"Repeat it with --name {order.name}: what was sent is not sent again"
     transport = HttpTransport(place.address)
     sent = repeated = 0
     try:
         for records in _batches(_records(rows, subject, order)):
-            answer = _accepted(transport, build_message_frame({subject: records}))
+            send = partial(_accepted, transport, build_message_frame({subject: records}))
+            answer = _outlasting(place, send, remedy)
             sent += len(records)
             repeated += answer.duplicates
             on_progress(Progress(stage="replay", done=sent, total=found.messages, rows=sent))
     finally:
         transport.close()
     return changed(found, sent=sent - repeated, repeated=repeated)
+
+
+def _outlasting(place: Place, call: Callable[[], _Result], remedy: str) -> _Result:
+    """The answer to a call that may be repeated; a broker that is away is waited for."""
+
+    def answer() -> _Result:
+        try:
+            return call()
+        except (BrokerUnreachableError, BrokerBusyError) as error:
+            if is_about_trust(error):
+                raise
+            raise AwayError(str(error).rstrip(".")) from error
+
+    with closing(Outage(place.name, place.wait_s)) as outage:
+        return outage.outlast(answer, remedy=remedy)
 
 
 def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:
@@ -255,8 +300,9 @@ def _replay_dead(chosen: DataFrame, place: Place, found: Replay) -> Replay:
             }
             answer: dict[str, Any] = {"has_more": True}
             while answer["has_more"]:  # the broker bounds what one request does
-                answer = post_json(
-                    place.address, "/v1/dead/replay", question, known=("count", "has_more")
+                ask = partial(post_json, place.address, "/v1/dead/replay", question, known=_KNOWN)
+                answer = _outlasting(
+                    place, ask, "Repeat it: what is delivered again is dead no more"
                 )
                 sent += int(answer["count"])
     return changed(found, sent=sent)

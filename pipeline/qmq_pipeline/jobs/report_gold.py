@@ -65,12 +65,12 @@ class _Collector:
 
     def flow(self) -> tuple[TimeChart, Grid, dict[str, int | str]]:
         """Messages over time, by subject and in total."""
-        sums = "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS settled"
+        sums = "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS acked"
         rows = self._rows(
             f"SELECT {self._buckets.sql('minute')} AS bucket, {sums} FROM qmq_flow_minute "
             "GROUP BY bucket"
         )
-        names = ("committed", "stored", "settled")
+        names = ("committed", "stored", "acked")
         unit = "per " + length_text(self._buckets.length_s)
         nothing = 0.0 if rows else None
         chart = self._chart("Messages", unit, rows, names, nothing=nothing)
@@ -83,7 +83,7 @@ class _Collector:
                 "committed": "committed",
                 "stored": "stored",
                 "delivered": "deliveries",
-                "settled": "acked",
+                "acked": "acked",
                 "copies": "stored twice",
                 "bytes": "bytes",
             },
@@ -93,7 +93,7 @@ class _Collector:
             "committed": int(one["committed"] or 0),
             "stored": int(one["stored"] or 0),
             "deliveries": int(one["delivered"] or 0),
-            "acked": int(one["settled"] or 0),
+            "acked": int(one["acked"] or 0),
         }
         return chart, grid, totals
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs.audit import AuditResult, audit
 from qmq_pipeline.jobs.expose import Exposed, expose
-from qmq_pipeline.jobs.ingest import Ingested, ingest
-from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
+from qmq_pipeline.jobs.ingest import Ingested
+from qmq_pipeline.jobs.ingest_both import ingest_both
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
 from qmq_pipeline.jobs.marts import Marts, marts
 from qmq_pipeline.jobs.progress import OnProgress, nobody
@@ -82,10 +82,9 @@ def run(
     """
     watch = _Watch()
     hands = session_of(spark) if workers is None else workers
-    outbox = ingest_outbox(hands, config, on_progress=on_progress)
-    ingested = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
-    if config.place is not None or not config.databases:
-        ingested = ingest(hands, config, skip_expired=skip_expired, on_progress=on_progress)
+    outbox, ingested = ingest_both(
+        hands, config, skip_expired=skip_expired, on_progress=on_progress
+    )
     watch.lap("ingest")
     lived = lifecycle(spark, config, is_full=is_full, on_progress=on_progress)
     watch.lap("lifecycle")

@@ -27,7 +27,7 @@ BLOCK_SEQUENCES: Final = 262_144
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """How messages are judged."""
+    """How messages are judged. Raises `OptionError` for a window without any time."""
 
     #: How long a message may be on its way before it counts as missing.
     grace_s: float = 60.0
@@ -45,6 +45,16 @@ class AuditOptions:
     #: Judge what was committed in this window; None for everything known.
     since_ms: int | None = None
     until_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.since_ms is None or self.until_ms is None or self.since_ms < self.until_ms:
+            return
+        raise OptionError(
+            option="--until",
+            value=f"{self.until_ms} ms, and --since is {self.since_ms} ms",
+            allowed="a time after --since",
+            remedy="Nothing could be judged between them.",
+        )
 
 
 #: Format of a listing → the package that writes it, installed by an extra.

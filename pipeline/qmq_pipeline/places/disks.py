@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from qmq_broker.storage.files.disk_errors import translate
-from qmq_broker.storage.files.disk_port import Disk, DiskFile, DiskLock
+from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_pipeline.errors import SourceError
 
 
@@ -27,6 +27,10 @@ class ReadFile(ABC):
     @abstractmethod
     def length(self) -> int:
         """Bytes in the file."""
+
+    @abstractmethod
+    def end_at(self, position: int) -> None:
+        """From here on nothing will be asked for: it need not be read ahead."""
 
     @abstractmethod
     def close(self) -> None:
@@ -56,7 +60,7 @@ class ReadDisk(ABC):
     gives_durable_alone: ClassVar[bool] = False
 
     @abstractmethod
-    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+    def open(self, path: str, *, is_new: bool = False) -> ReadFile:
         """Open for reading; `DiskError` if there is no such file."""
 
     @abstractmethod
@@ -99,7 +103,7 @@ class LocalDisk(ReadDisk):
                 remedy="Give the data directory of a broker, a backup or an archive",
             )
 
-    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+    def open(self, path: str, *, is_new: bool = False) -> ReadFile:
         if is_new:
             raise _refusal()
         try:
@@ -131,6 +135,9 @@ class _LocalFile(ReadFile):
 
     def length(self) -> int:
         return os.fstat(self._descriptor).st_size
+
+    def end_at(self, position: int) -> None:
+        """Does nothing: the system decides what it reads ahead."""
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

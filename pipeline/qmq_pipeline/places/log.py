@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
 from qmq_broker.errors import CorruptionError, DiskError, StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
-from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
@@ -29,7 +29,7 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
-from qmq_pipeline.places.disks import ReadDisk
+from qmq_pipeline.places.disks import ReadDisk, ReadFile
 
 #: Both logs, by their names in the tables.
 COMMIT_LOG: Final = layout.COMMIT_LOG
@@ -124,8 +124,7 @@ class LogReader:
         """Where the first frame at or behind any `offset` begins; the log's end if none does."""
         if not bounds.first_offset < offset < bounds.next_offset:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
-        header = frame_at_or_behind(self._segments(), LogRange(offset, bounds.next_offset))
-        return bounds.next_offset if header is None else header.physical_offset
+        return self._cut(offset, bounds.next_offset)
 
     def stamp_crc(self, offset: int) -> int | None:
         """The log's checksum of the frame at `offset`; None if no whole frame is there."""
@@ -154,14 +153,19 @@ class LogReader:
             here = cuts[-1]
             next_base = here - here % self.segment_bytes + self.segment_bytes
             wanted = here + range_bytes - here % range_bytes
-            if wanted < min(next_base, next_offset):
-                within = LogRange(wanted, min(next_base, next_offset))
-                header = frame_at_or_behind(self._segments(), within)
-                next_cut = within.next_offset if header is None else header.physical_offset
-            else:
-                next_cut = min(next_base, next_offset)
-            cuts.append(next_cut)
-        return [LogRange(cuts[i], cuts[i + 1]) for i in range(len(cuts) - 1)]
+            bound = min(next_base, next_offset)
+            cuts.append(self._cut(wanted, bound) if wanted < bound else bound)
+        return _between(cuts)
+
+    def shares(self, first_offset: int, next_offset: int, count: int) -> list[LogRange]:
+        """Cut a part of the log into `count` ranges of about the same length, at frames.
+
+        They are fewer if single frames are longer than a share.
+        """
+        log_bytes = next_offset - first_offset
+        wanted = (first_offset + log_bytes * number // count for number in range(1, count))
+        inner = {self._cut(one, next_offset) for one in wanted}
+        return _between(sorted({first_offset, next_offset, *inner}))
 
     def frames(self, within: LogRange) -> Iterator[ScannedFrame]:
         """Every frame of a range that begins and ends at frames, verified.
@@ -171,7 +175,7 @@ class LogReader:
         """
         if within.first_offset >= within.next_offset:
             return
-        with closing(self._one_pass()) as files:
+        with closing(self._one_pass(within.next_offset)) as files:
             scan = self._scan(files, within.first_offset)
             try:
                 for frame in scan:
@@ -203,14 +207,23 @@ class LogReader:
             )
         return self._opened
 
+    def _cut(self, offset: int, next_offset: int) -> int:
+        """Where the first frame at or behind any `offset` begins; `next_offset` if none does before."""
+        within = LogRange(offset, next_offset)
+        try:
+            header = frame_at_or_behind(self._segments(), within)
+        except StoreError as error:  # at a broker: retention has passed since segments were listed
+            raise self._why(offset, within, str(error)) from error
+        return next_offset if header is None else header.physical_offset
+
     def _let_go(self) -> None:
         """Close segments: they come and go, and an open file keeps its space on the disk."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    def _one_pass(self) -> _Pass:
-        return _Pass(self._disk, self._log, self.segment_bytes)
+    def _one_pass(self, next_offset: int | None = None) -> _Pass:
+        return _Pass(self._disk, self._log, self.segment_bytes, next_offset)
 
     def _scan(self, files: ScanSource, first_offset: int) -> FrameScan:
         kinds, store_id = _KINDS[self._log], self.format.store_id
@@ -289,6 +302,10 @@ class LogReader:
             ) from error
 
 
+def _between(cuts: list[int]) -> list[LogRange]:
+    return [LogRange(*pair) for pair in pairwise(cuts)]
+
+
 class _Pass:
     """The segments of a log as one scan reads them, from front to back: one open at a time, each
     read once.
@@ -297,11 +314,15 @@ class _Pass:
     a request.
     """
 
-    def __init__(self, disk: ReadDisk, log: str, segment_bytes: int) -> None:
+    def __init__(
+        self, disk: ReadDisk, log: str, segment_bytes: int, next_offset: int | None
+    ) -> None:
+        """`next_offset`: where the pass will end; None for wherever the log does."""
         self._disk = disk
         self._log = log
         self.segment_bytes = segment_bytes
-        self._file: DiskFile | None = None
+        self._next = next_offset
+        self._file: ReadFile | None = None
         self._base = -1
         #: Where nothing more came; -1 if that was not seen.
         self._end = -1
@@ -320,6 +341,8 @@ class _Pass:
         if self._file is None or base != self._base:
             self.close()
             self._file, self._base = self._disk.open(self.path(offset)), base
+            if self._next is not None:
+                self._file.end_at(self._next - base)
         room = base + self.segment_bytes - offset
         data = self._file.read(offset - base, min(count, room))
         if len(data) < min(count, room):

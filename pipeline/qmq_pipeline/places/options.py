@@ -17,12 +17,19 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
+from qmq_pipeline.places.outage import WAIT_S, WAIT_S_MAX
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
 
 _Value = TypeVar("_Value")
 _TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}
 _OFFSET_MAX: Final = 2**63 - 1
+#: More than any number within the bounds of an option has.
+_DIGITS_MAX: Final = 20
+#: A time written as a number is from the year 2000 to 2286, or 0 for the beginning. Dates without hyphens (20261123 as
+#: well as 20261123120000), seconds and microseconds are outside, and would silently choose all or nothing.
+_NUMBER_FIRST_MS: Final = 946_684_800_000
+_NUMBER_NEXT_MS: Final = 10**13
 _RANGE_BYTES_MIN: Final = 64 * 1024
 _RANGE_BYTES_MAX: Final = 2**40
 #: What a broker asks of its callers.
@@ -31,6 +38,7 @@ LOG_OPTIONS: Final = (
     "path",
     "broker_url",
     *BROKER_OPTIONS,
+    "wait_s",
     "table",
     "subject",
     "columns",
@@ -56,6 +64,8 @@ class Place:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    #: How long a broker that is away is waited for, each time, by each of those who read from it.
+    wait_s: float = WAIT_S
 
     @property
     def address(self) -> BrokerAddress:
@@ -102,15 +112,21 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
     """The options of `spark.read.format("qmq")`; raises `OptionError`."""
     options = known_options(given, LOG_OPTIONS)
     table = _choice(options, "table", _TABLES, MESSAGES)
+    first_offset = _optional(options, "first_offset", _offset)
+    next_offset = _optional(options, "next_offset", _offset)
+    since_ms = _optional(options, "since", parse_time_ms) or 0
+    until_ms = _optional(options, "until", parse_time_ms)
+    _check_order(options, ("first_offset", first_offset), ("next_offset", next_offset))
+    _check_order(options, ("since", since_ms), ("until", until_ms))
     return LogOptions(
         place=_place(options),
         table=table,
         columns=parse_columns(options.get("columns"), table),
         subjects=_subjects(options.get("subject")),
-        first_offset=_optional(options, "first_offset", _offset),
-        next_offset=_optional(options, "next_offset", _offset),
-        first_stored_at_ms=_optional(options, "since", parse_time_ms) or 0,
-        next_stored_at_ms=_optional(options, "until", parse_time_ms) or TIME_MAX_MS,
+        first_offset=first_offset,
+        next_offset=next_offset,
+        first_stored_at_ms=since_ms,
+        next_stored_at_ms=TIME_MAX_MS if until_ms is None else until_ms,
         partition_bytes=_optional(options, "partition_bytes", _range_bytes),
         batch_bytes_max=_optional(options, "max_bytes_per_trigger", _range_bytes),
         takes_filters=_choice(options, "pushdown", {"on": True, "off": False}, False),
@@ -125,7 +141,14 @@ def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
     for name in names:
         if name not in table.names:
             raise _unknown("columns", name, table.names)
-    if len(set(names)) != len(names) or not names:
+    if not names:
+        raise OptionError(
+            option="columns",
+            value=f"{text!r} names no column",
+            allowed=", ".join(table.names),
+            remedy="Name some, separated by commas, or leave the option out for all.",
+        )
+    if len(set(names)) != len(names):
         raise OptionError(
             option="columns", value=text, allowed="each name once", remedy="Name each column once."
         )
@@ -133,13 +156,12 @@ def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
 
 
 def parse_time_ms(option: str, text: str) -> int:
-    """A time as ISO 8601 or milliseconds since 1970; without a zone it is UTC."""
+    """A time as ISO 8601 or milliseconds since 1970; without a zone it is UTC. Raises `OptionError`."""
+    if text.isdecimal():
+        return _number_time_ms(option, text)
     try:
-        if text.isdigit():
-            time_ms = int(text)
-        else:
-            time = datetime.fromisoformat(text)
-            time_ms = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        time = datetime.fromisoformat(text)
+        time_ms = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
     except ValueError:
         time_ms = -1
     if not 0 <= time_ms <= TIME_MAX_MS:
@@ -148,6 +170,19 @@ def parse_time_ms(option: str, text: str) -> int:
             value=text,
             allowed="a time like 2026-01-31T12:00:00Z, or milliseconds since 1970",
             remedy="Write it so.",
+        )
+    return time_ms
+
+
+def _number_time_ms(option: str, text: str) -> int:
+    time_ms = int(text) if len(text) <= _DIGITS_MAX else _NUMBER_NEXT_MS
+    if time_ms and not _NUMBER_FIRST_MS <= time_ms < _NUMBER_NEXT_MS:
+        raise OptionError(
+            option=option,
+            value=text,
+            allowed=f"a number is milliseconds since 1970, from {_NUMBER_FIRST_MS} (the year 2000) to "
+            f"{_NUMBER_NEXT_MS - 1}, or 0 for the beginning",
+            remedy="Write a date as 2026-01-31, or with its time as 2026-01-31T12:00:00Z.",
         )
     return time_ms
 
@@ -173,9 +208,11 @@ def _place(options: Mapping[str, str]) -> Place:
             allowed="one of path and broker_url",
             remedy="Give the data directory as path, or the broker's address as broker_url.",
         )
+    wait_s = _optional(options, "wait_s", _wait_s)
     return Place(
         path=path or None,
         broker_url=broker_url or None,
+        wait_s=WAIT_S if wait_s is None else wait_s,
         **{name: options.get(name, "") for name in BROKER_OPTIONS},
     )
 
@@ -188,7 +225,7 @@ def _subjects(text: str | None) -> frozenset[str] | None:
         if not is_name(name):
             raise OptionError(
                 option="subject",
-                value=name,
+                value=repr(name),
                 allowed="names of subjects, separated by commas",
                 remedy="`qmq subjects` lists them.",
             )
@@ -213,8 +250,27 @@ def _optional(
     return None if text is None else parse(option, text)
 
 
+def _check_order(
+    options: Mapping[str, str], low: tuple[str, int | None], high: tuple[str, int | None]
+) -> None:
+    """A part of the log may be empty, but does not end before it begins: that is a slip."""
+    (first, begin), (after, end) = low, high
+    if begin is None or end is None or begin <= end:
+        return
+    raise OptionError(
+        option=after,
+        value=f"{options[after]}, and {first} is {options[first]}",
+        allowed=f"what is not before {first}",
+        remedy="Nothing could be read between them.",
+    )
+
+
 def _offset(option: str, text: str) -> int:
     return number_option(option, text, 0, _OFFSET_MAX)
+
+
+def _wait_s(option: str, text: str) -> int:
+    return number_option(option, text, 0, int(WAIT_S_MAX), unit="seconds")
 
 
 def _range_bytes(option: str, text: str) -> int:
@@ -223,7 +279,8 @@ def _range_bytes(option: str, text: str) -> int:
 
 def number_option(option: str, text: str, lowest: int, highest: int, unit: str = "bytes") -> int:
     """A whole number within bounds; raises `OptionError`."""
-    number = int(text) if text.isdigit() else -1
+    # A superscript is a digit for Python, and no number; and a number of thousands of digits is refused.
+    number = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else -1
     if not lowest <= number <= highest:
         raise OptionError(
             option=option,

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import DatabaseSection, load_config
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.options import known_options, number_option
@@ -81,9 +82,12 @@ def _sections(
         *options.get("database", "").replace(",", " ").split(),
     ]
     config = options.get("config")
-    loaded = load_config(
-        environment=environment, file=Path(config) if config else None, databases=named
-    )
+    try:
+        loaded = load_config(
+            environment=environment, file=Path(config) if config else None, databases=named
+        )
+    except ConfigurationError as error:
+        raise _of_option(options, error) from error
     sections = loaded.config.databases
     if not sections:
         raise OptionError(
@@ -95,6 +99,21 @@ def _sections(
     changes = {name: options[name] for name in ("table_prefix", "schema") if name in options}
     changed = (msgspec.structs.replace(one, **changes) for one in sections)
     return tuple(sorted(changed, key=lambda one: one.name))
+
+
+def _of_option(
+    options: Mapping[str, str], error: ConfigurationError
+) -> OptionError | ConfigurationError:
+    """The error by the option that has the name it is about; the same error if none has."""
+    for option in ("url", "database"):
+        if error.setting in options.get(option, "").replace(",", " ").split():
+            return OptionError(
+                option=option,
+                value=f"{error.setting} is not known",
+                allowed="SQLAlchemy URLs, or names of configured databases",
+                remedy=error.remedy,
+            )
+    return error
 
 
 def _number(

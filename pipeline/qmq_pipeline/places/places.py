@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from qmq_broker.storage.files.format_file import Format
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.disks import LocalDisk, ReadDisk
 from qmq_pipeline.places.log import LogReader
 from qmq_pipeline.places.options import BROKER_OPTIONS, Place
+from qmq_pipeline.places.outage import WAIT_S
 
 
 def open_disk(place: Place) -> ReadDisk:
@@ -20,7 +22,7 @@ def open_disk(place: Place) -> ReadDisk:
         # Late: it brings HTTP, which a directory does not need
         from qmq_pipeline.places.remote import RemoteDisk
 
-        return RemoteDisk(place.address)
+        return RemoteDisk(place.address, wait_s=place.wait_s)
     assert place.path is not None
     return LocalDisk(place.path.removeprefix("file://"))
 
@@ -43,10 +45,23 @@ def with_token(place: Place, environment: Mapping[str, str]) -> Place:
     except ConfigurationError as error:
         raise OptionError(
             option="token_file",
-            value=str(error),
+            value=error.value,
             allowed="a file that holds a token and nothing else",
             remedy="Make one with `qmq broker token add`.",
         ) from error
+
+
+def broker_place(
+    url: str, token_file: str | None, known: BrokerSection, wait_s: float = WAIT_S
+) -> Place:
+    """A broker named on the command line, with what the configuration says that it asks of its callers.
+
+    A token file of the command line takes the place of the configured token.
+    """
+    given = {name: getattr(known, name) for name in BROKER_OPTIONS}
+    if token_file:
+        given |= {"token": "", "token_file": token_file}
+    return Place(broker_url=url, wait_s=wait_s, **given)
 
 
 def open_log(place: Place, log: str, known: Format | None = None) -> LogReader:

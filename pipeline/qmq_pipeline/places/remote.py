@@ -3,43 +3,43 @@
 The broker serves bytes of its files as they are on the disk, as far as they are durable. Frames are
 found and verified here, which reveals anything a proxy or a cable did to them. No shared disk is
 needed: every worker asks the broker for the range it works on.
+
+A broker that is away is waited for (`outage.py`). An answer that breaks off is continued behind its
+last byte: what a segment has there is durable and never changes, also over a restart.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, ClassVar, Final, TypeVar
 
 import httpx
 import msgspec
-from tenacity import (
-    RetryError,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
 
 from qmq_broker.errors import DiskError
-from qmq_broker.storage.files.disk_port import DiskFile
+from qmq_broker.storage.files import layout
+from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.operations import KeepRequest
 from qmq_client.wire.requests import ErrorAnswer, decode_json
-from qmq_pipeline.errors import SourceError, UnreachableError
+from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
+from qmq_pipeline.places.outage import WAIT_S, AwayError, Outage, is_about_trust
 
 #: One request while a file is read from front to back; the broker gives no more in one answer.
 AHEAD_BYTES: Final = 8 * 1024 * 1024
+#: … but no less than this where answers break off: a request costs about as much as so many bytes.
+_ANSWER_BYTES_MIN: Final = 64 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
-_TRIES: Final = 4
-_WAIT_S_MAX: Final = 5.0
-#: Statuses after which another try may succeed.
+#: Statuses after which another try may succeed: of a broker that starts or ends, and of a proxy before it.
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _DENIED: Final = frozenset({401, 403})
-
-
-class _AgainError(Exception):
-    """Not now; perhaps in a moment."""
+_READ: Final = "/v1/files/read"
+_SEGMENTS: Final = (f"{layout.COMMIT_LOG}/", f"{layout.ACTION_LOG}/")
+_REMEDY: Final = "See whether it runs there (`qmq doctor --broker URL`), and try again"
+_Result = TypeVar("_Result")
 
 
 class RemoteDisk(ReadDisk):
@@ -47,13 +47,22 @@ class RemoteDisk(ReadDisk):
 
     gives_durable_alone: ClassVar[bool] = True
 
-    def __init__(self, address: BrokerAddress) -> None:
-        """Raises `ConfigurationError` for bad certificates, `SourceError` for a bad address."""
+    def __init__(
+        self, address: BrokerAddress, *, wait_s: float = WAIT_S, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`wait_s`: how long a broker that is away is waited for; after that, `UnreachableError`.
+
+        Raises `ConfigurationError` for bad certificates, `SourceError` for a bad address.
+        """
         self._url = address.url.rstrip("/")
+        self._outage = Outage(self._url, wait_s, clock=clock)
+        #: What one request asks for at most: little where answers break off, for then the rest of one
+        #: is read and sent for nothing.
+        self._answer_bytes = AHEAD_BYTES
         try:
             self._client = httpx.Client(
                 base_url=self._url,
-                headers=address.headers(),
+                headers={"accept-encoding": "identity", **address.headers()},
                 timeout=_TIMEOUT,
                 verify=address.ssl_context(),
                 trust_env=False,
@@ -61,29 +70,34 @@ class RemoteDisk(ReadDisk):
         except (httpx.InvalidURL, ValueError, TypeError) as error:
             raise _unusable(self._url, str(error)) from error
 
-    def open(self, path: str, *, is_new: bool = False) -> DiskFile:
+    def open(self, path: str, *, is_new: bool = False) -> ReadFile:
         return _RemoteFile(self, path)
 
     def names(self, directory: str) -> list[str]:
-        answer = self._get("/v1/files", {"directory": directory})
+        answer = self._answer("GET", "/v1/files", params={"directory": directory})
+        self._check(answer, "/v1/files")
         try:
             return sorted(str(name) for name in answer.json()["names"])
         except (ValueError, KeyError, TypeError) as error:
             raise _unusable(self._url, "what answers there is no broker of this version") from error
 
     def close(self) -> None:
+        self._outage.close()
         self._client.close()
 
     def read(self, path: str, first: int, count: int) -> bytes:
-        """Bytes of one file."""
-        return self._get("/v1/files/read", {"path": path, "first": first, "count": count}).content
+        """Bytes of one file; fewer at its end."""
+        parts: list[bytes] = []
+        while not self._until_answered(lambda: self._read_on(path, first, count, parts)):
+            pass
+        return b"".join(parts)
 
     def keep(self, request: KeepRequest) -> dict[str, Any] | None:
         """Tell the broker how far its logs are kept elsewhere; returns the keeper as it then is.
 
         None from a broker that does not know keepers. Raises `SourceError` if it refuses.
         """
-        answer = self._try("POST", "/v1/keepers/keep", json=msgspec.to_builtins(request))
+        answer = self._answer("POST", "/v1/keepers/keep", json=msgspec.to_builtins(request))
         if answer.status_code == httpx.codes.OK:
             kept: dict[str, Any] = answer.json()
             return kept
@@ -100,46 +114,89 @@ class RemoteDisk(ReadDisk):
             remedy=remedy,
         )
 
-    def _get(self, route: str, parameters: dict[str, Any]) -> httpx.Response:
-        answer = self._try("GET", route, params=parameters)
-        if answer.status_code == httpx.codes.NOT_FOUND and route.endswith("/read"):
-            raise DiskError(operation="read", path=str(parameters["path"]), reason="it is gone")
-        if answer.status_code != httpx.codes.OK:
-            raise _unusable(self._url, f"status {answer.status_code} for {route}")
+    def _read_on(self, path: str, first: int, count: int, parts: list[bytes]) -> bool:
+        """Ask for what is not in `parts` yet, and add it as it comes; whether that is all there is.
+
+        A file that is no segment is replaced as a whole, so an answer about it is whole, or nothing.
+        """
+        is_segment = path.startswith(_SEGMENTS)
+        if not is_segment:
+            parts.clear()
+        done = sum(map(len, parts))
+        rest = count - done
+        if parts and not rest:  # the end of the answer broke off, behind its last byte
+            return True
+        wanted = min(rest, self._answer_bytes) if is_segment else rest
+        came = 0
+        try:
+            for part in self._parts(path, first + done, wanted):
+                came += len(part)
+                parts.append(part)
+                if is_segment:
+                    self._outage.arrived()
+        except httpx.HTTPError:
+            self._answer_bytes = max(_ANSWER_BYTES_MIN, came)
+            raise
+        self._answer_bytes = min(2 * self._answer_bytes, AHEAD_BYTES)
+        return came < wanted or wanted == rest
+
+    def _parts(self, path: str, first: int, count: int) -> Iterator[bytes]:
+        """Bytes of one file, as they come."""
+        asked: dict[str, str | int] = {"path": path, "first": first, "count": count}
+        with self._client.stream("GET", _READ, params=asked) as answer:
+            self._check_now(answer)
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                raise DiskError(operation="read", path=path, reason="it is gone")
+            self._check(answer, _READ)
+            left = count
+            for part in answer.iter_bytes():
+                left -= len(part)
+                if left < 0:
+                    raise _unusable(self._url, f"more came than the {count} bytes asked for")
+                yield part
+
+    def _answer(self, method: str, route: str, **request: Any) -> httpx.Response:
+        return self._until_answered(lambda: self._answer_once(method, route, **request))
+
+    def _answer_once(self, method: str, route: str, **request: Any) -> httpx.Response:
+        answer = self._client.request(method, route, **request)
+        self._check_now(answer)
         return answer
 
-    def _try(self, method: str, route: str, **request: Any) -> httpx.Response:
-        tries = Retrying(
-            retry=retry_if_exception_type(_AgainError),
-            stop=stop_after_attempt(_TRIES),
-            wait=wait_random_exponential(multiplier=0.1, max=_WAIT_S_MAX),
-        )
-        try:
-            return tries(self._try_once, method, route, **request)
-        except RetryError as error:
-            reason = error.last_attempt.exception()
-            raise UnreachableError(
-                source=self._url,
-                reason=f"the broker does not answer: {reason}",
-                remedy="See whether it runs there (`qmq doctor --broker URL`), and try again",
-            ) from error
+    def _until_answered(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that may be repeated; while the broker is away, it is."""
+        return self._outage.outlast(lambda: self._once(call), remedy=_REMEDY)
 
-    def _try_once(self, method: str, route: str, **request: Any) -> httpx.Response:
+    def _once(self, call: Callable[[], _Result]) -> _Result:
         try:
-            answer = self._client.request(method, route, **request)
+            return call()
         except httpx.UnsupportedProtocol as error:
             raise _unusable(self._url, str(error)) from error
         except httpx.HTTPError as error:
-            raise _AgainError(str(error) or type(error).__name__) from error
+            if is_about_trust(error):
+                raise SourceError(
+                    source=self._url,
+                    reason=f"no connection by TLS: {error}",
+                    remedy="See broker.ca_file, broker.cert_file and broker.key_file, and whether the address is "
+                    "to begin with http:// or https://",
+                ) from error
+            raise AwayError(str(error) or type(error).__name__) from error
+
+    def _check_now(self, answer: httpx.Response) -> None:
+        """Raise what the status means whatever was asked for."""
         if answer.status_code in _AGAIN:
-            raise _AgainError(f"status {answer.status_code}")
+            raise AwayError(f"status {answer.status_code}")
         if answer.status_code in _DENIED:
             raise SourceError(
                 source=self._url,
                 reason=f"the broker refuses this token (status {answer.status_code})",
-                remedy="Give one that may consume all subjects as --token-file or QMQ_BROKER_TOKEN",
+                remedy="Give one that may consume all subjects: --token-file of a command, the option token_file "
+                "of a source, or QMQ_BROKER_TOKEN",
             )
-        return answer
+
+    def _check(self, answer: httpx.Response, route: str) -> None:
+        if answer.status_code != httpx.codes.OK:
+            raise _unusable(self._url, f"status {answer.status_code} for {route}")
 
 
 class _RemoteFile(ReadFile):
@@ -150,21 +207,24 @@ class _RemoteFile(ReadFile):
         self._path = path
         self._block = b""
         self._first = 0
+        self._next = inf
+
+    def end_at(self, position: int) -> None:
+        self._next = position
 
     def read(self, position: int, count: int) -> bytes:
         begin = position - self._first
         if begin >= 0 and begin + count <= len(self._block):
             return self._block[begin : begin + count]
         is_in_order = 0 <= begin <= len(self._block) and self._block
-        wanted = min(max(count, AHEAD_BYTES if is_in_order else count), AHEAD_BYTES)
+        self._block = self._block[begin:] if is_in_order else b""
         self._first = position
-        self._block = self._disk.read(self._path, position, wanted)
-        while len(self._block) == wanted < count:  # a frame longer than one answer
-            rest = min(count - wanted, AHEAD_BYTES)
-            more = self._disk.read(self._path, position + wanted, rest)
+        ahead = self._next - position - len(self._block) if is_in_order else 0
+        while (rest := count - len(self._block)) > 0:  # more than once: longer than one answer
+            wanted = int(min(max(rest, ahead), AHEAD_BYTES))
+            more = self._disk.read(self._path, position + len(self._block), wanted)
             self._block += more
-            wanted += rest
-            if len(more) < rest:
+            if len(more) < wanted:
                 break
         return self._block[:count]
 
@@ -189,5 +249,7 @@ def _refusal(answer: httpx.Response) -> ErrorAnswer | None:
 
 def _unusable(url: str, reason: str) -> SourceError:
     return SourceError(
-        source=url, reason=reason, remedy="Give the address of a broker, like http://host:9470"
+        source=url,
+        reason=reason.rstrip("."),
+        remedy="Give the address of a broker, like http://host:9470",
     )

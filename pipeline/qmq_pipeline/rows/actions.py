@@ -32,6 +32,7 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.requests import decode_msgpack, sized_part
 from qmq_pipeline.errors import DamagedRangeError
+from qmq_pipeline.rows.decode import Selection
 from qmq_pipeline.tables.schemas import ACTIONS
 
 BATCH_ROWS: Final = 20_000
@@ -39,18 +40,19 @@ BATCH_ROWS: Final = 20_000
 _IN_COLUMNS: Final = frozenset(
     {"at_ms", "subject", "group", "first_sequence", "sequence", "first", "next"}
 )
+_ALL: Final = Selection(columns=ACTIONS.names, table=ACTIONS)
 _Row = dict[str, Any]
 
 
 def batches(
-    frames: Iterable[ScannedFrame], columns: tuple[str, ...] = ACTIONS.names
+    frames: Iterable[ScannedFrame], selection: Selection = _ALL
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of these frames, with the selected columns."""
-    schema = ACTIONS.arrow(columns)
+    """Rows of these frames; each batch has the columns of the selection, whose times are those of actions."""
+    schema = ACTIONS.arrow(selection.columns)
     rows: list[_Row] = []
     for frame in frames:
         if frame.header.kind is FrameKind.ACTIONS:
-            rows += frame_rows(frame)
+            rows += frame_rows(frame, selection)
         if len(rows) >= BATCH_ROWS:
             yield pa.RecordBatch.from_pylist(rows, schema=schema)
             rows = []
@@ -58,13 +60,22 @@ def batches(
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def frame_rows(frame: ScannedFrame) -> Iterator[_Row]:
-    """One row for each range of each action of a frame."""
+def frame_rows(frame: ScannedFrame, selection: Selection = _ALL) -> Iterator[_Row]:
+    """One row for each range of each selected action of a frame."""
     number = 0
     for action in _decode(frame):
+        is_selected = _is_selected(action, selection)
         for row in action_rows(action):
-            yield {"action_offset": frame.offset, "action_number": number, **row}
+            if is_selected:
+                yield {"action_offset": frame.offset, "action_number": number, **row}
             number += 1
+
+
+def _is_selected(action: Action, selection: Selection) -> bool:
+    subjects = selection.subjects
+    is_of_subjects = subjects is None or action.subject in subjects
+    first_ms, next_ms = selection.first_stored_at_ms, selection.next_stored_at_ms
+    return is_of_subjects and first_ms <= action.at_ms < next_ms
 
 
 def _decode(frame: ScannedFrame) -> list[Action]:

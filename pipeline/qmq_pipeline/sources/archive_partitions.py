@@ -18,7 +18,8 @@ from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import Lake, is_lake
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.marker import is_lake
 from qmq_pipeline.tables.schemas import ACTIONS
 
 
@@ -88,30 +89,29 @@ def _may_have(one: RangeFacts, options: LogOptions) -> bool:
     is_behind = options.first_offset is not None and one.next <= options.first_offset
     is_before = options.next_offset is not None and one.first >= options.next_offset
     is_old = one.last_at_ms < options.first_stored_at_ms
-    return not (is_behind or is_before or is_old or one.first_at_ms >= options.next_stored_at_ms)
+    # The times are those of frames, and actions are a moment older than the frame that they are in.
+    is_new = options.table is not ACTIONS and one.first_at_ms >= options.next_stored_at_ms
+    return not (is_behind or is_before or is_old or is_new)
 
 
-def _chosen_by(options: LogOptions) -> tuple[str, ...]:
+def _chosen_by(options: LogOptions) -> tuple[str, str, str]:
     if options.table is ACTIONS:
-        return ("action_offset",)
+        return ("subject", "at", "action_offset")
     return ("subject", "stored_at", "physical_offset")
 
 
 def _choose(batch: pa.RecordBatch, options: LogOptions) -> pa.RecordBatch:
-    offset, *others = reversed(_chosen_by(options))
-    offsets = batch[offset]
-    mask = pc.greater_equal(offsets, options.first_offset or 0)
+    subject, at, offset = (batch[name] for name in _chosen_by(options))
+    mask = pc.greater_equal(offset, options.first_offset or 0)
     if options.next_offset is not None:
-        mask = pc.and_(mask, pc.less(offsets, options.next_offset))
-    if others:
-        stored_at = batch["stored_at"]
-        first, after = (
-            pa.scalar(time_ms * 1000, pa.int64()).cast(TIME)
-            for time_ms in (options.first_stored_at_ms, options.next_stored_at_ms)
-        )
-        mask = pc.and_(mask, pc.greater_equal(stored_at, first))
-        mask = pc.and_(mask, pc.less(stored_at, after))
-        if options.subjects is not None:
-            wanted = pa.array(sorted(options.subjects), pa.string())
-            mask = pc.and_(mask, pc.is_in(batch["subject"], value_set=wanted))
+        mask = pc.and_(mask, pc.less(offset, options.next_offset))
+    first, after = (
+        pa.scalar(time_ms * 1000, pa.int64()).cast(TIME)
+        for time_ms in (options.first_stored_at_ms, options.next_stored_at_ms)
+    )
+    mask = pc.and_(mask, pc.greater_equal(at, first))
+    mask = pc.and_(mask, pc.less(at, after))
+    if options.subjects is not None:
+        wanted = pa.array(sorted(options.subjects), pa.string())
+        mask = pc.and_(mask, pc.is_in(subject, value_set=wanted))
     return batch.filter(mask)

@@ -88,6 +88,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, after = (offset_of(one, ranges[0].source, self._options) for one in (start, end))
         if start == position(NO_STORE, 0) and self._options.first_offset is None:
             first = ranges[0].first  # which was not known when the query began
+        if self._options.next_offset is not None:
+            after = min(after, self._options.next_offset)
         return plan_archive(replace(self._options, first_offset=first, next_offset=after))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

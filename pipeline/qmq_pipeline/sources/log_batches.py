@@ -1,8 +1,7 @@
 """The batch readers of the format `qmq`.
 
 There are two, because Spark refuses every read of a reader that takes filters if its session has
-that switched off, which is the default. The option `pushdown` chooses; `spark/session.py` sets
-both.
+that switched off, which is the default. The option `pushdown` chooses.
 """
 
 from __future__ import annotations

@@ -20,11 +20,14 @@ from qmq_pipeline.rows.decode import Selection, batches
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.schemas import ACTIONS
 
-#: Into how many ranges a log is cut: a task costs Spark some 10 ms whatever it reads, but all
-#: cores shall be busy to the end. Longer ones make retries long, shorter ones are mostly that cost.
-_RANGES: Final = 16
-_RANGE_BYTES_MIN: Final = 48 * 1024 * 1024
-_RANGE_BYTES_MAX: Final = 128 * 1024 * 1024
+#: How many tasks a scan is cut into: each costs Spark some 10 ms whatever it reads, and a long one is
+#: long to repeat, but all cores shall be busy to the end. So there are sixteen, fewer if they
+#: would be short and more if they would be long.
+_SHARES: Final = 16
+_SHARE_BYTES_MIN: Final = 64 * 1024 * 1024
+_SHARE_BYTES_MAX: Final = 128 * 1024 * 1024
+#: Cores come in pairs.
+_PAIR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,18 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
 
 
 def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
-    """One partition for each range."""
+    """One partition for each share of this part of the log."""
     prepare_heap()
-    ranges = log.ranges(first, after, options.partition_bytes or _range_bytes(after - first))
-    return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in ranges]
+    shares = log.shares(first, after, _share_count(after - first, options.partition_bytes))
+    return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in shares]
 
 
-def _range_bytes(log_bytes: int) -> int:
-    return min(max(_RANGE_BYTES_MIN, log_bytes // _RANGES), _RANGE_BYTES_MAX)
+def _share_count(log_bytes: int, asked_bytes: int | None) -> int:
+    """Into how many shares to cut so much of a log."""
+    if asked_bytes is not None:
+        return -(-log_bytes // asked_bytes)
+    share_bytes = min(max(_SHARE_BYTES_MIN, log_bytes // _SHARES), _SHARE_BYTES_MAX)
+    return max(1, _PAIR * round(log_bytes / share_bytes / _PAIR))
 
 
 def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
@@ -86,18 +93,13 @@ def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     log = open_log(options.place, log_of(options), partition.format)
     try:
         frames = log.frames(LogRange(partition.first_offset, partition.next_offset))
-        if options.table is ACTIONS:
-            yield from actions.batches(frames, options.columns)
-            return
-        yield from batches(
-            frames,
-            Selection(
-                columns=options.columns,
-                table=options.table,
-                subjects=options.subjects,
-                first_stored_at_ms=options.first_stored_at_ms,
-                next_stored_at_ms=options.next_stored_at_ms,
-            ),
+        selection = Selection(
+            columns=options.columns,
+            table=options.table,
+            subjects=options.subjects,
+            first_stored_at_ms=options.first_stored_at_ms,
+            next_stored_at_ms=options.next_stored_at_ms,
         )
+        yield from (actions.batches if options.table is ACTIONS else batches)(frames, selection)
     finally:
         log.close()

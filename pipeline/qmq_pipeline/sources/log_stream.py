@@ -84,6 +84,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = offset_of(end, bounds.store_id, self._options)
         if after > bounds.next_offset:
             bounds = self._watch.look()
+        if self._options.next_offset is not None:
+            after = min(after, self._watch.reader.frame_from(self._options.next_offset, bounds))
         if first >= after:
             return []
         check_retained(first, bounds, self._options)

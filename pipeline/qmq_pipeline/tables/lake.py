@@ -9,17 +9,16 @@
     <tables>/silver/lifecycle/_commits/…                        the same for derived tables
     <tables>/silver/lifecycle/_kept/delta.json                  files that a listing names, see `listing.py`
 
-A data file counts once a commit names it. Files are named by the range they hold, so whoever writes a
-range again (a retry, a speculative twin, a second run after a crash) writes the same file. Rows of
-an outbox change in between, so there each try has a file of its own. The driver commits when all
+A data file counts once a commit names it. Files are named by the range they hold, so whoever writes
+a range again (a retry, a speculative twin, a second run after a crash) writes the same file. Rows
+of an outbox change in between, so there each try has a file of its own. The driver commits when all
 tasks are done, and each run removes what earlier runs left without a commit. So a row is there
-once, whichever process died, and whenever. `lake_files.py` writes files on disks and object stores.
+once, whichever process died, and whenever. `lake_files.py` writes the files. Small ones of a log
+are merged: one commit takes the place of those that it `replaces` (`merging.py`).
 
-Small files of a log are merged: one commit takes the place of those that it `replaces` (`merging.py`).
-
-Derived tables are written by part: a window of the log, or a day. Each run commits the whole list
-of parts, with new files for those that changed and the old ones for the rest, and `replaces` the
-previous list. So readers see the old state or the new one, never a mixture.
+Derived tables are written by part: a window of the log, or a day. Each run commits all parts, with
+new files for those that changed and the old ones for the rest, and `replaces` the previous list. So
+readers see the old state or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -35,34 +34,26 @@ import pyarrow as pa
 from qmq_pipeline.errors import LakeError
 from qmq_pipeline.tables.commits import MERGED_AT, Commit, DataFile, RangeFacts
 from qmq_pipeline.tables.lake_files import DRAFT, LakeFiles, Statistics
+from qmq_pipeline.tables.marker import is_marked, mark
+from qmq_pipeline.tables.small_files import read_commit, read_object
+from qmq_pipeline.tables.sweeping import swept
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import TALLY, Columns, Tallying, tally_columns, tally_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LAKE_VERSION: Final = 2
-#: Marks a folder as one of tables.
-MARKER: Final = "LAKE"
 #: Folder of the commits, in that of a table.
 COMMITS: Final = "_commits"
-#: Beside the commits: what the last run saw, so that one can tell how fresh a table is.
+#: Beside the commits: what the last run saw, which tells how fresh a table is.
 _STATE: Final = "_state.json"
 #: Files that must stay although no commit names them any more, by who still lists them.
 _KEPT: Final = "_kept"
-#: Folders of a table that are never swept; the last is Delta's.
-_NOT_SWEPT: Final = (f"{COMMITS}/", f"{_KEPT}/", "_delta_log/")
+#: Folder of what one run wrote of a derived table.
+_RUN: Final = "run="
 _DIGITS: Final = 20
 #: Column of a data frame with the part of a derived table that a row belongs to; not in any file.
 PART: Final = "part"
-
-
-def is_lake(path: str) -> bool:
-    """Whether there are tables in this folder, or at this URL; raises `LakeError` for a scheme that nobody knows."""
-    try:
-        return LakeFiles(path).read_text(MARKER) is not None
-    except NotADirectoryError:
-        return False
 
 
 class Lake:
@@ -82,39 +73,17 @@ class Lake:
 
     def prepare(self) -> None:
         """Create the folder; refuse one of another version or with other things in it."""
-        if self._has_marker():
-            return
-        if self._files.strangers():
-            raise LakeError(
-                path=self.root,
-                reason="it holds other things than tables of qmq",
-                remedy="Give a folder that is new or empty, or one that `qmq pipeline` has made",
-            )
-        self._files.create()
-        self._files.write_text(MARKER, json.dumps({"version": LAKE_VERSION}))
-        self._files.sync([MARKER])
+        if not is_marked(self._files):
+            mark(self._files)
 
     def require(self) -> None:
         """Refuse a folder that `ingest` has not made, or of another version; creates nothing."""
-        if not self._has_marker():
+        if not is_marked(self._files):
             raise LakeError(
                 path=self.root,
                 reason="there are no tables here",
                 remedy="Check the spelling of --tables, or run `qmq pipeline ingest` first",
             )
-
-    def _has_marker(self) -> bool:
-        known = self._files.read_text(MARKER)
-        if known is None:
-            return False
-        version = json.loads(known).get("version")
-        if version != LAKE_VERSION:
-            raise LakeError(
-                path=self.root,
-                reason=f"its layout is of version {version}; known: {LAKE_VERSION}",
-                remedy="Use the version of qmq that made it, or another folder",
-            )
-        return True
 
     def writing(self) -> AbstractContextManager[None]:
         """Lock the tables for writing; raises `LakeInUseError` at once if another run writes them.
@@ -123,25 +92,47 @@ class Lake:
         """
         return self._files.lock()
 
+    def adding_runs(self, *tables: Table) -> AbstractContextManager[None]:
+        """Add a run to each of these tables of one layer, beside other processes that do so.
+
+        Whoever begins while nobody else does first removes what runs have left that died before
+        their commit. Requires: nobody changes these tables otherwise.
+        """
+
+        def sweep_dead() -> None:
+            for table in tables:
+                if self._has_dead_run(table):
+                    self.sweep(table)
+
+        return self._files.shared_lock(tables[0].layer, sweep_dead)
+
+    def _has_dead_run(self, table: Table) -> bool:
+        """Whether there is a folder or a file of a run without a commit; reads no commit."""
+        folder, alive = self.folder(table), self.commit_names(table)
+        runs = {path.rpartition(_RUN)[2] for path in self._files.folders(folder) if _RUN in path}
+        files = (path.rpartition("/")[2] for path in self._files.names(folder))
+        runs |= {name.removesuffix(".parquet") for name in files if name.endswith(".parquet")}
+        return bool(runs - alive)
+
     def folder(self, table: Table) -> str:
         """Where a table is, below the root."""
         return f"{table.layer}/{table.name}"
 
     def commits(self, table: Table) -> list[Commit]:
         """The commits that count, in order of their names, without replaced ones."""
-        found, replaced = self._all_commits(table)
-        return [one for one in found if one.name not in replaced]
+        every, replaced = self._all_commits(table)
+        return [one for one in every if one.name not in replaced]
 
     def newest(self, table: Table) -> Commit | None:
         """The commit that counts, for tables whose commits replace each other."""
-        return next(iter(reversed(self.commits(table))), None)
+        return next(reversed(self.commits(table)), None)
 
     def _all_commits(self, table: Table) -> tuple[list[Commit], set[str]]:
         while True:
             names = sorted(self.commit_names(table))
-            texts = [self._files.read_text(self._commit_path(table, name)) for name in names]
-            found = [Commit.from_json(text) for text in texts if text is not None]
-            if len(found) == len(texts):
+            read = [read_commit(self._files, self._commit_path(table, name)) for name in names]
+            found = [one for one in read if one is not None]
+            if len(found) == len(read):
                 return found, {name for one in found for name in one.replaces}
             # A commit was swept after its name was read; its replacement may be newer than the names.
 
@@ -154,12 +145,10 @@ class Lake:
         }
 
     def read_commit(self, table: Table, name: str) -> Commit:
-        """One commit, which must exist."""
-        return Commit.from_json(self._files.read_text(self._commit_path(table, name)) or "{}")
-
-    def sync_commit(self, table: Table, commit: Commit) -> None:
-        """Make a commit survive a power cut, as `sync_files` does for its files."""
-        self._files.sync([self._commit_path(table, commit.name)])
+        """One commit. Requires: it exists."""
+        found = read_commit(self._files, self._commit_path(table, name))
+        assert found is not None, "whoever writes a table removes its commits alone"
+        return found
 
     def _commit_path(self, table: Table, name: str) -> str:
         return f"{self.folder(table)}/{COMMITS}/{name}.json"
@@ -178,7 +167,11 @@ class Lake:
         name: str = "",
         notes: Mapping[str, Any] | None = None,
     ) -> Commit:
-        """Make the files of these ranges part of the table, all of them or none."""
+        """Make the files of these ranges part of the table, all of them or none.
+
+        When this returns they survive a power cut on a disk, and no power cut leaves a commit whose
+        files are not whole.
+        """
         if not name:
             source = ranges[0].source[:8] if ranges else "none"
             first = min((one.first for one in ranges), default=0)
@@ -191,7 +184,10 @@ class Lake:
             replaces=tuple(replaces),
             notes=notes or {},
         )
-        self._files.write_text(self._commit_path(table, name), made.to_json())
+        folder, path = self.folder(table), self._commit_path(table, name)
+        self._files.sync_names(f"{folder}/{file.path}" for one in ranges for file in one.files)
+        self._files.write_text(path, made.to_json())
+        self._files.sync_names([path])
         return made
 
     def write_state(self, table: Table, state: Mapping[str, Any]) -> None:
@@ -200,10 +196,9 @@ class Lake:
 
     def read_state(self, table: Table) -> dict[str, Any]:
         """What the last run found; empty if there was none."""
-        found: dict[str, Any] = json.loads(
-            self._files.read_text(f"{self.folder(table)}/{COMMITS}/{_STATE}") or "{}"
-        )
-        return found
+        path = f"{self.folder(table)}/{COMMITS}/{_STATE}"
+        remedy = "Remove it: the next run writes it again"
+        return read_object(self._files, path, remedy=remedy) or {}
 
     def write_parts(
         self,
@@ -220,7 +215,7 @@ class Lake:
         had before stay until the next run, for queries that are reading them.
         """
         self.sweep(table)
-        folder = f"{self.folder(table)}/run={run}"
+        folder = f"{self.folder(table)}/{_RUN}{run}"
         chosen = frame.select(PART, *table.names)
         chosen.write.mode("overwrite").partitionBy(PART).parquet(self.url(folder))
         of_part: dict[str, list[DataFile]] = {}
@@ -255,23 +250,27 @@ class Lake:
 
     def write_frame(self, frame: DataFrame, table: Table, run: str) -> tuple[DataFile, ...]:
         """Write the rows of `frame`, replacing what this run wrote before; they count from `append` on."""
-        folder = f"{self.folder(table)}/run={run}"
+        folder = f"{self.folder(table)}/{_RUN}{run}"
         frame.select(*table.names).write.mode("overwrite").parquet(self.url(folder))
         return tuple(self._frame_files(table, folder))
 
     def append(self, table: Table, run: str, files: Iterable[DataFile]) -> None:
-        """Make these files part of the table; a repeated run replaces its own."""
+        """Make these files part of the table; a repeated run replaces its own.
+
+        Requires: the caller is within `adding_runs`.
+        """
         some = tuple(files)
-        rows = sum(file.rows for file in some)
-        facts = RangeFacts(source=run, first=0, next=0, rows=rows, files=some)
-        self.commit(table, [facts], name=run)
+        rows = sum(one.rows for one in some)
+        self.commit(
+            table, [RangeFacts(source=run, first=0, next=0, rows=rows, files=some)], name=run
+        )
 
     def sweep(self, table: Table, *, merged_before_ms: int | None = None) -> int:
         """Remove data files that no commit names, and replaced commits; the number of files.
 
         Such files are from a run that did not finish, or from parts that were rebuilt. Files that
-        others list stay (see `keep`), and so do merged ones that are younger than
-        `merged_before_ms`, if it is given. Requires: no other run writes this table.
+        others list stay (see `keep`), and so do their lists, and merged files that are younger
+        than `merged_before_ms`, if it is given. Requires: no other run writes this table.
         """
         commits, replaced = self._all_commits(table)
         folder = self.folder(table)
@@ -282,20 +281,15 @@ class Lake:
         for one in commits:
             if one.name in replaced:
                 self._files.delete(self._commit_path(table, one.name))
-        kept = {
-            file.path
-            for commit in commits
-            if commit.name not in replaced
-            for one in commit.ranges
-            for file in one.files
-        }
-        kept |= {tally_path(path) for path in kept} | self.kept(table)
-        found = (
-            path.removeprefix(f"{folder}/") for path in self._files.names(folder, is_deep=True)
-        )
-        doomed = [path for path in found if path not in kept and not path.startswith(_NOT_SWEPT)]
+        named = [one for commit in commits if commit.name not in replaced for one in commit.ranges]
+        kept = {file.path for one in named for file in one.files} | self.kept(table)
+        names = self._files.names(folder, is_deep=True)
+        doomed = swept(folder, names, kept)
         for path in doomed:
-            self._files.delete(f"{folder}/{path}")
+            self._files.delete(path)
+        for path in self._files.folders(folder):
+            if path.startswith(f"{folder}/{_RUN}"):
+                self._files.delete_empty(path)
         return len(doomed)
 
     def keep(self, table: Table, name: str, paths: Iterable[str]) -> None:
@@ -305,12 +299,13 @@ class Lake:
 
     def kept(self, table: Table) -> set[str]:
         """Data files that stay although no commit may name them, see `keep`."""
-        texts = [
-            self._files.read_text(path)
+        remedy = "Remove it, and run `qmq pipeline expose` before any other job"
+        lists = [
+            read_object(self._files, path, field="files", remedy=remedy)
             for path in self._files.names(f"{self.folder(table)}/{_KEPT}")
             if DRAFT not in path
         ]
-        return {path for text in texts if text is not None for path in json.loads(text)["files"]}
+        return {path for one in lists if one is not None for path in one["files"]}
 
     def write(self, table: Table, path: str, batches: Iterable[pa.RecordBatch]) -> DataFile:
         """Write one data file below the table's folder, whole or not at all."""
@@ -353,10 +348,6 @@ class Lake:
         """Column → the least and greatest value in a data file, if the file has them."""
         return self._files.statistics(f"{self.folder(table)}/{file.path}")
 
-    def sync_files(self, table: Table, files: Iterable[DataFile]) -> None:
-        """Make files and their names survive a power cut; an object store does that by itself."""
-        self._files.sync([f"{self.folder(table)}/{file.path}" for file in files])
-
     def read_file(
         self, table: Table, path: str, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
@@ -391,6 +382,7 @@ class Lake:
         prefix = f"{self.folder(table)}/"
         for path in sorted(self._files.names(folder, is_deep=True)):
             if path.endswith(".parquet"):
+                self._files.sync_content(path)
                 rows, length = self._files.rows_and_bytes(path)
                 yield DataFile(path=path.removeprefix(prefix), rows=rows, bytes=length)
 

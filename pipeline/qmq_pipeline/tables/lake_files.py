@@ -1,7 +1,7 @@
 """Files below the folder of the tables, on a disk or in an object store: written whole or not at all.
 
 A disk has renames and locks: a draft takes its final name when it is complete. Object stores have
-neither, but put whole files, so there the final name is written at once. What the files mean:
+neither, but put whole files: there the draft is a temporary file of this machine. What the files mean:
 `lake.py`.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +30,8 @@ DRAFT: Final = ".draft-"
 SCHEMA_KEY: Final = b"qmq.schema"
 ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
+#: In one step from this machine to an object store.
+_SENT_BYTES: Final = 1024 * 1024
 #: Hadoop's name of a store, and pyarrow's.
 _ARROW_SCHEMES: Final = {"s3a": "s3"}
 
@@ -70,10 +74,10 @@ class LakeFiles:
             _sync(one)
 
     def strangers(self) -> set[str]:
-        """Entries of the folder itself, without the lock; none on an object store."""
+        """Entries of the folder itself, without the lock and drafts of a run that died; none on an object store."""
         if not self._is_disk or not os.path.isdir(self._path):
             return set()
-        return set(os.listdir(self._path)) - {LOCK}
+        return {name for name in os.listdir(self._path) if name != LOCK and DRAFT not in name}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -86,17 +90,38 @@ class LakeFiles:
             yield
             return
         self.create()
-        descriptor = os.open(self._full(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+        with self._lock_file(LOCK) as descriptor:
+            if not _locked_alone(descriptor):
                 raise LakeInUseError(
                     path=self.root,
                     reason="another run writes these tables",
                     remedy="Wait for its end, or give another folder",
-                ) from error
+                )
             yield
+
+    @contextmanager
+    def shared_lock(self, folder: str, when_alone: Callable[[], None]) -> Iterator[None]:
+        """Lock a folder together with others that do so; calls `when_alone` first if there are none.
+
+        Waits while another process is in its `when_alone`. On an object store nobody else is
+        expected.
+        """
+        if not self._is_disk:
+            when_alone()
+            yield
+            return
+        self._files.create_dir(self._full(folder), recursive=True)
+        with self._lock_file(f"{folder}/{LOCK}") as descriptor:
+            if _locked_alone(descriptor):
+                when_alone()
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+
+    @contextmanager
+    def _lock_file(self, path: str) -> Iterator[int]:
+        descriptor = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -139,6 +164,13 @@ class LakeFiles:
     def delete(self, path: str) -> None:
         """Remove one file, which must exist."""
         self._files.delete_file(self._full(path))
+
+    def delete_empty(self, folder: str) -> None:
+        """Remove a folder and those below it, but none that has a file in it or below it."""
+        if self._is_disk:  # an object store has no folders
+            for path, _, _ in os.walk(self._full(folder), topdown=False):
+                with suppress(OSError):  # it is not empty
+                    os.rmdir(path)
 
     def read_text(self, path: str) -> str | None:
         """A small file; None if it does not exist."""
@@ -223,8 +255,8 @@ class LakeFiles:
         with self._files.open_input_file(self._full(path)) as file:
             return pq.ParquetFile(file).metadata.num_rows, file.size()
 
-    def sync(self, paths: Iterable[str]) -> None:
-        """Make files, their names and the folders they are in survive a power cut.
+    def sync_names(self, paths: Iterable[str]) -> None:
+        """Make the names of files, and of the folders they are in, survive a power cut.
 
         An object store does that by itself.
         """
@@ -232,32 +264,61 @@ class LakeFiles:
             return
         folders = {""}
         for path in paths:
-            _sync(self._full(path))
             while path := path.rpartition("/")[0]:
                 folders.add(path)
         for folder in sorted(folders, key=len, reverse=True):
             _sync(self._full(folder))
 
+    def sync_content(self, path: str) -> None:
+        """Make what another program has written into a file survive a power cut; what this class writes does."""
+        if self._is_disk:
+            _sync(self._full(path))
+
     @contextmanager
     def _whole(self, path: str) -> Iterator[pa.NativeFile]:
-        """A stream into a new file, which gets its name when the block ends without an error."""
+        """A stream into a new file, which is synced and gets its name when the block ends without an error."""
         final = self._full(path)
         parent = final.rpartition("/")[0]
-        draft = f"{parent}/{DRAFT}{uuid.uuid4().hex}" if self._is_disk else final
         self._files.create_dir(parent, recursive=True)
+        if not self._is_disk:
+            with self._sent(final) as stream:
+                yield stream
+            return
+        draft = f"{parent}/{DRAFT}{uuid.uuid4().hex}"
         try:
             with self._files.open_output_stream(draft) as stream:
                 yield stream
-        except BaseException:
-            if self._is_disk:  # where a disk is full, the draft is what filled it
-                with suppress(OSError):
-                    self._files.delete_file(draft)
+            _sync(draft)
+        except BaseException:  # where a disk is full, the draft is what filled it
+            with suppress(OSError):
+                self._files.delete_file(draft)
             raise
-        if self._is_disk:
-            self._files.move(draft, final)
+        self._files.move(draft, final)
+
+    @contextmanager
+    def _sent(self, final: str) -> Iterator[pa.NativeFile]:
+        """A stream into a file of this machine, which is sent to an object store when the block ends without an error.
+
+        pyarrow cannot give up an object that it has begun to write: a part of it would become the whole, and take
+        the place of the same file that another try has written and committed.
+        """
+        with TemporaryFile() as draft:
+            yield pa.PythonFile(draft, mode="w")
+            draft.seek(0)
+            with self._files.open_output_stream(final) as stream:
+                shutil.copyfileobj(draft, stream, _SENT_BYTES)
 
     def _full(self, path: str) -> str:
         return f"{self._path.rstrip('/')}/{path}"
+
+
+def _locked_alone(descriptor: int) -> bool:
+    """Lock a file for this process alone; False at once if another one has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sync(path: str) -> None:

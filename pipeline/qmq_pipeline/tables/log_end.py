@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from qmq_pipeline.tables.commits import Commit, RangeFacts
+from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import COMMITS, Lake
 from qmq_pipeline.tables.lake_files import LakeFiles
 from qmq_pipeline.tables.merging import Span
+from qmq_pipeline.tables.small_files import read_commit
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import tally_path
 
@@ -29,7 +30,7 @@ _NO_RANGE: Final = 2**63
 
 
 class LogEnd:
-    """The end of one table when this was made. Requires: no other run writes the table."""
+    """The end of one table when this was made. Requires: no other run writes the table, but for `last`."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
         self._files = LakeFiles(lake.root)
@@ -44,16 +45,17 @@ class LogEnd:
 
     def last(self) -> RangeFacts | None:
         """The last committed range; None if there is none."""
-        newest = self._newest()
-        if newest is None:
-            return None
-        commit = Commit.from_json(self._files.read_text(newest) or "{}")
-        return max(commit.ranges, key=lambda one: one.next)
+        while (newest := self._newest()) is not None:
+            commit = read_commit(self._files, newest)
+            if commit is not None:
+                return max(commit.ranges, key=lambda one: one.next)
+            del self._commits[newest]  # it was merged, and swept since this was made
+        return None
 
     def sync(self) -> None:
         """Make the last commit survive a power cut: the run that wrote it may have died before it did."""
         newest = self._newest()
-        self._files.sync([] if newest is None else [newest])
+        self._files.sync_names([] if newest is None else [newest])
 
     def _newest(self) -> str | None:
         return max(self._commits, key=lambda path: (self._commits[path], path), default=None)

@@ -50,7 +50,6 @@ def archive_piece(
         has_records = TABLES[name] in (MESSAGES, SCHEDULED)
         notes = verify_archived(lake, TABLES[name], one, altered) if has_records else {}
         facts[name] = replace(one, notes={**one.notes, ARCHIVED: True, **notes})
-        lake.sync_files(TABLES[name], one.files)
     return {name: asdict(one) for name, one in facts.items()}
 
 

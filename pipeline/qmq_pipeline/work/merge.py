@@ -24,8 +24,7 @@ def merge_piece(
 ) -> list[dict[str, Any]]:
     """Rewrite files, given in order, as one file with this name in each folder.
 
-    Returns the files that replace them; a file that is alone in its folder stays. May be repeated;
-    what is written is synced.
+    Returns the files that replace them; a file that is alone in its folder stays. May be repeated.
     """
     lake, made_of = Lake(tables), table_named(table)
     merged = []
@@ -46,7 +45,6 @@ def merge_piece(
                 remedy="Ingest the log into another folder",
             )
         merged.append(file)
-    lake.sync_files(made_of, merged)
     return [asdict(one) for one in merged]
 
 

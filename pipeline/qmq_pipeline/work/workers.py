@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from qmq_pipeline.errors import PipelineError, carried
+from qmq_pipeline.places.outage_notices import NOTICES, OutageNotice
 
 _MODULE: Final = "qmq_pipeline.work.worker"
 #: Tasks done and all tasks, of one call of `run`.
@@ -161,19 +162,31 @@ class _Process:
                 json.dumps({"function": function, "arguments": arguments}) + "\n"
             )
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            said = self._answer()
         except BrokenPipeError:
-            line = ""
-        if not line:
+            said = None
+        finally:
+            NOTICES.gone(self)
+        if said is None:
             code = self._process.wait()
             raise PipelineError(
                 f"a worker process ended with code {code} in the middle of its work; -9 may mean that memory was "
                 "short. Run the job again: it continues from its last commit."
             )
-        said = json.loads(line)
         if "error" in said:
             raise carried(said["error"], said["text"])
         return said["answer"]
+
+    def _answer(self) -> dict[str, Any] | None:
+        """What it answers in the end; outages that it tells of on the way are told on. None if it died."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "outage" not in said:
+                return said
+            notice = OutageNotice(**said["outage"])
+            (NOTICES.began if notice.reason else NOTICES.over)(self, notice)
+        return None
 
     def kill(self) -> None:
         """Kill it at once."""

@@ -1,0 +1,168 @@
+"""A small file of the tables that a disk or other software has damaged: one line with its name and what to do, and
+what that line says helps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.errors import LakeError
+from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.ingest import ingest
+from qmq_pipeline.jobs.lifecycle import lifecycle
+from qmq_pipeline.jobs.marts import marts
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import (
+    AUDIT_RUN,
+    DEAD_LETTERS,
+    DELIVERIES,
+    LIFECYCLE,
+    MESSAGES,
+    PRODUCERS,
+)
+from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.workers import LocalWorkers
+from tests.pipeline.gold import shop
+from tests.pipeline.world import DataDirectory, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "torn": lambda content: content[: len(content) // 2],
+    "zeros": lambda content: bytes(len(content)),
+    "bits": lambda content: b"\xff" + content[1:],
+    "another object": lambda _: b"{}",
+    "no object": lambda _: b"[1]",
+    "fields of another kind": lambda _: b'{"name": "a", "version": 1, "ranges": 5, "replaces": []}',
+}
+
+
+def nobody() -> SparkSession:
+    raise AssertionError("there is nothing to read, and Spark was asked for")
+
+
+def newest_commit(config: PipelineConfig, table: Table) -> Path:
+    folder = Path(config.tables, Lake(config.tables).folder(table), "_commits")
+    return max(path for path in folder.glob("*.json") if path.name != "_state.json")
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_damaged_commit_is_named_with_what_to_do_and_nothing_is_written(
+    directory: DataDirectory, config: PipelineConfig, workers: LocalWorkers, damage: str
+) -> None:
+    directory.append(messages(MessageIds(1), 20))
+    ingest(workers, config)
+    commit = newest_commit(config, MESSAGES)
+    whole = commit.read_bytes()
+    directory.append(messages(MessageIds(2), 10))
+    before = sorted(Path(config.tables).rglob("*"))
+    commit.write_bytes(_DAMAGES[damage](whole))
+    for job in (lambda: ingest(workers, config), lambda: Lake(config.tables).ranges(MESSAGES)):
+        with pytest.raises(LakeError) as told:
+            job()
+        assert told.value.path == str(commit)
+        assert "it is not as it was written" in str(told.value)
+        assert "Restore it from a copy of this folder, or ingest into another one" in str(
+            told.value
+        )
+    assert sorted(Path(config.tables).rglob("*")) == before
+    commit.write_bytes(whole)
+    assert ingest(workers, config).rows["messages"] == 10
+
+
+@pytest.mark.parametrize("damage", ["emptied", "torn", "bits", "another object", "no object"])
+def test_a_damaged_mark_of_the_folder_is_named_and_can_be_written_again(
+    tmp_path: Path, damage: str
+) -> None:
+    lake = Lake(str(tmp_path / "tables"))
+    lake.prepare()
+    mark = tmp_path / "tables" / "LAKE"
+    whole = mark.read_bytes()
+    mark.write_bytes(_DAMAGES[damage](whole))
+    with pytest.raises(LakeError) as told:
+        lake.require()
+    assert told.value.path == str(mark)
+    assert f"write {whole.decode()} into the file" in str(told.value)
+    mark.write_bytes(whole)
+    lake.require()
+
+
+def test_a_damaged_list_of_files_that_others_read_stops_the_sweep_that_would_remove_them(
+    tmp_path: Path,
+) -> None:
+    lake = Lake(str(tmp_path))
+    lake.prepare()
+    lake.keep(DEAD_LETTERS, "delta", ["run=1/a.parquet"])
+    listed = tmp_path / "gold" / "dead_letters" / "run=1" / "a.parquet"
+    listed.parent.mkdir()
+    listed.write_bytes(b"x")
+    (kept,) = (tmp_path / "gold" / "dead_letters" / "_kept").iterdir()
+    for content in (b"", b"{}"):
+        kept.write_bytes(content)
+        with pytest.raises(LakeError, match="run `qmq pipeline expose` before any other job"):
+            lake.sweep(DEAD_LETTERS)
+        assert listed.exists()
+
+
+def test_a_damaged_state_and_a_damaged_audit_cost_no_more_than_themselves(
+    directory: DataDirectory, config: PipelineConfig, workers: LocalWorkers
+) -> None:
+    directory.append(messages(MessageIds(1), 20))
+    ingest(workers, config)
+    state = Path(config.tables, "bronze", "messages", "_commits", "_state.json")
+    state.write_bytes(b"")
+    with pytest.raises(LakeError, match=r"_state\.json: .* Remove it: the next run writes it"):
+        audit(nobody, config)
+    state.unlink()
+    ingest(workers, config)
+    runs = [audit(nobody, config).run for _ in range(2)]
+    commit = newest_commit(config, AUDIT_RUN)
+    commit.write_bytes(b"")
+    with pytest.raises(LakeError, match="only the result of that audit goes with it"):
+        Lake(config.tables).newest(AUDIT_RUN)
+    commit.unlink()
+    left = Lake(config.tables).newest(AUDIT_RUN)
+    assert left is not None
+    assert left.name == runs[0]
+
+
+def test_a_damaged_derived_table_is_made_anew_when_its_folder_is_removed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = shop(tmp_path)
+    with LocalWorkers(1) as workers:
+        ingest(workers, config)
+    lake = Lake(config.tables)
+    lifecycle(spark, config)
+    marts(spark, config)
+    every = (DELIVERIES, LIFECYCLE, DEAD_LETTERS, PRODUCERS)
+    before = {table.name: rows_of(spark, lake, table) for table in every}
+    assert all(before.values())
+    for table in every:
+        newest_commit(config, table).write_bytes(b"")
+        folder = Path(config.tables, lake.folder(table))
+        with pytest.raises(LakeError) as told:
+            lake.newest(table)
+        assert f"Remove the folder {folder}: the next run makes the table anew" in str(told.value)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        folder.rmdir()
+        lifecycle(spark, config)
+        marts(spark, config)
+        assert {one.name: rows_of(spark, lake, one) for one in every} == before, table.name
+
+
+def rows_of(spark: SparkSession, lake: Lake, table: Table) -> list[Any]:
+    return sorted(
+        json.dumps(row.asDict(), default=str, sort_keys=True)
+        for row in lake.read(spark, table).collect()
+    )

@@ -1,0 +1,105 @@
+"""Where the log cannot be ingested, outboxes are not scanned either: a refused call leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from qmq_client.commands.root import root
+from qmq_client.signal_flag import SignalFlag
+from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.cli import ingested_text
+from qmq_pipeline.errors import LakeError, SourceError
+from qmq_pipeline.jobs.archive import archive
+from qmq_pipeline.jobs.follow import follow
+from qmq_pipeline.jobs.ingest_both import ingest_both
+from qmq_pipeline.jobs.run import run
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.places.options import Place
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import OUTBOX
+from qmq_pipeline.work.workers import LocalWorkers
+from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, OutboxDatabase, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = DataDirectory(tmp_path / "broker", FORGETFUL)
+    made.append(messages(MessageIds(1), 1500), frame_records=20)
+    made.close()
+    return made.path
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[OutboxDatabase]:
+    made = OutboxDatabase(tmp_path / "orders.db")
+    made.insert(messages(MessageIds(2), 3), created_at_ms=START_MS)
+    yield made
+    made.close()
+
+
+def _follow(workers: LocalWorkers, config: PipelineConfig) -> None:
+    follow(workers, config, SignalFlag(), every_s=1.0, on_batch=lambda _: None)
+
+
+def _run(workers: LocalWorkers, config: PipelineConfig) -> None:
+    def no_session() -> SparkSession:
+        raise AssertionError("nothing is to be made of a log that is refused")
+
+    run(no_session, config, workers=workers)
+
+
+@pytest.mark.parametrize("job", [ingest_both, _follow, _run])
+def test_an_archive_and_a_folder_without_a_log_are_refused_before_rows_are_written(
+    job: Callable[[LocalWorkers, PipelineConfig], object],
+    directory: Path,
+    database: OutboxDatabase,
+    tmp_path: Path,
+) -> None:
+    place, kept = Place(path=str(directory)), str(tmp_path / "archive")
+    with LocalWorkers(1) as workers:
+        archive(workers, PipelineConfig(tables=kept, place=place))
+        known = (database.section,)
+        with pytest.raises(LakeError, match="it is an archive"):
+            job(workers, PipelineConfig(tables=kept, place=place, databases=known))
+        assert Lake(kept).ranges(OUTBOX) == []
+        elsewhere = PipelineConfig(
+            tables=str(tmp_path / "tables"), place=Place(path=str(tmp_path)), databases=known
+        )
+        with pytest.raises(SourceError, match="no data directory"):
+            job(workers, elsewhere)
+    assert not (tmp_path / "tables").exists()
+
+
+def test_what_came_in_is_told_and_if_nothing_did_where_that_was_looked_for(
+    directory: Path, database: OutboxDatabase, tmp_path: Path
+) -> None:
+    tables = ("--tables", str(tmp_path / "tables"), "--quiet")
+    log, rows = ("--path", str(directory)), ("--database", database.section.url)
+
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(root, ["pipeline", "ingest", *tables, *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout.rpartition(" (")[0]
+
+    assert said(*log) == "ingested 1,500 messages"
+    assert said(*log) == f"nothing new in the logs of {directory}"
+    assert said(*rows) == "ingested 3 outbox rows"
+    empty = OutboxDatabase(tmp_path / "shop.db")
+    empty.close()
+    other = ("--database", empty.section.url)
+    assert said(*other) == "nothing new in the outbox of shop"
+    assert said(*log, *other) == f"nothing new in the logs of {directory} and the outbox of shop"
+
+
+def test_of_many_databases_without_news_the_number_is_told(database: OutboxDatabase) -> None:
+    for count, outboxes in ((2, "the outbox of orders and of orders"), (4, "4 outboxes")):
+        config = PipelineConfig(tables="t", databases=(database.section,) * count)
+        assert ingested_text({"outbox": 0}, config) == f"nothing new in {outboxes}"
