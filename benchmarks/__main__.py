@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks import interruption
-from benchmarks.machine import ROOT, NoDiskError, find_directory
+from benchmarks.machine import ROOT, NoDiskError, adopt_orphans, find_directory
 from benchmarks.measure import Effort
 from benchmarks.options import parse
 from benchmarks.page import write_pages
@@ -65,4 +65,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    adopt_orphans()
     sys.exit(main(sys.argv[1:]))

@@ -5,11 +5,14 @@ Reads Linux's `/proc` and `/sys`; elsewhere fields say "unknown" and the benchma
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +26,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 #: File systems that live in memory: what is written there says nothing about durability.
 MEMORY_FILE_SYSTEMS: Final = {"tmpfs", "ramfs", "zram"}
 FLUSHES: Final = 50
+#: Often enough to lose little of a process, seldom enough not to be felt.
+_LOOK_S: Final = 5.0
+#: Of prctl(2).
+_SET_CHILD_SUBREAPER: Final = 36
 
 
 class NoDiskError(Exception):
@@ -113,23 +120,55 @@ def flush_ms(directory: Path) -> float:
 
 
 class Neighbours:
-    """What everything else on the machine took of its processors since this was made.
+    """What everything else on the machine took of its processors while this was entered.
 
     Ours is what this process used, and what all processes did that come from it: those that have ended,
-    and those that still run, as Spark's JVM does to the end.
+    and those that still run, as Spark's JVM does to the end. The times of some are lost when they end: the parent
+    of Spark's workers does not wait for them. So a thread adds up what is new from time to time, and
+    what was counted stays counted.
     """
 
     def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="neighbours", daemon=True)
+        self._our_s = 0.0
+        self._seen_s = our_processor_seconds()
         self._busy_s, self._all_s = processor_seconds()
-        self._our_s = our_processor_seconds()
+
+    def __enter__(self) -> Neighbours:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._look()
 
     def share(self) -> float:
-        """Between 0 and 1; 0 where the system does not tell."""
+        """Between 0 and 1; 0 where the system does not tell. Requires: it was left."""
         busy_s, all_s = processor_seconds()
         if all_s <= self._all_s:
             return 0.0
-        others_s = busy_s - self._busy_s - (our_processor_seconds() - self._our_s)
+        others_s = busy_s - self._busy_s - self._our_s
         return round(max(0.0, others_s) / (all_s - self._all_s), 3)
+
+    def _follow(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        seen_s = our_processor_seconds()
+        self._our_s += max(0.0, seen_s - self._seen_s)
+        self._seen_s = seen_s
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, as that of Spark's workers may.
+
+    They are not waited for, so they keep their times until this process ends.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def processor_seconds() -> tuple[float, float]:

@@ -28,9 +28,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--full-size", action="store_true", help="as much data as the goals speak of; takes long"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
-    parser.add_argument("--pages", type=Path, metavar="DIR", help="write the page here")
+    parser.add_argument("--json", type=_path, metavar="FILE", help="write the results here, too")
+    parser.add_argument("--pages", type=_path, metavar="DIR", help="write the page here")
     parser.add_argument(
-        "--directory", type=Path, metavar="DIR", help="measure here; must be on a disk"
+        "--directory", type=_path, metavar="DIR", help="measure here; must be on a disk"
     )
     return parser.parse_args(arguments)
+
+
+def _path(text: str) -> Path:
+    """From where the caller stands; what a benchmark starts stands elsewhere."""
+    return Path(text).absolute()

@@ -245,15 +245,15 @@ def run_benchmark(
     load_before, started_at, started_s = load_average(), datetime.now(UTC), time.monotonic()
     rows: list[Row] = []
     failure = ""
-    neighbours = Neighbours()
-    try:
-        work = importlib.import_module(f"benchmarks.{benchmark.module}").run
-        with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as name:
-            bench = Bench(effort=effort, directory=Path(name), is_full_size=is_full_size)
-            for row in cast("Callable[[Bench], Iterable[Row]]", work)(bench):
-                rows.append(row)
-    except Exception as error:  # the top of the loop over benchmarks: the others still run
-        failure = f"{type(error).__name__}: {error}"
+    with Neighbours() as neighbours:
+        try:
+            work = importlib.import_module(f"benchmarks.{benchmark.module}").run
+            with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=directory) as name:
+                bench = Bench(effort=effort, directory=Path(name), is_full_size=is_full_size)
+                for row in cast("Callable[[Bench], Iterable[Row]]", work)(bench):
+                    rows.append(row)
+        except Exception as error:  # the top of the loop over benchmarks: the others still run
+            failure = f"{type(error).__name__}: {error}"
     return Result(
         number=benchmark.number,
         name=benchmark.name,

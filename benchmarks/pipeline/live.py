@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Event, Timer
+from threading import Timer
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
@@ -23,6 +23,7 @@ from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
 from qmq_client import Message
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
 from qmq_pipeline.jobs.follow import follow
@@ -87,7 +88,7 @@ def _followed_s(bench: Bench, messages: int, folder: Path) -> list[float]:
     wanted = messages + _PER_FRAME
     #: How many rows there were, and when.
     there: list[tuple[int, float]] = []
-    stop = Event()
+    stop = SignalFlag()
     with bench.processes() as processes:
         broker = processes.start_broker()
         sender = processes.start_worker(

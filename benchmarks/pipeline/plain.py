@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
-from benchmarks.pipeline.growth import LOG, NOTE, config_of, ingest_both
+from benchmarks.pipeline.growth import LOG, NOTE, config_of
 from benchmarks.pipeline.logs import conditions, plain_records
 from benchmarks.pipeline.start import environment
 from benchmarks.result import Goal, Row
@@ -168,6 +168,7 @@ def our_audit(
 ) -> dict[str, int]:
     """The same by the pipeline; Spark is started when it is needed, as the commands do it."""
     from qmq_pipeline.jobs.audit import audit
+    from qmq_pipeline.jobs.ingest_both import ingest_both
     from qmq_pipeline.work.workers import LocalWorkers
 
     config = config_of(directory, tables)
