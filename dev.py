@@ -91,6 +91,16 @@ COMMANDS = {
     "clean": Command(summary="remove the caches and the virtual environment"),
 }
 
+#: Commands that are a module of the project, run where the caller stands.
+MODULES = {"demo": "examples.flights", "bench": "benchmarks"}
+#: `python -m` would look for the module where the caller stands.
+RUN_MODULE = """\
+import runpy, sys
+sys.path[0], module = sys.argv[1:3]
+del sys.argv[1:3]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; 2 for a wrong call."""
@@ -101,9 +111,10 @@ def main(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         print(f"dev.py: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    os.chdir(ROOT)
     if name == "clean":
         return clean()
+    if name not in MODULES:  # paths for pytest begin at the project, those for demo and bench here
+        os.chdir(ROOT)
     # Tests, demo and benchmarks start hundreds of processes, each of which would compile all it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Python 3.11 reads the path of an editable installation in the locale's encoding.
@@ -149,8 +160,7 @@ def command_line(name: str, arguments: list[str]) -> list[str]:
     """Return what `demo`, `test` or `bench` runs inside the environment."""
     if name == "test":
         return [str(PYTHON), "-m", "pytest", *workers(arguments), *arguments]
-    module = {"demo": "examples.flights", "bench": "benchmarks"}[name]
-    return [str(PYTHON), "-m", module, *arguments]
+    return [str(PYTHON), "-c", RUN_MODULE, str(ROOT), MODULES[name], *arguments]
 
 
 def workers(arguments: Iterable[str]) -> list[str]:

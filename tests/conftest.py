@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.kit.asking import asks_for_spark
+from tests.kit.company import put_back
 from tests.kit.listening import left_behind
 from tests.kit.parsing import parse_undisturbed
 from tests.kit.surroundings import quieten
@@ -35,9 +37,10 @@ _TOGETHER = (
     "tests/acceptance/test_flights.py",  # one run of the demo
     "tests/client/doctor/test_settings.py",  # servers of their own
     "tests/faults/test_database_clock.py",  # servers whose clocks are set
-    "tests/pipeline/",  # one Spark
     "tests/tidy/",  # every source, parsed
 )
+#: Files below it are given out as files, except that those which ask for Spark share one.
+_PIPELINE = "tests/pipeline/"
 #: A set of two or more, and the address of an object, as they print themselves.
 _CHANGING = re.compile(r"\{[^:{}]*, [^:{}]*\}| at 0x[0-9a-f]+")
 MakeServer = Callable[..., PrivateServer]
@@ -53,6 +56,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("qmq")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    with put_back():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -204,9 +213,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives tests to workers one by one, but those of `_TOGETHER` all to one, and first."""
+    """Gives tests to workers one by one; those of `_TOGETHER` all to one, as those that ask for Spark."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_PIPELINE):
+            file = nodeid.partition("::")[0]
+            return _PIPELINE if asks_for_spark(self.config.rootpath / file) else file
         return next((path for path in _TOGETHER if nodeid.startswith(path)), nodeid)
 
 

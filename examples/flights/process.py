@@ -85,7 +85,7 @@ class Child:
             self._is_asked = True
             process.send_signal(signal.SIGTERM)
 
-    def stop(self, deadline_s: float = 20.0) -> int:
+    def stop(self, deadline_s: float = 60.0) -> int:
         """SIGTERM and its exit code; raises `ProcessError` when it does not stop in time."""
         process = self._process_now()
         self.ask_to_stop()

@@ -65,10 +65,12 @@ def test_a_demo_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) ->
         [*command, "--keep", str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     assert demo.stderr is not None
-    assert "departures" in demo.stderr.readline()
-    assert alive(folder)
-    demo.terminate()
-    demo.communicate(timeout=60)
+    try:
+        assert "departures" in demo.stderr.readline()
+        assert alive(folder)
+    finally:
+        demo.terminate()
+        demo.communicate(timeout=60)
     assert demo.returncode == 128 + signal.SIGTERM
     assert alive(folder) == []
 

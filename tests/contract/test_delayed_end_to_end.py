@@ -27,10 +27,11 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> sa.Engine:
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 30})
     create_tables(engine)
-    return engine
+    yield engine
+    engine.dispose()
 
 
 def test_D1_D3_messages_come_after_their_time_once_also_from_a_broker_that_is_killed(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dev
+from benchmarks import options as bench_options
 
 PYPROJECT = """
 [project]
@@ -160,10 +161,44 @@ def test_what_a_command_starts_may_keep_its_bytecode(
 
 
 def test_arguments_are_passed_on() -> None:
-    assert dev.command_line("demo", ["--count", "9"])[1:] == [
-        "-m", "examples.flights", "--count", "9"
-    ]  # fmt: skip
-    assert dev.command_line("bench", ["--quick"])[1:] == ["-m", "benchmarks", "--quick"]
+    assert dev.command_line("demo", ["--count", "9"])[-2:] == ["--count", "9"]
+    assert dev.command_line("bench", ["--quick"])[-1:] == ["--quick"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [["demo", "--no-spark", "--json", "figures.json", "--keep", "kept"], ["bench", "--list"]],
+)
+def test_paths_of_the_demo_and_the_benchmarks_begin_where_the_caller_stands(
+    call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dev, "prepare", lambda groups: None)
+    stood: list[Path] = []
+
+    def become(line: list[str]) -> int:
+        stood.append(Path.cwd())
+        return 0
+
+    monkeypatch.setattr(dev, "become", become)
+    assert dev.main(call) == 0
+    assert stood == [tmp_path]
+
+
+@pytest.mark.parametrize("name", ["demo", "bench"])
+def test_the_demo_and_the_benchmarks_are_found_from_anywhere(name: str, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not this one')")
+    line = dev.command_line(name, ["--help"])
+    outcome = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.startswith(f"usage: dev.py {name}")
+
+
+def test_what_a_benchmark_starts_elsewhere_is_given_whole_paths() -> None:
+    options = bench_options.parse(["--json", "a", "--pages", "b", "--directory", "c"])
+    paths = options.json, options.pages, options.directory
+    assert paths == tuple(Path.cwd() / name for name in "abc")
 
 
 def test_check_runs_all_and_reports_each(

@@ -12,6 +12,8 @@ import struct
 import threading
 from typing import Final, Literal, Self
 
+from tests.kit.waiting import DEADLINE_S
+
 _CHUNK_BYTES: Final = 65_536
 _COMMIT: Final = b"COMMIT"
 #: On a slow line a piece of this length passes, and then nothing for so long.
@@ -35,6 +37,7 @@ class Proxy:
         self._target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._next: str | None = None
         self._is_cut = False
         #: Whether everything passes in small pieces, with a wait behind each.
@@ -56,13 +59,17 @@ class Proxy:
         self.heal()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        # A socket that is only closed lives on for the thread that waits in a call of it.
+        _shut(self._listener)
         self._listener.close()
+        self._accepting.join(DEADLINE_S)
         for each in self._sockets:
+            _shut(each)
             each.close()
         self.heal()
 

@@ -20,10 +20,10 @@ from tests.client.truth import Truth
 from tests.client.world import OUTBOX, SUBJECT, set_up
 from tests.faults.shop_process import BOUNDARIES, LAST
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DEADLINE_S: Final = 30.0
 
 
 def run_until_killed(url: str, broker_url: str, boundary: str) -> list[str]:

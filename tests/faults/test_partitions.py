@@ -22,10 +22,10 @@ from tests.faults.proxy import Proxy, Way
 from tests.faults.test_killed_application import pull
 from tests.faults.test_lost_commit_answers import a_world_behind
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
 
 FLAPS: Final = 3
-DEADLINE_S: Final = 30.0
 #: How long the producer waits for an answer of the broker, where it never comes.
 ANSWER_S: Final = 0.5
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -94,9 +95,19 @@ class PrivateServer:
         raise NotStartedError(f"{self.kind} does not start:\n{self.log()}")
 
     def kill(self) -> None:
-        """SIGKILL: memory is lost, what was written to the files is there."""
+        """SIGKILL to all its processes: memory is lost, what was written to the files is there.
+
+        PostgreSQL's sessions would go on for a moment without the process that began them.
+        """
+        assert self.process is not None, "it does not run"
+        self._signal(signal.SIGSTOP)  # so it begins no more of them
+        others = _children(self.process)
         self._signal(signal.SIGKILL)
+        for one in others:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         self._wait_until_gone()
+        wait_for(lambda: not any(map(_runs, others)), f"{self.kind} does not end")
 
     def stop(self) -> None:
         """An orderly end; nothing when it does not run."""
@@ -184,6 +195,23 @@ class PrivateServer:
 
     def _forget(self) -> None:
         self.process = self._popen = None
+
+
+def _children(process: int) -> list[int]:
+    found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [one for one in found if _state(one)[1:2] == [str(process)]]
+
+
+def _runs(process: int) -> bool:
+    return _state(process)[:1] not in ([], ["Z"])
+
+
+def _state(process: int) -> list[str]:
+    """Its state and its parent, and more; nothing when it is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def copy_template(run: TestRun, recipe: Recipe, data: Path) -> None:

@@ -30,6 +30,17 @@ def find_library() -> Path | None:
     return found[0] if found else None
 
 
+def remove_what_ended_ones_shared(folder: Path = _SHARED) -> None:
+    """What the library shares among processes outlives one that is killed.
+
+    Other workers, and other runs on this machine, have their own there, which they go on using.
+    """
+    for name in ("faketime_shm_", "sem.faketime_sem_"):
+        for path in folder.glob(f"{name}*"):
+            if not Path("/proc", path.name.removeprefix(name)).exists():
+                path.unlink(missing_ok=True)
+
+
 class ShiftedServer:
     """Started by `start`, ended by `close`; `shift` sets its clock. Raises `RungError` without one."""
 
@@ -62,12 +73,9 @@ class ShiftedServer:
     def close(self) -> None:
         """Stop the server and remove its data."""
         self._engine.dispose()
-        process = self.server.process
         self.server.stop()
         self.server.close()
-        # What the library shares among processes outlives one that is killed.
-        for name in (f"faketime_shm_{process}", f"sem.faketime_sem_{process}"):
-            (_SHARED / name).unlink(missing_ok=True)
+        remove_what_ended_ones_shared()
 
     def _now_s(self) -> float:
         with self._engine.connect() as connection:

@@ -8,7 +8,8 @@ What `.gitignore` names is passed over, and so is every virtual environment, wha
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -78,13 +79,31 @@ def read(path: Path) -> Source:
 
 
 def texts() -> list[Source]:
-    """Return every text file."""
-    return [read(path) for path in files() if path.suffix in TEXT]
+    """Return every text file; one that only looks so by its name, as a core dump does, is none."""
+    return _read_all(path for path in files() if path.suffix in TEXT and is_text(path))
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file has no NUL in its beginning, which is what git asks of it; one that is gone is none."""
+    try:
+        with path.open("rb") as file:
+            return b"\0" not in file.read(8_000)
+    except FileNotFoundError:
+        return False
 
 
 def python() -> list[Source]:
     """Return every Python file."""
-    return [read(path) for path in files() if path.suffix == ".py"]
+    return _read_all(path for path in files() if path.suffix == ".py")
+
+
+def _read_all(paths: Iterable[Path]) -> list[Source]:
+    """Read these files, but for those that are gone by now: whoever saves a file makes such beside it."""
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found.append(read(path))
+    return found
 
 
 def product(package: str | None = None) -> list[Source]:
