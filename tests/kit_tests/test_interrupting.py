@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from contextlib import suppress
@@ -48,6 +49,39 @@ def test_what_is_raised_comes_out() -> None:
     with pytest.raises(KeyboardInterrupt):
         interruption.around(work)
     assert interruption.place
+
+
+class Circle:
+    """Garbage for the collector alone, which says goodbye by a function that looks."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        twice(1)
+
+
+def test_garbage_is_not_interrupted_in_place_of_the_work() -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    def leave_garbage() -> None:
+        for each in range(10):
+            Circle()
+            twice(each)
+
+    raised = 0
+    before = gc.get_threshold()
+    gc.set_threshold(2)
+    try:
+        for interruption in at_each_look(fail, within=[__file__]):
+            try:
+                interruption.around(leave_garbage)
+            except KeyboardInterrupt:
+                raised += 1
+    finally:
+        gc.set_threshold(*before)
+    assert raised == interruption.at > 20
 
 
 def test_other_files_do_not_count() -> None:
