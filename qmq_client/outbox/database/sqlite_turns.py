@@ -40,28 +40,35 @@ _UNDER_WAY_S_MAX: Final = 2 * FORK_S_MAX
 _LOOK_S: Final = 0.001
 
 
-class _Fork:
-    """Whether this process is being forked."""
+class _Forks:
+    """Which threads fork this process; several may at once."""
 
     def __init__(self) -> None:
-        self._until_s = float("-inf")
+        #: Until when at most, by the thread that forks.
+        self._until_s: dict[int, float] = {}
 
     def begin(self) -> None:
-        self._until_s = SYSTEM_CLOCK.monotonic_s() + _UNDER_WAY_S_MAX
+        self._until_s[threading.get_ident()] = SYSTEM_CLOCK.monotonic_s() + _UNDER_WAY_S_MAX
 
     def end(self) -> None:
-        self._until_s = float("-inf")
+        self._until_s.pop(threading.get_ident(), None)
+
+    def end_in_child(self) -> None:
+        self._until_s = {}  # other threads may have been about to fork
 
     @property
     def is_under_way(self) -> bool:
-        return SYSTEM_CLOCK.monotonic_s() < self._until_s
+        """In another thread: what this one does is done before it forks."""
+        here, now_s = threading.get_ident(), SYSTEM_CLOCK.monotonic_s()
+        others = self._until_s.copy().items()
+        return any(thread != here and now_s < until_s for thread, until_s in others)
 
 
 class Turn:
     """The turn at one file."""
 
-    def __init__(self, fork: _Fork) -> None:
-        self._fork = fork
+    def __init__(self, forks: _Forks) -> None:
+        self._forks = forks
         #: Of threads of publishers and watchdogs alone; reentrant for a signal handler.
         self._lock = threading.RLock()
         #: Which thread has the turn.
@@ -84,7 +91,7 @@ class Turn:
 
     def _enter(self) -> None:
         self._owner = here = threading.get_ident()
-        while self._fork.is_under_way:  # asked after the note: one of the two sees the other
+        while self._forks.is_under_way:  # asked after the note: one of the two sees the other
             self._owner = None
             SYSTEM_CLOCK.sleep(_LOOK_S)
             self._owner = here
@@ -111,7 +118,7 @@ class Turns:
     """The turns of all files, and the engines whose idle connections are closed before a fork."""
 
     def __init__(self) -> None:
-        self._fork = _Fork()
+        self._forks = _Forks()
         self._by_file: dict[str, Turn] = {}
         self._engines: WeakKeyDictionary[sa.Engine, None] = WeakKeyDictionary()
 
@@ -119,7 +126,7 @@ class Turns:
         """The turn at this engine's file."""
         path = str(engine.url.database)
         found = self._by_file.get(path)
-        return found or self._by_file.setdefault(path, Turn(self._fork))
+        return found or self._by_file.setdefault(path, Turn(self._forks))
 
     def close_before_forks(self, engine: sa.Engine) -> None:
         """From now on, a fork closes this engine's idle connections; safe to repeat.
@@ -132,7 +139,7 @@ class Turns:
     def before_fork(self) -> None:
         """Wait until no publisher is inside SQLite, and close connections that nobody uses."""
         ends_at_s = SYSTEM_CLOCK.monotonic_s() + FORK_S_MAX
-        self._fork.begin()
+        self._forks.begin()
         for turn in list(self._by_file.values()):
             while turn.is_anothers and SYSTEM_CLOCK.monotonic_s() < ends_at_s:
                 SYSTEM_CLOCK.sleep(_LOOK_S)
@@ -148,12 +155,12 @@ class Turns:
 
     def after_fork(self) -> None:
         """In the parent: let the publishers go on."""
-        self._fork.end()
+        self._forks.end()
 
     def after_fork_in_child(self) -> None:
         """In the child: the threads that may have had a turn are not here."""
         self._by_file = {}
-        self._fork.end()
+        self._forks.end_in_child()
 
 
 def _is_in_memory(url: sa.URL) -> bool:

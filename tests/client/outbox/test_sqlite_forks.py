@@ -185,6 +185,41 @@ def test_S12_a_signal_that_raises_while_a_process_forks_leaves_no_turn_taken(
     assert interruption.at > 10
 
 
+def test_S10_a_fork_that_ends_leaves_the_turns_to_another_threads_fork() -> None:
+    turns = Turns()
+    turn = turns.of(engine())
+    begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
+
+    def fork_slowly() -> None:
+        turns.before_fork()
+        begun.set()
+        may_end.wait(DEADLINE_S)
+        turns.after_fork()
+
+    def take() -> None:
+        with turn.taken():
+            had.set()
+
+    slow, publisher = threading.Thread(target=fork_slowly), threading.Thread(target=take)
+    slow.start()
+    assert begun.wait(DEADLINE_S)
+    turns.before_fork()
+    turns.after_fork()
+    publisher.start()
+    assert not had.wait(0.05)
+    may_end.set()
+    assert had.wait(sqlite_turns.FORK_S_MAX)
+    slow.join(DEADLINE_S)
+    publisher.join(DEADLINE_S)
+
+
+def test_a_thread_that_forks_has_the_turn_if_it_wants_it() -> None:
+    turns = Turns()
+    turns.before_fork()
+    with turns.of(engine()).taken():
+        turns.after_fork()
+
+
 def hold(turn: Turn, is_in: threading.Event, may_go_on: threading.Event) -> None:
     with turn.taken():
         is_in.set()
