@@ -18,8 +18,6 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any, Final
 
-import pytest
-
 #: How the names of these instructions begin.
 _LOOKING: Final = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
 #: In place of an offset: the function begins, and an error is on its way.
@@ -42,7 +40,7 @@ class Interruption:
         """Do the work. Raises what it raises, and what `act` raises inside it.
 
         No garbage is collected meanwhile: what it ends would be interrupted in place of the work, and
-        CPython 3.11 calls a freed object where a trace ends while it makes another frame's object.
+        CPython to 3.12 calls a freed object where a trace ends while it makes another frame's object.
         """
         before = sys.gettrace()
         collects = gc.isenabled()
@@ -89,10 +87,8 @@ class Interruption:
 def at_each_look(act: Callable[[], object], *, within: Sequence[str]) -> Iterator[Interruption]:
     """One for the first look, one for the second, and so on; ends after one that found none left.
 
-    Each is for one call of the same work. Skips the test where tracing would end the process.
+    Each is for one call of the same work.
     """
-    if sys.version_info[:2] == (3, 12):
-        pytest.skip("CPython 3.12 crashes when one of several threads traces its instructions")
     for at in count():
         interruption = Interruption(act, within=within, at=at)
         yield interruption
