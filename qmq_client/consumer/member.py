@@ -43,6 +43,8 @@ from qmq_client.wire.deliveries import Deliveries
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: An answer is taken to have been under way for at most this share of the lease.
 _ANSWER_SHARE: Final = 0.25
+#: What waits for a handler until this share of its lease is left is given back.
+_BEGIN_SHARE: Final = 0.25
 #: For a cancelled handler to tell of it by itself.
 _CANCEL_GRACE_S: Final = 1.0
 #: For connections of an asynchronous inbox to be closed.
@@ -50,6 +52,7 @@ _CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
 _NOT_DONE: Final = "consumer stopped, and the handler was not done"
 _NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
+_NOT_BEGUN: Final = "no handler of this consumer could begin in time"
 _ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
 
 
@@ -279,7 +282,11 @@ class Member:
         self.ledger.extend([received], lease_ms)
 
     def _let_go(self, now_s: float) -> None:
-        late = self.prefetch.drop_waiting(now_s)
+        ending = self.prefetch.take_ending(now_s + _BEGIN_SHARE * self.options.lease_ms / 1000)
+        late = [one for one in ending if one.lease_ends_at_s <= now_s]
+        # The end of its lease would count as an attempt that failed, and no handler has tried.
+        timely = [one for one in ending if one.lease_ends_at_s > now_s]
+        self._work.note(timely, given_back_untried(_NOT_BEGUN))
         forgotten = [one for one in list(self._held) if one.lease_ends_at_s <= now_s]
         for one in forgotten:
             one.is_settled = True

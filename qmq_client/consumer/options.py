@@ -57,7 +57,7 @@ class ConsumerOptions:
     timeout_ms: int = 0
     #: Messages per handler call; above 1 the handler takes a list.
     batch_size: int = 1
-    #: How long messages may wait for a batch to fill.
+    #: How long messages may wait for a batch to fill: half the lease at most.
     max_wait_ms: int = 0
     #: Long poll. A stop waits for the poll under way, so that what it brings can be given back at once.
     wait_ms: int = 1_000
@@ -107,6 +107,14 @@ class ConsumerOptions:
                 remedy="Give a qmq_client.Backoff.",
             )
         self._check_at_most_once()
+        wait_ms_max = self.lease_ms // 2
+        if self.max_wait_ms > wait_ms_max and not self.at_most_once:
+            raise ConfigurationError(
+                setting="max_wait_ms",
+                value=str(self.max_wait_ms),
+                remedy=f"With a lease_ms of {self.lease_ms} give {wait_ms_max} at most, or the lease ends "
+                "while a batch fills.",
+            )
 
     def _check_at_most_once(self) -> None:
         for setting in ("ordered", "backoff"):

@@ -63,6 +63,8 @@ class Prefetch:
         #: Whether the puller, of which there is one, waits for room.
         self._is_asked = False
         self._waiting: deque[Received] = deque()
+        #: How many of those come alone.
+        self._alone = 0
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
         self._in_hand = 0
@@ -97,6 +99,7 @@ class Prefetch:
             if not self._waiting:
                 self._oldest_at_s = self._clock.monotonic_s()
             self._waiting.extend(received)
+            self._alone += _alone_of(received)
             self._in_hand += len(received)
             self._arrived.notify(len(received))
             if begin_now and self._wait_s() == 0.0:
@@ -163,47 +166,48 @@ class Prefetch:
         """Hand nothing out any more; what no worker has taken."""
         with self._arrived:
             self._is_stopping = True
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._leave(len(left))
             self._arrived.notify_all()
-            return left
+            return self._empty()
 
     def take_waiting(self) -> list[Received]:
         """Take out everything that no worker has."""
         with self._finished:
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._leave(len(left))
-            return left
+            return self._empty()
 
-    def drop_waiting(self, now_s: float) -> list[Received]:
-        """Take out what has waited past its lease."""
+    def take_ending(self, until_s: float) -> list[Received]:
+        """Take out what no worker has and whose lease ends until then."""
         with self._finished:
-            late = [one for one in self._waiting if one.lease_ends_at_s <= now_s]
-            if late:
-                self._waiting = deque(one for one in self._waiting if one not in late)
-                self._leave(len(late))
-            return late
+            ending = [one for one in self._waiting if one.lease_ends_at_s <= until_s]
+            if ending:
+                self._waiting = deque(one for one in self._waiting if one.lease_ends_at_s > until_s)
+                self._alone -= _alone_of(ending)
+                self._leave(len(ending))
+            return ending
+
+    def _empty(self) -> list[Received]:
+        left = list(self._waiting)
+        self._waiting.clear()
+        self._alone = 0
+        self._leave(len(left))
+        return left
 
     def _next_batch(self) -> list[Received]:
         waiting = self._waiting
-        batch: list[Received] = []
-        while waiting and len(batch) < self._options.batch_size:
-            if waiting[0].attempt > 1 and batch:
-                break
-            batch.append(waiting.popleft())
-            if batch[-1].attempt > 1:
-                break
-        return batch
+        count = min(len(waiting), self._options.batch_size)
+        if self._alone and count:
+            fresh = next((i for i in range(count) if waiting[i].attempt > 1), count)
+            count = max(fresh, 1)
+            if not fresh:
+                self._alone -= 1
+        return [waiting.popleft() for _ in range(count)]
 
     def _wait_s(self) -> float:
         """How long until a batch is due: 0 for now."""
         if not self._waiting:
             return self._look_s
         options = self._options
-        if len(self._waiting) >= options.batch_size or not options.max_wait_ms:
-            return 0.0
+        if self._alone or len(self._waiting) >= options.batch_size or not options.max_wait_ms:
+            return 0.0  # before one that comes alone, a batch is as full as it gets
         due_at_s = self._oldest_at_s + options.max_wait_ms / 1000
         return max(0.0, due_at_s - self._clock.monotonic_s())
 
@@ -229,3 +233,7 @@ class Prefetch:
         self._in_hand -= count
         if self._is_asked and self._room():
             self._finished.notify_all()
+
+
+def _alone_of(received: Sequence[Received]) -> int:
+    return sum(one.attempt > 1 for one in received)

@@ -114,6 +114,7 @@ def test_pull_asks_for_the_same_and_refuses_what_it_has_not(bench: Bench) -> Non
         ({"start": True}, "start"),
         ({"tags": 7}, "tags"),
         ({"all_tags": tuple("abcdefghijklmnopq")}, "all_tags: 17 tags"),
+        ({"max_wait_ms": 15_001}, "max_wait_ms.*15000"),
         ({"broadcast": "loud"}, "broadcast"),
         ({"backoff": 7}, "backoff"),
         ({"at_most_once": True, "ordered": True}, "ordered"),

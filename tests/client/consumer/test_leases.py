@@ -166,6 +166,31 @@ def test_C3_what_waited_past_its_lease_is_not_handed_to_the_handler(bench: Bench
     assert member.prefetch.in_hand == 0
 
 
+def test_C4_what_no_handler_can_begin_is_given_back_in_time_and_is_no_attempt_that_failed(
+    bench: Bench,
+) -> None:
+    calls: list[Any] = []
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, max_attempts=1)
+    def handler(body: Any) -> None:
+        calls.append(body)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    member = consumers.members[0]
+    member.pull_once(is_blocking=False)
+    bench.clock.advance(LEASE_MS * 3 // 4 - 1)
+    member.settle_once()
+    assert member.prefetch.in_hand == 1
+    bench.clock.advance(1)
+    member.settle_once()
+    assert member.prefetch.in_hand == 0
+    assert calls == []
+    drain(consumers)
+    assert calls == [1]
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
+
+
 def test_what_waited_past_its_lease_is_let_go_while_a_handler_hangs(bench: Bench) -> None:
     @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS)
     def handler(body: Any) -> None: ...

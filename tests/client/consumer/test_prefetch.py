@@ -114,6 +114,28 @@ def test_what_was_delivered_before_comes_alone() -> None:
     assert sizes(prefetch) == [2, 1, 1, 4, 1]
 
 
+def test_what_comes_alone_does_not_wait_for_company() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=4, max_wait_ms=100)
+    prefetch.put(received(2, 2, 1, 3, 1))
+    assert sizes(prefetch) == [1, 1, 1, 1]  # the third cannot be joined by anything
+    assert prefetch.in_hand == 1
+    clock.advance(100)
+    assert sizes(prefetch) == [1]
+
+
+def test_what_comes_alone_and_is_taken_out_hurries_nobody() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=4, max_wait_ms=100)
+    again, fresh = received(2), received(1)
+    fresh[0].lease_ends_at_s = 60.0
+    prefetch.put([*fresh, *again])
+    assert prefetch.take_ending(30.0) == again
+    assert sizes(prefetch) == []
+    clock.advance(100)
+    assert sizes(prefetch) == [1]
+
+
 def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
     prefetch = prefetch_of()
     prefetch.put(received(1, 1))
@@ -126,7 +148,7 @@ def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
 
 def test_a_stop_leaves_nothing_to_take_and_wakes_who_waits() -> None:
     """A worker that waits for a batch to fill would otherwise wait for the whole of it."""
-    options = ConsumerOptions(subject="s", group="g", batch_size=4, max_wait_ms=50_000)
+    options = ConsumerOptions(subject="s", group="g", batch_size=4, max_wait_ms=15_000)
     prefetch = Prefetch(options, SYSTEM_CLOCK)
     prefetch.put(received(1, 1))
     taken: list[list[Received]] = []
@@ -142,12 +164,12 @@ def test_a_stop_leaves_nothing_to_take_and_wakes_who_waits() -> None:
     assert prefetch.in_hand == 0
 
 
-def test_what_waited_past_its_lease_is_taken_out_and_leaves_room() -> None:
+def test_what_is_about_to_lose_its_lease_is_taken_out_and_leaves_room() -> None:
     prefetch = prefetch_of(batch_size=2)
     late, timely = received(1), received(1)
     timely[0].lease_ends_at_s = 60.0
     prefetch.put([*late, *timely])
-    assert prefetch.drop_waiting(30.0) == late
+    assert prefetch.take_ending(30.0) == late
     assert prefetch.in_hand == 1
     assert prefetch.take(is_blocking=False) == timely
 
