@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ def find_or_install(package: str, find: Callable[[], Path | None]) -> Path:
 
     Raises `RungError` where it cannot be had.
     """
+    _outlast_installation()
     if find() is None and is_allowed(RUNG, os.environ):
         install(package, is_there=lambda: find() is not None)
     if (found := find()) is None:
@@ -61,12 +62,23 @@ def no_services(policy: Path = Path("/usr/sbin/policy-rc.d")) -> Iterator[None]:
         policy.unlink(missing_ok=True)
 
 
+def lock_path() -> Path:
+    """Of the file that is locked during an installation."""
+    return Path(tempfile.gettempdir()) / "qmq-test-apt.lock"
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     """The other runs of tests on this machine wait meanwhile."""
-    with (Path(tempfile.gettempdir()) / "qmq-test-apt.lock").open("a") as lock:
+    with lock_path().open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _outlast_installation() -> None:
+    """A program that another worker is installing is there before the libraries that it needs."""
+    with suppress(FileNotFoundError), lock_path().open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def _apt(line: Sequence[str]) -> None:

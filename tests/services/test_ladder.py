@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from tests.services.ladder import (
 )
 from tests.services.mysql import CHOSEN as CHOSEN_SERVER
 from tests.services.mysql import MysqlRecipe
-from tests.services.packages import find_or_install, no_services
+from tests.services.packages import find_or_install, lock_path, no_services
 from tests.services.run import TestRun
 from tests.services.rungs import CHOSEN, RungError
 
@@ -195,6 +197,24 @@ def test_what_another_run_installed_meanwhile_is_not_installed_again(
         return tmp_path if len(looks) > 1 else None
 
     assert find_or_install("no-such-package", find) == tmp_path
+
+
+def test_what_another_run_is_installing_is_not_taken_before_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    library = tmp_path / "library"
+
+    def find() -> Path | None:
+        return tmp_path if library.exists() else pytest.fail("half of it")
+
+    with lock_path().open("a") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = pool.submit(find_or_install, "no-such-package", find)
+        assert not wait([found], timeout=0.1).done
+        library.touch()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert found.result() == tmp_path
 
 
 def test_each_test_has_an_empty_database_of_its_own(make_database: MakeDatabase) -> None:
