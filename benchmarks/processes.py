@@ -111,15 +111,15 @@ class Worker(Child):
         except BrokenPipeError:
             raise self.error("took no more orders") from None
 
-    def hear(self) -> Any:
-        """The next value from the worker; raises `ProcessError` when none comes."""
+    def hear(self, within_s: float = ANSWER_DEADLINE_S) -> Any:
+        """The next value from the worker; raises `ProcessError` when none comes in time."""
         assert self.process.stdout is not None
         # The stream is unbuffered: what `select` does not announce is not in any buffer either.
-        ends_at_s = time.monotonic() + ANSWER_DEADLINE_S
+        ends_at_s = time.monotonic() + within_s
         while not select.select([self.process.stdout], [], [], LOOK_S)[0]:
             interruption.check()
             if time.monotonic() > ends_at_s:
-                raise self.error(f"said nothing for {ANSWER_DEADLINE_S:.0f} s")
+                raise self.error(f"said nothing for {within_s:.0f} s")
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):
             self.process.wait(STOP_DEADLINE_S)
