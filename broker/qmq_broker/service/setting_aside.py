@@ -180,10 +180,14 @@ class SettingAside:
     def _put_away(self, now_ms: int) -> None:
         """Begin with the next group that has something far off."""
         after_ms = now_ms + self._limits.redelivery_horizon_ms
-        for group in self._delivery.registry:
+        found = [
+            group
+            for group in self._delivery.registry
+            if group.state.redeliveries.latest_ms > after_ms
+            and self._not_before.get(group.key, 0) <= now_ms
+        ]
+        for group in found:  # the first one that begins adds the group of the copies
             heap, aside = group.state.redeliveries, group.state.aside
-            if heap.latest_ms <= after_ms or self._not_before.get(group.key, 0) > now_ms:
-                continue
             room = min(PASS_MESSAGES, self._limits.aside_per_group - aside.count)
             runs = heap.far(after_ms, max(0, room))
             if runs and self._begin(group, runs, now_ms):

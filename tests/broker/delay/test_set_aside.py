@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import NoRoomError
+from qmq_broker.errors import BusyError, NoRoomError
 from qmq_broker.service.delivery.fates import Fate, fate_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
@@ -228,6 +228,25 @@ def test_D3_an_action_log_without_room_loses_and_doubles_nothing(
     rig.turn()
     assert rig.pull().attempts == [2]
     assert rig.pull("two").bodies == []
+
+
+def test_D3_the_first_that_cannot_be_set_aside_is_set_aside_later(
+    rig: AsideRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first use of the group of the copies, which is made then."""
+
+    def busy(*_: object) -> None:
+        raise BusyError("the writer has enough", retry_after_s=0.1)
+
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(MONTH_MS))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.broker.writer, "submit", busy)
+        rig.broker.setting_aside.step(rig.now_ms)
+    assert rig.state.redeliveries.count == 1
+    rig.clock.pass_ms(HOUR_MS)
+    rig.turn()
+    assert (rig.state.aside.count, rig.state.redeliveries.count) == (1, 0)
 
 
 def test_what_is_over_the_limit_waits_in_the_heap(tmp_path: Path) -> None:
