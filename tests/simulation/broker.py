@@ -95,6 +95,7 @@ def settings_of(plan: Plan) -> BrokerSettings:
             queue_entries_per_file=4,
             queue_flush_bytes=512,
         )
+        limits = replace(limits, own_frame_bytes=RETAINED_BYTES // 3)
     if Trouble.FULL_DISK in plan.troubles:
         store = replace(store, reserve_bytes=RESERVE_BYTES)
     if plan.has_long_waits:

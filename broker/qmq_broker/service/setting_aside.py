@@ -49,7 +49,7 @@ from qmq_client.wire.names import COPIES
 _log = logging.getLogger(__name__)
 #: The broker's own group; its cursor says how far copies have come back.
 BACK_GROUP: Final = "_qmq.back"
-#: Messages and bytes of one frame of copies, and of one pass that brings them back.
+#: Messages of one frame of copies; messages and bytes of one pass that brings them back.
 PASS_MESSAGES: Final = 500
 PASS_BYTES: Final = 2 * 1024 * 1024
 PASSES_MAX: Final = 4
@@ -219,7 +219,7 @@ class SettingAside:
         state = going.group.state
         queue = group_queue(self._store, state)
         records: list[bytes] = []
-        room_bytes = PASS_BYTES
+        room_bytes = self._limits.own_frame_bytes
         for run in runs:
             for sequence in range(run.first, run.next):
                 entries = [] if queue is None else queue.entries(sequence, 1)

@@ -9,7 +9,6 @@ import pytest
 
 from qmq_broker.errors import FilesFullError
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
-from qmq_broker.service.delay.frames import RELEASE_BYTES_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
@@ -208,7 +207,7 @@ def test_D3_a_fate_is_given_once_however_many_are_given_together() -> None:
 
 def test_large_messages_due_together_are_released_in_bounded_frames(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path, segment_bytes=8 * 1024 * 1024)
-    large = [bytes([number]) * (RELEASE_BYTES_MAX * 2 // 5) for number in range(5)]
+    large = [bytes([number]) * (ServiceLimits().own_frame_bytes * 2 // 5) for number in range(5)]
     rig.send_delayed(dict.fromkeys(large, rig.now_ms + 1000))
     assert rig.pass_and_release(1_000) == 5
     assert rig.broker.delayed.releaser.counts.commits == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.counts import DelayCounts
@@ -16,9 +15,6 @@ from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from qmq_client.wire.marks import Marks
 from qmq_client.wire.message_id import format_message_id
-
-#: Bytes of one RELEASED frame; a longer message gets a frame to itself.
-RELEASE_BYTES_MAX: Final = 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,9 +30,15 @@ class Release:
 class ReleaseFrames:
     """Makes the release frames of one broker, in the thread that releases."""
 
-    def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
-        """`counts` and `damage` are told what cannot be read."""
+    def __init__(
+        self, schedule: Schedule, bytes_max: int, counts: DelayCounts, damage: Damage
+    ) -> None:
+        """`bytes_max`: of the records in one frame; a longer message gets a frame to itself.
+
+        `counts` and `damage` are told what cannot be read.
+        """
         self._schedule = schedule
+        self._bytes_max = bytes_max
         self._counts = counts
         self._damage = damage
 
@@ -48,7 +50,7 @@ class ReleaseFrames:
         releases: list[Release] = []
         for indexes in _indexes_by(taken.buckets).values():
             messages = taken if len(indexes) == len(taken) else taken.picked(indexes)
-            for part in _portions(messages):
+            for part in _portions(messages, self._bytes_max):
                 release = self._release(part, is_overdue)
                 if release is not None:
                     releases.append(release)
@@ -98,9 +100,9 @@ def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
     return dict(indexes)
 
 
-def _portions(messages: Rows) -> Iterator[Rows]:
+def _portions(messages: Rows, bytes_max: int) -> Iterator[Rows]:
     """The largest groups of these messages that fit a frame."""
-    first, room_bytes = 0, RELEASE_BYTES_MAX
+    first, room_bytes = 0, bytes_max
     subjects: set[int] = set()
     sizes = zip(messages.record_bytes, messages.subjects, strict=True)
     for index, (size, subject) in enumerate(sizes):
@@ -108,7 +110,7 @@ def _portions(messages: Rows) -> Iterator[Rows]:
         is_full = size > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
         if index > first and is_full:
             yield messages.part(first, index)
-            first, room_bytes = index, RELEASE_BYTES_MAX
+            first, room_bytes = index, bytes_max
             subjects = {subject}
         room_bytes -= size
     yield messages.part(first, len(messages))

@@ -73,7 +73,7 @@ class Releaser:
         self._writer = writer
         self._clock = clock
         self._post = post
-        self._frames = ReleaseFrames(schedule, self.counts, self.damage)
+        self._frames = ReleaseFrames(schedule, limits.own_frame_bytes, self.counts, self.damage)
         #: What arrived, and what was committed when, since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
