@@ -26,6 +26,14 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
 }
 
 _MAY_BE_NONE: Final = frozenset({"keep_sent_s"})
+_KINDS: Final[dict[str, tuple[type, str]]] = {
+    "backoff": (Backoff, "Give a qmq_client.Backoff."),
+    "limits": (Limits, "Give Limits of qmq_client.wire.limits."),
+    "strict": (bool, "Give True or False."),
+    "order_by_key": (bool, "Give True or False."),
+    "background": (bool, "Give True or False."),
+}
+_FUNCTIONS: Final = ("on_sent", "on_failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +94,22 @@ class ProducerOptions:
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
-            if not isinstance(value, int) or not lowest <= value <= highest:
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if not is_number or not lowest <= value <= highest:
                 raise _refuse(name, value, f"Give {lowest} to {highest}.")
         if self.breaker_max_ms < self.breaker_first_ms:
             raise _refuse("breaker_max_ms", self.breaker_max_ms, "Give at least breaker_first_ms.")
         if self.sqlite_begin not in ("DEFERRED", "IMMEDIATE"):
             raise _refuse("sqlite_begin", self.sqlite_begin, "Give DEFERRED or IMMEDIATE.")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        for name, (kind, remedy) in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise _refuse(name, value, remedy)
+        for name in _FUNCTIONS:
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise _refuse(name, value, "Give a function.")
 
 
 def _refuse(name: str, value: object, remedy: str) -> ConfigurationError:

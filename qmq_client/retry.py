@@ -8,11 +8,14 @@ from typing import Final
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.wire.limits import DEFAULT_LIMITS
+from qmq_client.wire.requests import BACKOFF_FACTOR_MAX
 
 #: The longest wait before a next delivery: as long as a message may be delayed.
 AFTER_MAX: Final = timedelta(milliseconds=DEFAULT_LIMITS.delay_ms)
 #: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
 _EXPONENT_MAX: Final = 64
+#: The broker has the same for the waits of groups.
+JITTER: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +29,17 @@ class Backoff:
     #: No wait is longer.
     max_ms: int = 600_000
     #: Share by which a wait may be shorter; 0 for none, at most 1.
-    jitter: float = 0.2
+    jitter: float = JITTER
 
     def __post_init__(self) -> None:
-        if self.first_ms < 0 or self.max_ms < self.first_ms:
-            raise ValueError(f"backoff from {self.first_ms} to {self.max_ms} ms; 0 ≤ first ≤ max")
-        if not 1.0 <= self.factor <= 1_000.0:
-            raise ValueError(f"backoff factor {self.factor}; allowed: 1 to 1000")
-        if not 0.0 <= self.jitter <= 1.0:
-            raise ValueError(f"backoff jitter {self.jitter}; allowed: 0 to 1")
+        waits_ms = (self.first_ms, self.max_ms)
+        if not all(map(_is_whole, waits_ms)) or not 0 <= self.first_ms <= self.max_ms:
+            remedy = "Give whole milliseconds from 0, the second no fewer than the first."
+            raise _wrong_backoff("first_ms, max_ms", waits_ms, remedy)
+        if not (_is_number(self.factor) and 1 <= self.factor <= BACKOFF_FACTOR_MAX):
+            raise _wrong_backoff("factor", self.factor, f"Give 1 to {BACKOFF_FACTOR_MAX}.")
+        if not (_is_number(self.jitter) and 0 <= self.jitter <= 1):
+            raise _wrong_backoff("jitter", self.jitter, "Give 0 to 1.")
 
     def delay_ms(self, attempt: int, random: float) -> int:
         """The wait after the failed attempt number `attempt`, counted from 1.
@@ -44,6 +49,18 @@ class Backoff:
         exponent = min(max(attempt, 1) - 1, _EXPONENT_MAX)
         whole_ms = min(self.first_ms * self.factor**exponent, self.max_ms)
         return int(whole_ms * (1.0 - self.jitter * random))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+def _wrong_backoff(name: str, value: object, remedy: str) -> ConfigurationError:
+    return ConfigurationError(setting=f"Backoff {name}", value=repr(value), remedy=remedy)
 
 
 class Breaker:

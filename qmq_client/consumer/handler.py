@@ -135,6 +135,10 @@ def consumer(
     """
     check_settings(settings)
     around = as_middleware(middleware)
+    if on_stale is not None and not callable(on_stale):
+        raise ConfigurationError(
+            setting="on_stale", value=shorten(on_stale), remedy="Give a function."
+        )
     options = ConsumerOptions(subject=subject, group=group, **cast(Any, settings))
     if inbox is not None:
         check_source(inbox)
@@ -193,7 +197,7 @@ def collect_handlers(sources: HandlerSource) -> list[Handler]:
             raise ConfigurationError(
                 setting="consumers",
                 value=f"{shorten(getattr(source, '__name__', source))} has no handler",
-                remedy="Decorate functions with @consumer(subject, group=…).",
+                remedy="Give modules, or functions decorated with @consumer(subject, group=…).",
             )
         handlers += [handler for handler in found if handler not in handlers]
     if not handlers:
@@ -212,7 +216,10 @@ def collect_handlers(sources: HandlerSource) -> list[Handler]:
 
 
 def _listed(sources: object) -> Iterable[object]:
-    return sources if isinstance(sources, Iterable) else (sources,)
+    # A text is no list of its letters: it is a name, or the broker's address in the wrong place.
+    if isinstance(sources, Iterable) and not isinstance(sources, str):
+        return sources
+    return (sources,)
 
 
 def _handlers_of(source: object) -> list[Handler]:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from qmq_client.consumer.start import Start, start_text
 from qmq_client.errors import ConfigurationError
-from qmq_client.retry import Backoff
+from qmq_client.retry import JITTER, Backoff
 from qmq_client.wire.names import check_name, check_not_own, shorten
 
 CONCURRENCY_MAX: Final = 256
@@ -21,10 +21,12 @@ ATTEMPTS_MAX: Final = 1_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 12 * 3_600_000
 WAIT_MS_MAX: Final = 50_000
+BACKOFF_MS_MAX: Final = 24 * 3_600_000
 
 #: A filter of more than this is a subject of its own.
 FILTER_TAGS_MAX: Final = 16
 
+_FLAGS: Final = ("auto_ack", "ordered", "at_most_once")
 _RANGES: Final = {
     "concurrency": (1, CONCURRENCY_MAX),
     "max_attempts": (1, ATTEMPTS_MAX),
@@ -95,18 +97,31 @@ class ConsumerOptions:
                     value=repr(value),
                     remedy=f"Give a whole number from {lowest} to {highest}.",
                 )
-        if self.broadcast not in {False, True, "named"}:
+        self._check_words()
+        self._check_times()
+        self._check_backoff()
+        self._check_at_most_once()
+
+    def _check_words(self) -> None:
+        for setting in _FLAGS:
+            if not isinstance(value := getattr(self, setting), bool):
+                raise ConfigurationError(
+                    setting=setting, value=shorten(value), remedy="Give True or False."
+                )
+        if not isinstance(self.broadcast, bool) and self.broadcast != "named":
             remedy = 'Give True, or "named" for consumers that come back under their consumer_id.'
             raise ConfigurationError(
                 setting="broadcast", value=shorten(self.broadcast), remedy=remedy
             )
-        if self.backoff is not None and not isinstance(self.backoff, Backoff):
+
+    def _check_times(self) -> None:
+        held_ms = max(self.lease_ms, self.lease_ms_max)
+        if self.timeout_ms > held_ms and not self.at_most_once:
             raise ConfigurationError(
-                setting="backoff",
-                value=shorten(self.backoff),
-                remedy="Give a qmq_client.Backoff.",
+                setting="timeout_ms",
+                value=f"{self.timeout_ms}, with a lease of up to {held_ms}",
+                remedy="By then another consumer has the message; raise lease_ms_max as well.",
             )
-        self._check_at_most_once()
         wait_ms_max = self.lease_ms // 2
         if self.max_wait_ms > wait_ms_max and not self.at_most_once:
             raise ConfigurationError(
@@ -115,6 +130,21 @@ class ConsumerOptions:
                 remedy=f"With a lease_ms of {self.lease_ms} give {wait_ms_max} at most, or the lease ends "
                 "while a batch fills.",
             )
+
+    def _check_backoff(self) -> None:
+        if self.backoff is None:
+            return
+        if not isinstance(self.backoff, Backoff):
+            value, remedy = shorten(self.backoff), "Give a qmq_client.Backoff."
+        elif self.backoff.max_ms > BACKOFF_MS_MAX:
+            value = f"max_ms={self.backoff.max_ms}"
+            remedy = f"Give {BACKOFF_MS_MAX} (a day) at most; for longer, raise Retry(after=…)."
+        elif self.backoff.jitter != JITTER:
+            value = f"jitter={self.backoff.jitter}"
+            remedy = "Leave it out: the broker makes each wait shorter by up to a fifth."
+        else:
+            return
+        raise ConfigurationError(setting="backoff", value=value, remedy=remedy)
 
     def _check_at_most_once(self) -> None:
         for setting in ("ordered", "backoff"):

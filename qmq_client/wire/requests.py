@@ -27,6 +27,8 @@ from qmq_client.wire.names import shorten
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"
 CONTROL_BYTES_MAX: Final = 1024 * 1024
+#: With more, the second wait would be the longest one.
+BACKOFF_FACTOR_MAX: Final = 100
 
 _LENGTH: Final = struct.Struct(">I")
 
@@ -86,7 +88,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     first_ms: Natural = 1_000
     #: Each wait is so many times the one before.
-    factor: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
+    factor: Annotated[float, msgspec.Meta(ge=1, le=BACKOFF_FACTOR_MAX)] = 2.0
     max_ms: Natural = 600_000
 
 

@@ -261,6 +261,26 @@ def test_a_setting_of_the_audit_that_cannot_work_is_refused(setting: dict[str, A
         ProducerOptions(**setting)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"keep_sent_s": True},
+        {"max_attempts": True},
+        {"order_by_key": "no"},
+        {"strict": 1},
+        {"background": None},
+        {"backoff": 5},
+        {"limits": {"tags": 3}},
+        {"on_sent": "print"},
+        {"on_failed": 7},
+    ],
+    ids=str,
+)
+def test_a_setting_of_another_kind_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(setting))):
+        ProducerOptions(**setting)
+
+
 def test_the_help_of_a_producer_is_for_people() -> None:
     text = pydoc.plain(pydoc.render_doc(Producer))
     assert "tables: Tables | None = None" in text.replace("'", "")  # Python 3.14 quotes none

@@ -23,10 +23,23 @@ def test_jitter_only_shortens_a_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"first_ms": -1}, {"first_ms": 10, "max_ms": 5}, {"factor": 0.5}, {"jitter": 1.1}]
+    "settings",
+    [
+        {"first_ms": -1},
+        {"first_ms": 10, "max_ms": 5},
+        {"first_ms": 0.5},
+        {"max_ms": "600000"},
+        {"factor": 0.5},
+        {"factor": 101},
+        {"factor": math.nan},
+        {"factor": "2"},
+        {"jitter": 1.1},
+        {"jitter": None},
+    ],
+    ids=str,
 )
 def test_a_backoff_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="backoff"):
+    with pytest.raises(ConfigurationError, match=f"Backoff .*{next(iter(settings))}"):
         Backoff(**settings)
 
 

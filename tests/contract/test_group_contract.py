@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 
+from qmq_broker.service.limits import ServiceLimits
+from qmq_client.consumer.options import (
+    ATTEMPTS_MAX,
+    BACKOFF_MS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    WAIT_MS_MAX,
+)
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.requests import Backoff, Tags
@@ -144,3 +152,11 @@ def test_the_waits_of_a_group_are_its_own(transport: Transport, subject: str) ->
     got = pull(transport, subject, backoff=quick, wait_ms=WAIT_MS)
     settle(transport, subject, nacks(got, delay_ms=None))
     assert bodies(pull(transport, subject, backoff=quick)) == [b"a"]
+
+
+def test_what_a_handler_may_ask_for_is_what_the_broker_grants() -> None:
+    granted = ServiceLimits()
+    assert granted.attempts == ATTEMPTS_MAX
+    assert granted.backoff_ms == BACKOFF_MS_MAX
+    assert granted.lease_ms_min <= LEASE_MS_MIN < LEASE_MS_MAX <= granted.lease_ms
+    assert granted.wait_ms == WAIT_MS_MAX

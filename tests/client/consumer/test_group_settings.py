@@ -12,6 +12,7 @@ from msgspec import UNSET
 from sqlalchemy import create_engine
 
 from qmq_client.consumer import Consumers, HandlerCall, consumer, pull
+from qmq_client.consumer.options import BACKOFF_MS_MAX
 from qmq_client.errors import ConfigurationError, InvalidNameError
 from qmq_client.message import Message
 from qmq_client.retry import Backoff
@@ -116,7 +117,16 @@ def test_pull_asks_for_the_same_and_refuses_what_it_has_not(bench: Bench) -> Non
         ({"all_tags": tuple("abcdefghijklmnopq")}, "all_tags: 17 tags"),
         ({"max_wait_ms": 15_001}, "max_wait_ms.*15000"),
         ({"broadcast": "loud"}, "broadcast"),
+        ({"timeout_ms": 600_001}, "timeout_ms: 600001, with a lease of up to 600000"),
+        ({"broadcast": []}, "broadcast"),
+        ({"broadcast": 1}, "broadcast"),
+        ({"ordered": "no"}, "ordered"),
+        ({"at_most_once": 0}, "at_most_once"),
+        ({"auto_ack": None}, "auto_ack"),
+        ({"on_stale": 7}, "on_stale"),
         ({"backoff": 7}, "backoff"),
+        ({"backoff": Backoff(max_ms=BACKOFF_MS_MAX + 1)}, "backoff: max_ms"),
+        ({"backoff": Backoff(jitter=0.0)}, "backoff: jitter"),
         ({"at_most_once": True, "ordered": True}, "ordered"),
         ({"at_most_once": True, "auto_ack": False}, "auto_ack"),
         ({"at_most_once": True, "backoff": Backoff()}, "backoff"),

@@ -369,3 +369,8 @@ def test_one_function_may_handle_two_subjects(bench: Bench) -> None:
     bench.broker.put(Message("left"), Message("right"))
     bench.drain(handler)
     assert sorted(seen) == ["left", "right"]
+
+
+def test_a_text_in_place_of_handlers_is_told_as_a_whole(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match="'shop' has no handler"):
+        Consumers("shop", bench.transport)
