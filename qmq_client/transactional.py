@@ -83,6 +83,12 @@ def transaction(engine: Any) -> Any:
     """
     if isinstance(engine, sa.Engine):
         return _transaction(engine)
+    if not hasattr(engine, "sync_engine"):
+        raise ConfigurationError(
+            setting="transaction(engine)",
+            value=type(engine).__name__,
+            remedy="Give the engine itself.",
+        )
     return _async_transaction(engine)
 
 

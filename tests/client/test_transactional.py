@@ -326,3 +326,10 @@ def test_on_sqlite_a_new_transaction_inside_another_is_refused_by_name(world: Wo
 
     outer()
     assert outcome(world) == (["outer"], ["outer"])
+
+
+@pytest.mark.parametrize("what", ["producer", "url"])
+def test_a_transaction_of_what_is_no_engine_is_refused_by_name(world: World, what: str) -> None:
+    given: Any = world.producer if what == "producer" else "sqlite:///shop.db"
+    with pytest.raises(ConfigurationError, match=rf"transaction\(engine\): {type(given).__name__}"):
+        transaction(given)
