@@ -60,14 +60,8 @@ def open_engine(
     empty one. Connecting to an address where nobody answers fails within seconds, and waiting for a
     server that has stopped answering within a minute, unless the URL says otherwise.
     """
-    url = with_driver(database_url(section, environment))
+    url = known_url(section, environment)
     backend = url.get_backend_name()
-    if backend not in KNOWN_DATABASES:
-        raise ConfigurationError(
-            setting=f"database.{section.name}.url",
-            value=f"{mask_secrets(section.url)}: the kind is {backend}",
-            remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
-        )
     if backend == "sqlite" and _is_in_memory(url):
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
@@ -101,6 +95,19 @@ def open_engine(
 def _is_in_memory(url: URL) -> bool:
     """Whether the database ends with its only connection; SQLAlchemy then uses a pool without bounds."""
     return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
+
+
+def known_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
+    """The URL with a driver for these processes; raises `ConfigurationError` if no outbox can be there."""
+    url = with_driver(database_url(section, environment))
+    backend = url.get_backend_name()
+    if backend not in KNOWN_DATABASES:
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)}: the kind is {backend}",
+            remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
+        )
+    return url
 
 
 def with_driver(url: URL) -> URL:

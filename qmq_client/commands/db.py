@@ -19,7 +19,7 @@ from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.database import (
     database_errors,
-    database_url,
+    known_url,
     open_engine,
     section_tables,
 )
@@ -101,10 +101,8 @@ def sql(database: str | None, config_file: Path | None) -> None:
     For administrators who apply statements themselves.
     """
     section = the_database(database, config_file)
-    url = database_url(section, os.environ)
-    text = upgrade_sql(
-        url.get_backend_name(), schema=section.schema or None, prefix=section.table_prefix
-    )
+    kind = known_url(section, os.environ).get_backend_name()
+    text = upgrade_sql(kind, schema=section.schema or None, prefix=section.table_prefix)
     click.echo(text, nl=False)
 
 

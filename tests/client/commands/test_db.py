@@ -203,7 +203,16 @@ def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(
     assert db("migrate", "--database", url).output == "shop: already at qmq0002\n"
 
 
-@pytest.mark.parametrize("backend", ["mysql+pymysql", "postgresql+psycopg"])
+@pytest.mark.parametrize("kind", ["oracle", "nosuch"])
+def test_sql_is_printed_for_no_other_kind_of_database(kind: str) -> None:
+    done = db("sql", "--database", f"{kind}://shop@db/shop")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"the kind is {kind}. The outbox knows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "backend", ["mysql+pymysql", "postgresql+psycopg", "postgres", "mysql+aiomysql"]
+)
 def test_sql_can_be_printed_where_no_server_is(backend: str) -> None:
     printed = db("sql", "--database", f"{backend}://app:hunter2@nowhere/shop")
     assert printed.exit_code == 0
