@@ -198,7 +198,10 @@ def _change(
         )
     if not yes:
         letters = _letters(address, subject, group, first=first, count=None)["dead"]
-        _preview(change, [one for one in letters if next_ is None or one["sequence"] < next_])
+        chosen = [one for one in letters if next_ is None or one["sequence"] < next_]
+        if as_json:
+            print_json({"dead": chosen})
+        _preview(change, chosen)
         return
     body = {"subject": subject, "group": group, "first": first, "next": next_}
     count, gone = _carry_out(address, change, body)

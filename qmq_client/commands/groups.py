@@ -201,8 +201,7 @@ def remove(
     """Remove a group, its position and its dead letters; the next pull creates it again."""
     address = broker_address(broker, config_file)
     if not yes:
-        answer = _groups(address, subject, group)
-        _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
+        _list(address, subject, group, as_json)
         click.echo("nothing was removed; give --yes to forget it", err=True)
         raise SystemExit(ATTENTION)
     body = {"subject": subject, "group": group}

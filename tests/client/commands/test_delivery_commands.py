@@ -273,6 +273,8 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
     asked = qmq(broker, "groups", "remove", subject, "audit")
     assert asked.returncode == 1
     assert "nothing was removed" in asked.stderr
+    asked = qmq(broker, "groups", "remove", subject, "audit", "--json")
+    assert (asked.returncode, json.loads(asked.stdout)["groups"][0]["group"]) == (1, "audit")
     done = qmq(broker, "groups", "remove", subject, "audit", "--yes")
     assert (done.returncode, done.stdout) == (0, f"audit is removed from {subject}\n")
     assert answer_of(broker, "groups", "--subject", subject)["groups"] == []
@@ -352,6 +354,10 @@ def test_C4_dead_letters_are_listed_shown_replayed_to_their_group_and_purged(
     asked = qmq(broker, "dead", "replay", subject, "audit")
     assert asked.returncode == 1
     assert "3 dead letters to" in asked.stderr
+    for command in ("replay", "purge"):
+        asked = qmq(broker, "dead", command, subject, "audit", "--next", "2", "--json")
+        assert asked.returncode == 1
+        assert json.loads(asked.stdout)["dead"] == listed[:2]
     done = qmq(broker, "dead", "replay", subject, "audit", "--first", "1", "--next", "2", "--yes")
     assert (done.returncode, done.stdout) == (0, "1 dead letters: replay done\n"), done.stderr
     with pull(broker.url, subject=subject, group="audit", wait_s=10) as (delivery,):
