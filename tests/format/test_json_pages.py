@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import JSON_DEPTH_MAX
 from qmq_broker.service.delivery.delivery import HandOut
@@ -61,6 +62,10 @@ def test_the_bounds_of_requests_on_the_page_are_those_of_the_code() -> None:
     page = " ".join(read_page("requests.md").split())
     assert f"nested at most {JSON_DEPTH_MAX} deep" in page
     frame_mib, control_mib = DEFAULT_LIMITS.frame_bytes // 2**20, CONTROL_BYTES_MAX // 2**20
-    assert f"({frame_mib} MiB) in a send and {control_mib} MiB in a pull or settle" in page
+    json_mib = FaceLimits().json_bytes // 2**20
+    assert (
+        f"({frame_mib} MiB) in a send of frames, {json_mib} MiB in one of JSON, and {control_mib} MiB "
+        "in a pull or settle"
+    ) in page
     for content_type in (FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE):
         assert f"| `{content_type}` |" in page
