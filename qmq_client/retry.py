@@ -90,6 +90,11 @@ class Breaker:
         """Whether the last tries failed so often that most work is held back."""
         return self._open_until_s is not None
 
+    @property
+    def failures(self) -> int:
+        """How many tries in a row have failed up to now."""
+        return self._failures
+
     def on_success(self) -> None:
         """The service answered."""
         self._failures = 0

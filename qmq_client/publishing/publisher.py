@@ -95,6 +95,7 @@ class Publisher:
         )
         keep_s = options.keep_sent_s
         self._keep_ms = None if keep_s is None else keep_s * 1000
+        self._outage_kind = ""
         self._sent_at_s = float("-inf")
         self._counts: Counter[str] = Counter()
 
@@ -304,8 +305,10 @@ class Publisher:
         )
         if outcome.unreachable:
             self._breaker.on_failure(now_s, at_least_s=outcome.retry_after_s)
-            _log.warning("broker takes nothing: %s", outcome.failed[-1].error)
+            self._tell_outage(outcome.failed[-1].error)
         elif outcome.requests:
+            if failures := self._breaker.failures:
+                _log.info("broker takes messages again, failures=%d", failures)
             self._breaker.on_success()
         if outcome.sent:
             self._deletes.add(outcome.sent, now_s)
@@ -366,6 +369,13 @@ class Publisher:
             errors += [(row.message_id, row.error) for row in outcome.parked]
             for message_id, error in errors:
                 options.on_failed(format_message_id(message_id), error)
+
+    def _tell_outage(self, error: str) -> None:
+        """When it begins, when its kind changes, and each time its failures have doubled."""
+        failures, kind = self._breaker.failures, error.partition(":")[0]
+        if kind != self._outage_kind or failures & (failures - 1) == 0:
+            _log.warning("broker takes nothing, failures=%d: %s", failures, error)
+        self._outage_kind = kind
 
     def _leave(self, rows: Sequence[OutboxRow]) -> None:
         self._count(left=len(rows))

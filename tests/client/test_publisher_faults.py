@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -169,3 +171,24 @@ def _stored_at(broker: BrokerProcess) -> int:
             PullRequest(subject=SUBJECT, group="g", consumer="c", max_messages=100)
         )
     return len(pulled.messages)
+
+
+def test_W8_an_outage_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_is_over(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def send(at_s: float) -> None:
+        world.producer.send_now(Message(SUBJECT, "x"))
+        world.producer._publisher.step(at_s)
+
+    with caplog.at_level(logging.INFO, "qmq.publisher"):
+        world.broker.faults.is_unreachable = True
+        for number in range(9):
+            send(number * 10.0)  # no wait of the breaker is longer
+        assert re.findall(r"failures=(\d+)", caplog.text) == ["1", "2", "4", "8"]
+        caplog.clear()
+        world.broker.faults.is_unreachable = False
+        send(100.0)
+        send(110.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "broker takes messages again, failures=9"
+    ]
