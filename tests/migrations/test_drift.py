@@ -203,6 +203,25 @@ def test_where_a_migration_is_due_it_is_the_remedy(a_database: Database) -> None
     assert len(found) == 3, found
 
 
+def test_where_another_history_has_the_tables_its_upgrade_is_the_remedy(
+    a_database: Database,
+) -> None:
+    migrate(a_database.engine())
+    downgrade(a_database.engine(), "qmq0001")
+    execute(
+        a_database,
+        "DROP TABLE qmq_version",
+        "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)",
+    )
+    found = faults(a_database)
+    assert len(found) == 2, found
+    assert all(": alembic upgrade heads, " in text for text in found)
+    execute(a_database, "DROP TABLE qmq_outbox", "DROP TABLE qmq_inbox")
+    assert all(text.endswith(": qmq db migrate") for text in faults(a_database)), (
+        "none has them yet"
+    )
+
+
 def test_a_wrong_primary_key_is_named(a_server_database: Database) -> None:
     migrate(a_server_database.engine())
     execute(

@@ -21,6 +21,9 @@ from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _MIGRATE: Final = "qmq db migrate"
+#: Where another history has the tables: that command would refuse them.
+_UPGRADE: Final = "alembic upgrade heads, after a new revision if your own metadata has the tables"
+_ALEMBIC_TABLE: Final = "alembic_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +49,17 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
     if revision is None:
         found.append(_unread(connection, version))
     # A migration creates what later revisions add; what an earlier one added was removed by somebody.
-    may_migrate = not set(revision or []) & set(REVISIONS)
+    is_newest = bool(set(revision or []) & set(REVISIONS))
+    migration = None if is_newest else _migration(inspector, tables, names)
     for table in tables.all:
         if table.name in names:
-            found += _of_table(connection, table, may_migrate)
+            found += _of_table(connection, table, migration)
         elif is_hidden(connection, table):
             found.append(_unread(connection, table))
         else:
             create = statement_text(connection, sa.schema.CreateTable(table))
-            remedy = _MIGRATE if may_migrate else create
-            found.append(Drift(fault=f"table {table.fullname} is missing", remedy=remedy))
+            fault = f"table {table.fullname} is missing"
+            found.append(Drift(fault=fault, remedy=migration or create))
     for fault in dialect_of(connection.engine).faults(connection, tables.all):
         text, _, statement = fault.partition(": ")
         found.append(Drift(fault=text, remedy=statement or "upgrade the server"))
@@ -76,6 +80,15 @@ def _revision(connection: sa.Connection, version: sa.TableClause) -> list[str] |
     return None
 
 
+def _migration(inspector: sa.Inspector, tables: Tables, names: set[str]) -> str:
+    """What brings the tables up to date: another history, if that seems to have created them."""
+    is_other = any(
+        inspector.has_table(_ALEMBIC_TABLE, schema=place) for place in {None, tables.outbox.schema}
+    )
+    is_ours = tables.outbox.name not in names or version_table(tables).name in names
+    return _UPGRADE if is_other and not is_ours else _MIGRATE
+
+
 def _unread(connection: sa.Connection, table: sa.FromClause) -> Drift:
     name, reader = table_text(connection, table), user(connection)
     return Drift(
@@ -92,7 +105,7 @@ def _of_revision(revision: list[str]) -> Iterator[Drift]:
         )
 
 
-def _of_table(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> Iterator[Drift]:
+def _of_table(connection: sa.Connection, table: sa.Table, migration: str | None) -> Iterator[Drift]:
     inspector = sa.inspect(connection)
     live = {column["name"]: column for column in inspector.get_columns(table.name, table.schema)}
     for column in table.columns:
@@ -115,7 +128,7 @@ def _of_table(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> 
             )
     if ours <= set(live):
         yield from _of_keys(connection, table)
-        yield from _of_indexes(connection, table, may_migrate)
+        yield from _of_indexes(connection, table, migration)
 
 
 def _needs_a_value(column: Any) -> bool:
@@ -155,7 +168,9 @@ def _unique(inspector: sa.Inspector, table: sa.Table) -> Iterator[Any]:
             yield index
 
 
-def _of_indexes(connection: sa.Connection, table: sa.Table, may_migrate: bool) -> Iterator[Drift]:
+def _of_indexes(
+    connection: sa.Connection, table: sa.Table, migration: str | None
+) -> Iterator[Drift]:
     inspector = sa.inspect(connection)
     live = inspector.get_indexes(table.name, table.schema)
     invalid = _invalid_indexes(connection, table)
@@ -166,7 +181,7 @@ def _of_indexes(connection: sa.Connection, table: sa.Table, may_migrate: bool) -
         if not serving:
             is_taken = any(each["name"] == index.name for each in live)
             drop = statement_text(connection, sa.schema.DropIndex(index)) + "; " if is_taken else ""
-            remedy = _MIGRATE if may_migrate and not is_taken else drop + create
+            remedy = migration if migration and not is_taken else drop + create
             text = f"table {table.fullname} has no index on ({', '.join(columns)})"
             yield Drift(fault=text, remedy=remedy)
         elif all(each["name"] in invalid for each in serving):

@@ -43,7 +43,8 @@ _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _PURGED_ROWS_MAX: Final = 10_000
 _MAKE_TABLES: Final = (
-    " Run `qmq db migrate`, or `qmq_client.create_tables(engine)` for a first try."
+    " Run `qmq db migrate`, or your own migrations if they have it; for a first try "
+    "`qmq_client.create_tables(engine)`."
 )
 
 
