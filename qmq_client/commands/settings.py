@@ -19,7 +19,7 @@ config_option = click.option(
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="QMQ_CONFIG",
-    help="Configuration file; by default qmq.toml in the working directory.",
+    help="Configuration file; by default that of QMQ_CONFIG, else qmq.toml in the working directory.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
