@@ -110,7 +110,7 @@ def given_back(error: str, delay_ms: int | None = None) -> Outcome:
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
 
 
-def given_back_untried(error: str, delay_ms: int = 0) -> Outcome:
+def given_back_untried(error: str, delay_ms: int | None = 0) -> Outcome:
     """A NACK of what no handler began with, or what a stop ended: never the last attempt."""
     text = error[:ERROR_CHARACTERS_MAX]
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)

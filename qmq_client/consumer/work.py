@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import Clock
@@ -36,7 +36,7 @@ from qmq_client.consumer.ledger import Ledger
 from qmq_client.current import as_current
 from qmq_client.message import record_to_message
 from qmq_client.retry import Reject, Retry
-from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.errors import ProtocolError, QmqError
 from qmq_client.wire.record import decode_record
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ _COUNTED_AS: Final = {
     Verdict.NACK: "nacked",
     Verdict.REJECT: "rejected",
 }
+
+
+class _UnopenedError(Exception):
+    """The inbox's transaction could not be opened, for the reason that is the cause."""
 
 
 class Work:
@@ -87,6 +91,8 @@ class Work:
             outcome = given_back(f"Retry: {wish}", wish.after_ms)
         except Reject as verdict:
             outcome = self._reject(verdict, len(decoded))
+        except _UnopenedError as error:
+            outcome = self._unopened(error, decoded)
         except (SystemExit, KeyboardInterrupt) as error:
             outcome = self._failed(error, decoded)
             self._on_exit(error)
@@ -190,7 +196,10 @@ class Work:
         if self._inbox.is_async:
             count = self._async_calls.call(self._handle_on_loop(self._inbox, decoded))
         else:
-            with self._inbox.open([one.record.message_id for one in decoded]) as work:
+            with ExitStack() as stack:
+                opened = self._inbox.open([one.record.message_id for one in decoded])
+                with _opening():
+                    work = stack.enter_context(opened)
                 new = _first_of_each(decoded, work.new)
                 if new:
                     with as_current(work.session), self._wishing(new):
@@ -203,7 +212,10 @@ class Work:
 
     async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[Decoded]) -> int:
         """The transaction and the handler, as one task of the handlers' loop; how many were new."""
-        async with inbox.open([one.record.message_id for one in decoded]) as work:
+        async with AsyncExitStack() as stack:
+            opened = inbox.open([one.record.message_id for one in decoded])
+            with _opening():
+                work = await stack.enter_async_context(opened)
             new = _first_of_each(decoded, work.new)
             if new:
                 with as_current(work.session), self._wishing(new):
@@ -224,6 +236,11 @@ class Work:
         self.tell_unfinished([one.received for one in decoded], text)
         return given_back_untried(text)
 
+    def _unopened(self, error: _UnopenedError, decoded: list[Decoded]) -> Outcome:
+        """An outage of the database, however long, makes no dead letters: no handler has begun."""
+        cause = error.__cause__ or error
+        return given_back_untried(self._failed(cause, decoded).text, None)
+
     def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         text = error_text(error)
         first = decoded[0].received
@@ -239,6 +256,17 @@ class Work:
             error_traceback(error) if is_told_whole or _LOG.isEnabledFor(logging.DEBUG) else "",
         )
         return given_back(text)
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    """Tell what keeps a transaction from being opened from what a handler raises."""
+    try:
+        yield
+    except QmqError:
+        raise
+    except Exception as error:
+        raise _UnopenedError from error
 
 
 def _not_done(decoded: list[Decoded]) -> list[bytes]:
