@@ -85,7 +85,7 @@ def window_ids(plan: Plan) -> int:
 
 def settings_of(plan: Plan) -> BrokerSettings:
     """How the broker of this world serves."""
-    store, limits = STORE, ServiceLimits()
+    store, limits = STORE, ServiceLimits(own_frame_bytes=RETAINED_BYTES // 3)
     if plan.has_retention:
         store = replace(
             store,
@@ -95,7 +95,6 @@ def settings_of(plan: Plan) -> BrokerSettings:
             queue_entries_per_file=4,
             queue_flush_bytes=512,
         )
-        limits = replace(limits, own_frame_bytes=RETAINED_BYTES // 3)
     if Trouble.FULL_DISK in plan.troubles:
         store = replace(store, reserve_bytes=RESERVE_BYTES)
     if plan.has_long_waits:
