@@ -72,7 +72,9 @@ def job_options(function: _Function) -> _Function:
                 envvar="QMQ_PIPELINE_TABLES",
                 help="Where the tables are kept: a folder, or a URL like s3://bucket/path.",
             ),
-            click.option("--path", metavar="DIRECTORY", help="Data directory, backup or archive."),
+            click.option(
+                "--path", metavar="DIRECTORY", help="Data directory of a broker, or a backup."
+            ),
             click.option(
                 "--broker", "broker_url", metavar="URL", help="Read from a running broker."
             ),

@@ -134,3 +134,20 @@ def test_merged_scans_stay_for_their_readers_and_go_later(
     assert found == named
     assert lake.commit_names(OUTBOX) == {one.name for one in lake.commits(OUTBOX)}
     assert len(rows_of(config)) == 12
+
+
+def test_a_row_that_stays_open_has_a_row_of_each_scan_and_the_key_tells_them_apart(
+    workers: LocalWorkers, database: OutboxDatabase, config: PipelineConfig
+) -> None:
+    database.insert(messages(MessageIds(1), 3), state=LIVE, created_at_ms=START_MS)
+    for _ in range(3):
+        ingest_outbox(workers, config)
+    lake = Lake(config.tables)
+    keys = [
+        tuple(row.values())
+        for one in lake.ranges(OUTBOX)
+        for file in one.files
+        for batch in lake.read_file(OUTBOX, file.path, OUTBOX.key)
+        for row in batch.to_pylist()
+    ]
+    assert len(set(keys)) == len(keys) == 9

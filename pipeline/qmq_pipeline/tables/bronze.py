@@ -122,11 +122,12 @@ ACTIONS: Final = Table(
         Column("action_json", "text", "the whole action, for kinds that have more"),
     ),
 )
+#: Each scan adds a row for what is new, has changed, or is still open.
 OUTBOX: Final = Table(
     name="outbox",
     layer="bronze",
     version=1,
-    key=("database", "message_id"),
+    key=("database", "message_id", "scanned_at"),
     columns=(
         Column("database", "text", "name of the database"),
         Column("row_id", "long", "the row's number", is_distinct=True),

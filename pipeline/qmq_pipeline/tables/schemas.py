@@ -2,8 +2,8 @@
 
 All code takes tables from here, so that a table that travels to a worker is the same object there.
 A table's version goes up when a column is added, which is only done at the end; what files of an
-older version lack is read as null. All times are UTC with microseconds. `docs/pipeline.md` prints
-these tables, and a test holds both equal. No Spark: workers and plain programs use this module too.
+older version lack is read as null. All times are UTC with microseconds. `docs/pipeline-tables.md`
+prints these tables, and a test holds both equal. No Spark: workers and plain programs use this module too.
 """
 
 from __future__ import annotations
