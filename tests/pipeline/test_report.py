@@ -152,6 +152,24 @@ def test_tables_on_the_page_are_escaped_and_bounded() -> None:
     assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (999.4, "999"),
+        (999.7, "1,000"),
+        (-999.7, "-1,000"),
+        (9_996, "9,996"),
+        (999_400, "999 k"),
+        (999_700, "1 M"),
+        (999_700_000, "1 G"),
+    ],
+)
+def test_a_number_that_is_rounded_up_is_written_as_what_it_is_rounded_to(
+    value: float, text: str
+) -> None:
+    assert number(value) == text
+
+
 def test_a_single_minute_is_bars_and_not_a_lonely_dot() -> None:
     series = tuple(
         Series(name=name, values=(value,)) for name, value in (("p50", 3.0), ("p99", 90.0))

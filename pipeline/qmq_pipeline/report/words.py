@@ -14,11 +14,12 @@ def number(value: float) -> str:
     """Short enough for an axis, and exact where the exact number is short."""
     if value == 0:
         return "0"
+    rounded = float(f"{value:.3g}")  # 999.7 is shown as a thousand, and not by a power of ten
     for step, letter in _STEPS:
-        if abs(value) >= step:
+        if abs(value if letter == "k" else rounded) >= step:
             unit = _THOUSAND if letter == "k" else step
             return f"{value / unit:.3g} {letter}"
-    if abs(value) >= _THOUSAND:
+    if abs(rounded) >= _THOUSAND:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value != int(value) else f"{value:.0f}"
 
