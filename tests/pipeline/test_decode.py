@@ -354,6 +354,8 @@ def test_only_the_columns_and_subjects_asked_for_are_made() -> None:
     assert rows_of(frame, wanted) == [{"sequence": 10 + n, "subject": "s1"} for n in range(3)]
     late = Selection(columns=("subject",), first_stored_at_ms=1_700_000_000_124)
     assert rows_of(frame, late) == []
+    own = scanned([(OWN_PREFIX + "copies", b"x" * 40)])
+    assert rows_of(own, Selection(subjects=frozenset({OWN_PREFIX + "copies"}))) == []
 
 
 def test_delayed_messages_are_rows_of_another_table_without_a_sequence() -> None:

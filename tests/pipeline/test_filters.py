@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 
 from qmq_pipeline.places.options import LogOptions, parse_log_options
 from qmq_pipeline.rows.filters import narrow
@@ -31,10 +38,15 @@ ALL = parse_log_options({"path": "/nowhere"})
             {"first_stored_at_ms": AT_MS, "next_stored_at_ms": AT_MS + 1},
         ),
         ({"first_stored_at_ms": AT_MS + 9}, GreaterThanOrEqual(("stored_at",), AT), {}),
-        ({}, EqualTo(("physical_offset",), 4096), {"next_offset": 4097}),
+        (
+            {},
+            EqualTo(("physical_offset",), 4096),
+            {"skip_below_offset": 4096, "next_offset": 4097},
+        ),
         ({"next_offset": 8192}, LessThanOrEqual(("physical_offset",), 4096), {"next_offset": 4097}),
         ({"next_offset": 4000}, LessThanOrEqual(("physical_offset",), 4096), {}),
-        ({}, GreaterThanOrEqual(("physical_offset",), 4096), {}),
+        ({}, GreaterThanOrEqual(("physical_offset",), 4096), {"skip_below_offset": 4096}),
+        ({"skip_below_offset": 8192}, GreaterThan(("physical_offset",), 4096), {}),
         ({}, EqualTo(("headers", "key"), "a"), {}),
         ({}, EqualTo(("subject",), None), {}),
     ],
@@ -47,3 +59,14 @@ def test_P1_a_condition_leaves_out_nothing_that_it_could_mean(
     found, left = narrow(options, [condition])
     assert found == replace(options, **narrowed)
     assert left == [condition]
+
+
+def test_P1_no_millisecond_falls_out_of_a_condition_that_names_it() -> None:
+    """As a float of seconds many would, in 2039 as in 2004."""
+    first = datetime(2039, 2, 1, tzinfo=UTC)
+    first_ms = 2_180_131_200_000
+    for number in range(1_000):
+        condition = EqualTo(("stored_at",), first + timedelta(milliseconds=number))
+        found, _ = narrow(ALL, [condition])
+        at_ms = first_ms + number
+        assert (found.first_stored_at_ms, found.next_stored_at_ms) == (at_ms, at_ms + 1)

@@ -20,8 +20,8 @@ from qmq_pipeline.places.disks import LocalDisk, ReadFile
 from qmq_pipeline.places.log import COMMIT_LOG, LogReader
 from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.places.places import open_log
-from qmq_pipeline.sources.log_partitions import plan
-from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+from qmq_pipeline.sources.log_partitions import chosen_offsets, plan
+from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
 
 MIB = 1024 * 1024
 
@@ -87,6 +87,51 @@ def test_P1_shares_cover_any_part_of_the_log_and_are_about_equally_long(
             assert all(abs(b - a - share_bytes) <= longest for a, b in shares) or count == 1_000
             read = [frame.offset for one in shares for frame in log.frames(one)]
             assert read == [one for one in begins if first <= one < after]
+
+
+def test_P1_times_and_offsets_choose_the_part_of_the_log_that_is_read(tmp_path: Path) -> None:
+    """What they leave out is not read at all, and nothing else is left out."""
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    ids = MessageIds(3)
+    for number in range(60):
+        directory.append(messages(ids, 30), at_ms=START_MS + 60_000 * number, frame_records=10)
+    options = LogOptions(place=Place(path=str(directory.path)))
+    log = open_log(options.place, COMMIT_LOG)
+    bounds = log.bounds()
+    assert log.segment_bytes < bounds.next_offset
+    every = [one for one in log.frames(LogRange(0, bounds.next_offset)) if one.header.record_count]
+
+    def read(**chosen: int) -> list[int]:
+        first, after = chosen_offsets(log, replace(options, **chosen))
+        return [one.offset for one in every if first <= one.offset < after]
+
+    for frame in every[::17]:
+        at_ms, here = frame.header.stored_at_ms, frame.offset
+        early = [one.offset for one in every if one.header.stored_at_ms < at_ms]
+        assert read(next_stored_at_ms=at_ms) == early
+        assert read(first_stored_at_ms=at_ms) == [one.offset for one in every[len(early) :]]
+        for offset in (here - 8, here - 1, here, here + 1):
+            late = [one.offset for one in every if one.offset >= offset]
+            assert read(skip_below_offset=offset) == late
+    assert read(skip_below_offset=bounds.next_offset + 1) == []
+    assert read(first_stored_at_ms=START_MS + 60_000, next_stored_at_ms=START_MS) == []
+    log.close()
+    directory.close()
+
+
+def test_P1_a_condition_on_offsets_that_are_gone_is_none_that_they_are_there(
+    tmp_path: Path,
+) -> None:
+    directory = DataDirectory(tmp_path / "broker", FORGETFUL)
+    directory.append(messages(MessageIds(1), 2_000), frame_records=20)
+    first_offset = directory.forget(segments=1)
+    options = LogOptions(place=Place(path=str(directory.path)), skip_below_offset=8)
+    log = open_log(options.place, COMMIT_LOG)
+    assert chosen_offsets(log, options)[0] == first_offset
+    with pytest.raises(ExpiredRangeError, match="offset 8 is asked for"):
+        chosen_offsets(log, replace(options, first_offset=8))
+    log.close()
+    directory.close()
 
 
 class DiskByRequest(LocalDisk):

@@ -99,6 +99,8 @@ class LogOptions:
     #: Only frames that begin at or behind this offset, and before that one; None for all.
     first_offset: int | None = None
     next_offset: int | None = None
+    #: Frames that begin below it may be left out; it may be where the log is gone.
+    skip_below_offset: int = 0
     first_stored_at_ms: int = 0
     next_stored_at_ms: int = TIME_MAX_MS
     #: Bytes of log in one partition; None for what suits a log of its length.

@@ -242,5 +242,5 @@ def _gather(gathered: Gathered, frame: ScannedFrame, subjects: frozenset[str] | 
 
 
 def _is_wanted(subject: str, subjects: frozenset[str] | None) -> bool:
-    is_own = subject.startswith(OWN_PREFIX)
-    return not is_own if subjects is None else subject in subjects
+    """The broker's own subjects are not, even if a condition of a query names them: its answer would change."""
+    return not subject.startswith(OWN_PREFIX) and (subjects is None or subject in subjects)

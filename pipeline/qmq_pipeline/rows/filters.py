@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from qmq_pipeline.places.options import LogOptions
@@ -16,6 +16,8 @@ from qmq_pipeline.places.options import LogOptions
 #: What a filter says about one column, by the name of its class in `pyspark.sql.datasource`.
 _LOWER: Final = frozenset({"GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe"})
 _UPPER: Final = frozenset({"LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe"})
+#: Of the times of rows.
+_BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def narrow(options: LogOptions, filters: Iterable[Any]) -> tuple[LogOptions, list[Any]]:
@@ -41,9 +43,10 @@ def _by_subject(options: LogOptions, relation: str, value: Any) -> LogOptions:
 
 
 def _by_time(options: LogOptions, relation: str, value: Any) -> LogOptions:
-    if not isinstance(value, datetime):
+    if not isinstance(value, datetime) or value.tzinfo is None:
         return options
-    time_ms = int(value.timestamp() * 1000)
+    # In whole numbers: a float of seconds may fall a millisecond short, as from 2038 on.
+    time_ms = (value - _BEGINNING) // timedelta(milliseconds=1)
     if relation in _LOWER:
         options = replace(options, first_stored_at_ms=max(options.first_stored_at_ms, time_ms))
     if relation in _UPPER:
@@ -52,10 +55,14 @@ def _by_time(options: LogOptions, relation: str, value: Any) -> LogOptions:
 
 
 def _by_offset(options: LogOptions, relation: str, value: Any) -> LogOptions:
-    # The lower bound need not be the beginning of a frame, so only the upper one is used as it is
-    if relation in _UPPER and isinstance(value, int):
+    if not isinstance(value, int):
+        return options
+    if relation in _LOWER:
+        options = replace(options, skip_below_offset=max(options.skip_below_offset, value))
+    if relation in _UPPER:
         known = options.next_offset
-        return replace(options, next_offset=value + 1 if known is None else min(known, value + 1))
+        after = value + 1 if known is None else min(known, value + 1)
+        options = replace(options, next_offset=after)
     return options
 
 

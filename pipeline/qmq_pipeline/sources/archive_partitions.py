@@ -86,7 +86,7 @@ def _lake(options: LogOptions) -> Lake:
 
 
 def _may_have(one: RangeFacts, options: LogOptions) -> bool:
-    is_behind = options.first_offset is not None and one.next <= options.first_offset
+    is_behind = one.next <= max(options.first_offset or 0, options.skip_below_offset)
     is_before = options.next_offset is not None and one.first >= options.next_offset
     is_old = one.last_at_ms < options.first_stored_at_ms
     # The times are those of frames, and actions are a moment older than the frame that they are in.

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import InputPartition
 
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import ExpiredRangeError
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.places.options import LogOptions
@@ -55,8 +56,13 @@ def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
         first = log.frame_from(options.first_offset, bounds)
     if options.next_offset is not None:
         after = log.frame_from(options.next_offset, bounds)
+    if options.skip_below_offset:
+        first = max(first, log.frame_from(options.skip_below_offset, bounds))
     if options.first_stored_at_ms:
         first = max(first, log.offset_at(options.first_stored_at_ms, bounds))
+    # An action is a moment older than the frame that it is in, which may be one behind.
+    if options.next_stored_at_ms < TIME_MAX_MS and options.table is not ACTIONS:
+        after = min(after, log.offset_at(options.next_stored_at_ms, bounds))
     return first, max(first, after)
 
 
