@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
@@ -227,6 +228,56 @@ def test_a_batch_that_a_broker_broke_off_is_counted_as_far_as_it_was_committed(
         with NOTICES.told_to(world.on_notice):
             done = follow(workers, config, flag, every_s=0.1, on_batch=on_batch)
     assert (batches, done.rows["messages"]) == ([COUNT, 0], COUNT)
+
+
+def test_a_first_run_waits_from_when_the_broker_goes_away_and_anew_after_what_it_brought(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour before each of two outages, where no more than minutes are waited for."""
+    flag, batches, clock = SignalFlag(), list[int](), HoursLater()
+    with BrokerProcess(data, *FOR_EVER) as broker, LocalWorkers(1) as workers:
+        place = Place(broker_url=broker.url, wait_s=WAIT_S)
+        config = PipelineConfig(tables=str(tmp_path / "tables"), place=place)
+        world = Restarting(broker, kill)
+
+        def kill_after(name: str, hours: int) -> None:
+            method = getattr(Lake, name)
+
+            def called(lake: Lake, *given: Any) -> None:
+                method(lake, *given)
+                if clock.hours == hours - 1:
+                    clock.hours = hours
+                    broker.kill()
+
+            monkeypatch.setattr(Lake, name, called)
+
+        def on_batch(rows: Mapping[str, int]) -> None:
+            batches.append(rows.get("messages", 0))
+            if len(batches) == 2:
+                flag.set()
+
+        kill_after("prepare", 1)  # nothing has come then
+        kill_after("write_state", 2)  # messages have come, and no actions
+        with NOTICES.told_to(world.on_notice):
+            follow(workers, config, flag, every_s=0.1, on_batch=on_batch, clock=clock)
+    assert (batches, clock.hours) == ([COUNT, 0], 2)
+    assert [bool(one.reason) for one in world.notices] == [True, False, True, False]
+
+
+class HoursLater:
+    """The clock of the system, so many hours ahead."""
+
+    def __init__(self) -> None:
+        self.hours = 0
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms()
+
+    def monotonic_s(self) -> float:
+        return SYSTEM_CLOCK.monotonic_s() + 3_600 * self.hours
+
+    def sleep(self, seconds: float) -> None:
+        SYSTEM_CLOCK.sleep(seconds)
 
 
 def test_a_signal_ends_the_wait_for_a_broker_at_once(data: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.signal_flag import SignalFlag
 from qmq_pipeline.errors import LakeError, LakeInUseError, UnreachableError
 from qmq_pipeline.jobs.ingest import check, watched_logs
@@ -43,6 +43,11 @@ class Followed:
     #: Table → rows.
     rows: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def total(self) -> int:
+        """Rows of all tables."""
+        return sum(self.rows.values())
+
 
 #: Called with what each batch brought: table → rows.
 OnBatch = Callable[[Mapping[str, int]], None]
@@ -56,6 +61,7 @@ def follow(
     every_s: float,
     skip_expired: bool = False,
     on_batch: OnBatch,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Followed:
     """Ingest what is there, then check for more at an interval, until `stop` is set.
 
@@ -68,15 +74,15 @@ def follow(
     # What waits for a broker below this level hears no signal. So nobody there waits: a batch ends,
     # and is made again, from its last commit on.
     hasty = replace(config, place=replace(config.place, wait_s=0.0))
-    outage = Outage(config.place.name, config.place.wait_s)
+    outage = Outage(config.place.name, config.place.wait_s, clock=clock)
     assert hasty.place is not None
     with watched_logs(with_token(hasty.place, os.environ)) as watches, closing(outage):
         follower = _Follower(workers, hasty, watches, on_batch)
         while True:
-            looked_s = SYSTEM_CLOCK.monotonic_s()
+            looked_s = clock.monotonic_s()
             pause_s = _turn(follower, outage, skip_expired=skip_expired)
             if pause_s is None:
-                pause_s = looked_s + every_s - SYSTEM_CLOCK.monotonic_s()
+                pause_s = looked_s + every_s - clock.monotonic_s()
             if stop.wait(max(0.0, pause_s)):
                 return follower.done
 
@@ -86,7 +92,7 @@ def _turn(follower: _Follower, outage: Outage, *, skip_expired: bool) -> float |
 
     Returns how long to pause before a broker that is away is asked again; None if it was there.
     """
-    outage.asking()
+    rows = follower.done.total
     try:
         if follower.has_begun:
             follower.look()
@@ -96,6 +102,9 @@ def _turn(follower: _Follower, outage: Outage, *, skip_expired: bool) -> float |
         told = explain(error, "")
         if not isinstance(told, UnreachableError):
             raise
+        if follower.done.total > rows:
+            outage.arrived()
+        outage.asking()  # only now: a first run may have read for an hour before it broke off
         pause_s = outage.pause_s(getattr(told, "reason", "the broker does not answer"))
         if pause_s is None:
             raise

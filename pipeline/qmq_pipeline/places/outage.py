@@ -84,7 +84,7 @@ class Outage:
         return inf if pause_s is None else pause_s
 
     def asking(self) -> None:
-        """Something is asked for now; to be called before each try."""
+        """An outage that comes now is counted from here; to be called before each try, or where a long one has failed."""
         if not self._failures:
             self._since_s = self._clock.monotonic_s()
 
