@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import RangeFacts
+from qmq_pipeline.tables.commits import Commit, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
-from qmq_pipeline.work.ranges import ingest_range
+from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.ranges import TABLES_OF, ingest_range
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.object_store import object_store
-from tests.pipeline.world import DataDirectory, messages
+from tests.pipeline.world import FAR_MS, DataDirectory, messages
 
 BUCKET = "bucket"
 
@@ -44,6 +48,36 @@ def test_P2_an_ingest_looks_at_the_last_commit_alone_and_adds_what_came_since(
         directory.append(messages(MessageIds(12), 10))
         assert ingest(workers, config).rows["messages"] == 10
         assert ingest(workers, config).rows == {}
+    directory.close()
+
+
+@pytest.mark.parametrize("commits", range(len(TABLES_OF[COMMIT_LOG])))
+def test_P2_whichever_commit_a_run_dies_behind_the_next_run_has_all_rows_of_all_tables_once(
+    tmp_path: Path, workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    """The table that says how far the log was read is never ahead of the others."""
+    directory = DataDirectory(tmp_path / "broker")
+    config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+    ids = MessageIds(1)
+    directory.append(messages(ids, 30))
+    later = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in messages(ids, 20)]
+    directory.append(later, kind=FrameKind.DELAYED)
+    commit, made = Lake.commit, list[str]()
+
+    def dying(lake: Lake, table: Table, *given: Any, **more: Any) -> Commit:
+        if len(made) == commits:
+            raise InterruptedError
+        made.append(table.name)
+        return commit(lake, table, *given, **more)
+
+    with monkeypatch.context() as here:
+        here.setattr(Lake, "commit", dying)
+        with pytest.raises(InterruptedError):
+            ingest(workers, config)
+    ingest(workers, config)
+    lake = Lake(config.tables)
+    rows = {table: sum(one.rows for one in lake.ranges(table)) for table in TABLES_OF[COMMIT_LOG]}
+    assert (rows[MESSAGES], rows[SCHEDULED]) == (30, 20), made
     directory.close()
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,7 +102,7 @@ def test_P1_times_and_offsets_choose_the_part_of_the_log_that_is_read(tmp_path: 
     assert log.segment_bytes < bounds.next_offset
     every = [one for one in log.frames(LogRange(0, bounds.next_offset)) if one.header.record_count]
 
-    def read(**chosen: int) -> list[int]:
+    def read(**chosen: Any) -> list[int]:
         first, after = chosen_offsets(log, replace(options, **chosen))
         return [one.offset for one in every if first <= one.offset < after]
 

@@ -74,8 +74,9 @@ def test_P2_nothing_is_committed_before_it_survives_a_power_cut_and_then_the_com
         directory.append(some[:-1])  # the last one is lost, and so there is a finding
         directory.act([pulled(number * 5, 5, directory.clock.now_ms())])
         ingest(Here(1), config)
-        lifecycle(spark, config)
-        marts(spark, config)
+        if number:  # made, and then made by part
+            lifecycle(spark, config)
+            marts(spark, config)
     audit(spark, config)
     lake = Lake(config.tables)
     tables = {table.name for table in TABLES.values() if lake.commits(table)}
