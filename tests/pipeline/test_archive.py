@@ -114,6 +114,19 @@ def test_a_segment_with_an_altered_message_is_refused_by_its_name_and_no_disk_is
     assert "check the disk" not in said
 
 
+def test_messages_that_wait_for_their_time_are_verified_like_the_others(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    ids = MessageIds(1)
+    later = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in messages(ids, 20)]
+    directory.append(later, kind=FrameKind.DELAYED)
+    directory.append(messages(ids, 30))
+    place, after = {"path": str(directory.path)}, directory.store.durable_offset
+    directory.close()
+    found = archive_piece(place, str(tmp_path / "archive"), "commitlog", 0, after)
+    verified = {name: one["notes"].get("verified") for name, one in found.items()}
+    assert verified == {"messages": 30, "scheduled": 20, "cancelled": None, "copies": None}
+
+
 @pytest.fixture
 def sealed(tmp_path: Path) -> Iterator[DataDirectory]:
     """Some whole segments and the beginning of another one, in each some messages that wait for their time."""

@@ -1,4 +1,4 @@
-"""Where the log cannot be ingested, outboxes are not scanned either: a refused call leaves nothing behind."""
+"""Outboxes are scanned before the log is read, and not at all where it cannot be: a refused call leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from qmq_pipeline.errors import LakeError, SourceError
 from qmq_pipeline.jobs.archive import archive
 from qmq_pipeline.jobs.follow import follow
 from qmq_pipeline.jobs.ingest_both import ingest_both
+from qmq_pipeline.jobs.progress import Progress
 from qmq_pipeline.jobs.run import run
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import OUTBOX
+from qmq_pipeline.tables.schemas import MESSAGES, OUTBOX
+from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, OutboxDatabase, messages
 
@@ -76,6 +78,40 @@ def test_an_archive_and_a_folder_without_a_log_are_refused_before_rows_are_writt
         with pytest.raises(SourceError, match="no data directory"):
             job(workers, elsewhere)
     assert not (tmp_path / "tables").exists()
+
+
+def test_P4_what_an_outbox_shows_as_sent_is_in_the_log_that_is_read_behind_it(
+    database: OutboxDatabase, tmp_path: Path, workers: LocalWorkers
+) -> None:
+    """A message is committed and sent between the two: else it would look like one that was lost."""
+    directory = DataDirectory(tmp_path / "log")
+    directory.append(messages(MessageIds(2), 3))
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        databases=(database.section,),
+    )
+    late = messages(MessageIds(3), 1)
+
+    def on_progress(_: Progress) -> None:
+        sent = [late.pop()] if late else []
+        database.insert(sent, created_at_ms=START_MS)
+        directory.append(sent)
+
+    ingest_both(workers, config, on_progress=on_progress)
+    assert ids_in(config, OUTBOX) < ids_in(config, MESSAGES)
+    directory.close()
+
+
+def ids_in(config: PipelineConfig, table: Table) -> set[str]:
+    lake = Lake(config.tables)
+    return {
+        found
+        for one in lake.ranges(table)
+        for file in one.files
+        for batch in lake.read_file(table, file.path, ["message_id"])
+        for found in batch["message_id"].to_pylist()
+    }
 
 
 def test_what_came_in_is_told_and_if_nothing_did_where_that_was_looked_for(
