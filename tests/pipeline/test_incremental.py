@@ -296,3 +296,27 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
     assert contents(spark, config.tables, LIFECYCLE) == parts
     directory.close()
     database.close()
+
+
+def test_P2_where_a_group_that_ended_had_not_come_to_its_rows_go(
+    spark: SparkSession, directory: DataDirectory, tmp_path: Path
+) -> None:
+    # A range and a window of the log are about as long, and no ranges are merged.
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        window_bytes=4096,
+        partition_bytes=4096,
+    )
+    directory.append(messages(MessageIds(1), 120), frame_records=10)
+    here = (START_MS, "orders", GROUPS[0])
+    pulled = Pulled(*here, "c1", 1, 0, (DeliveryRun(0, 10, 1),), START_MS)
+    steps: list[list[Action]] = [[GroupDefined(*here, 0, 5), pulled], [Ended(*here)]]
+    for actions in steps:
+        directory.act(actions)
+        ingest(spark, config)
+        lifecycle(spark, config)
+    parts = contents(spark, config.tables, LIFECYCLE)
+    assert sum('"consumer_group"' in row for row in parts) == 10
+    lifecycle(spark, config, is_full=True)
+    assert contents(spark, config.tables, LIFECYCLE) == parts
