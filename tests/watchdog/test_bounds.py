@@ -262,6 +262,28 @@ def test_one_that_has_nothing_to_send_lets_the_next_try_at_once() -> None:
     assert gate.wait_s() == 77.0, "what one had to send is no news of the broker"
 
 
+def test_W8_what_fails_together_with_others_is_no_further_try() -> None:
+    """Or a moment's outage, met by eight at once, would be waited for like one of minutes."""
+    clock = HandClock()
+    gate = gates(clock)
+    for _ in range(8):
+        gate.on_failure()
+    assert gate.wait_s() == 1.0
+    clock.elapsed_s += 1.0
+    assert gate.wait_s() == 0.0
+    gate.on_failure()
+    assert gate.wait_s() == 2.0
+    gate.on_failure(at_least_s=77.0)
+    gate.on_failure(at_least_s=5.0)
+    assert gate.wait_s() == 77.0, "the broker asked one of them to be left alone for long"
+    gate.on_success()
+    assert gate.wait_s() == 0.0
+    gate.on_failure()
+    assert gate.wait_s() == 0.0
+    gate.on_failure()
+    assert gate.wait_s() == 1.0, "another trouble"
+
+
 def test_W8_while_one_waits_for_a_silent_broker_no_other_does() -> None:
     clock = HandClock()
     gate = gates(clock)

@@ -58,20 +58,28 @@ class BrokerGate:
             self._tried_until_s = 0.0  # the wait set by another's failure stays
 
     def on_failure(self, *, at_least_s: float = 0.0) -> None:
-        """The broker gave no answer, or asks to be left alone for this long."""
+        """The broker gave no answer, or asks to be left alone for this long.
+
+        Requests that were under way when the gate was shut fail with it. They are no further tries, or a
+        moment's outage would be waited for like a long one.
+        """
         with self._lock:
-            self._failures += 1
+            now_s = self._clock.monotonic_s()
             self._tried_until_s = 0.0
+            if now_s < self._shut_until_s:
+                self._shut_until_s = max(self._shut_until_s, now_s + at_least_s)
+                return
+            self._failures += 1
             if self.is_shut:
                 tries = self._failures - _FAILURES_MAX + 1
                 delay_s = self._backoff.delay_ms(tries, self._random()) / 1000
-                self._shut_until_s = self._clock.monotonic_s() + max(delay_s, at_least_s)
+                self._shut_until_s = now_s + max(delay_s, at_least_s)
 
     def on_success(self) -> None:
         """The broker took something."""
         with self._lock:
             self._failures = 0
-            self._tried_until_s = 0.0
+            self._shut_until_s = self._tried_until_s = 0.0
 
     @property
     def is_shut(self) -> bool:
