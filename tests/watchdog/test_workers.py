@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from qmq_watchdog.workers import RUNS_PER_SERVER_ASIDE, SERVER_FAILURES_MAX, Workers
 from tests.kit.waiting import wait_for
 from tests.watchdog.transports import HandClock
@@ -284,3 +286,41 @@ def test_stop_drops_what_waits_and_lets_end_what_runs() -> None:
         assert round_.workers.wait_idle(DEADLINE_S)
         round_.offer(waiting)
         assert (task.runs, waiting.runs) == (1, 0)
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_W1_jobs_wait_for_a_thread_that_the_system_does_not_give_and_run_when_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_round(threads=2, aside_max=1) as round_:
+        tasks = [Task(name) for name in "abcdef"]
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            round_.offer(*tasks)
+            round_.workers.look()
+        assert round_.workers.under_way() == (0, 0, len(tasks))
+        assert caplog.text.count("thread.refused") == 1
+        round_.workers.look()
+        started(*tasks)
+        assert round_.workers.wait_idle(DEADLINE_S)
+
+
+def test_W3_a_thread_that_was_refused_takes_the_place_of_one_that_hangs_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_round(threads=1, aside_max=1) as round_:
+        (bad,), good = hanging(1), Task("good")
+        round_.offer(bad)
+        started(bad)
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            round_.offer(good)
+            round_.pass_time()
+        assert round_.workers.under_way() == (0, 1, 1)
+        round_.workers.look()
+        started(good)
+        bad.let_go.set()
+        assert round_.workers.wait_idle(DEADLINE_S)

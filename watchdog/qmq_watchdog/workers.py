@@ -10,6 +10,7 @@ round as before. Promise W3 depends on this module.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
+from qmq_watchdog.events import log_event
 
 #: Failures in a row, of any databases of one server, after which the server is set aside.
 SERVER_FAILURES_MAX: Final = 3
@@ -90,6 +92,8 @@ class Workers(Generic[_Work]):
         self._suspects: set[str] = set()
         self._server_failures: Counter[str] = Counter()
         self._thread_count = 0
+        #: The system had no thread to give when one was last wanted.
+        self._lacks_thread = False
         #: Waiting threads that nobody has called yet.
         self._idle_count = 0
         self._is_stopped = False
@@ -110,7 +114,8 @@ class Workers(Generic[_Work]):
             self._suspects.discard(job.name)
 
     def look(self) -> None:
-        """Set aside runs that take too long, so that others take their places.
+        """Set aside runs that take too long, so that others take their places; try again for a thread
+        that could not be started.
 
         Call it a few times a second.
         """
@@ -125,6 +130,8 @@ class Workers(Generic[_Work]):
                 if not run.is_aside and self._count(is_aside=True) < self._aside_max:
                     run.is_aside = True
                     self._start_or_wake()
+            if self._lacks_thread:
+                self._start_or_wake()
 
     def stop(self) -> None:
         """Drop what waits; runs under way go on to their end."""
@@ -172,9 +179,20 @@ class Workers(Generic[_Work]):
             self._idle_count -= 1
             self._wanted.notify()
         elif self._thread_count < self._threads_max + self._aside_max:
-            self._thread_count += 1
-            name = f"qmq-watchdog-{self._thread_count}"
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        """One more, if the system has one to give; otherwise the next `look` asks again."""
+        name = f"qmq-watchdog-{self._thread_count + 1}"
+        try:
             threading.Thread(target=self._loop, name=name, daemon=True).start()
+        except RuntimeError as error:
+            if not self._lacks_thread:
+                log_event("thread.refused", level=logging.WARNING, error=str(error))
+            self._lacks_thread = True
+        else:
+            self._lacks_thread = False
+            self._thread_count += 1
 
     def _wake_all(self) -> None:
         self._idle_count = 0
