@@ -26,11 +26,12 @@ from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
-from qmq_watchdog.endpoint import BEAT_S_MAX, Endpoint, Health
+from qmq_watchdog.endpoint import _CONNECTIONS_MAX, BEAT_S_MAX, Endpoint, Health
 from qmq_watchdog.metrics import WatchdogCollector
 from qmq_watchdog.service import Service
 from qmq_watchdog.sweep import Sweep
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import wait_for
 from tests.watchdog.rows import damage, executed, make_database, put_rows
 from tests.watchdog.transports import HandClock
 
@@ -256,6 +257,27 @@ def test_slow_clients_hold_up_neither_others_nor_the_stop() -> None:
         each.settimeout(DEADLINE_S)
         assert each.recv(1) == b"", "its time is over, whatever it goes on to write"
         each.close()
+
+
+def test_a_machine_without_threads_to_give_leaves_no_place_of_a_client_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    daemon = Daemon()
+    endpoint = Endpoint("127.0.0.1:0", daemon, Health(daemon))
+    endpoint.start()
+    host, _, port = endpoint.address.partition(":")
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Timer, "start", refuse)
+        for _ in range(_CONNECTIONS_MAX):
+            with socket.create_connection((host, int(port)), DEADLINE_S) as unanswered:
+                assert unanswered.recv(1) == b""
+    wait_for(lambda: endpoint._server._room._value == _CONNECTIONS_MAX)
+    with urllib.request.urlopen(f"http://{endpoint.address}/healthz", timeout=DEADLINE_S) as answer:
+        assert answer.status == 200
+    endpoint.close()
 
 
 def test_it_listens_on_an_address_of_the_sixth_version_too() -> None:

@@ -125,9 +125,11 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         ending = threading.Timer(_REQUEST_S_MAX, _end, (request,))
         ending.daemon = True
-        ending.start()
         try:
+            ending.start()
             super().process_request_thread(request, client_address)
+        except RuntimeError:  # no thread could be created that would end it
+            self.shutdown_request(request)
         finally:
             ending.cancel()
             self._room.release()
