@@ -19,7 +19,7 @@ from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.claiming import Claim
 from qmq_watchdog.connections import CONNECTIONS_PER_RUN
 from qmq_watchdog.databases import Database, open_database
-from qmq_watchdog.sweep import Sweep, SweepOptions
+from qmq_watchdog.sweep import NOT_REACHED, Sweep, SweepOptions
 from tests.kit.listening import listening
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
@@ -66,7 +66,8 @@ def test_O3_all_that_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_a
     counts = Sweep(database, watched, BATCH, beside=EagerExecutor).step(lambda: len(sent) == 3)
     assert (counts.sent, counts.claimed, untouched(database)) == (30, 30, 10)
     assert database.store.counts().due == 30
-    assert {row.attempts for row in database.store.list_rows(RowFilter())} == {0}
+    rows = database.store.list_rows(RowFilter())
+    assert {(row.attempts, row.last_error) for row in rows} == {(0, None), (0, NOT_REACHED)}
 
 
 @pytest.mark.parametrize("request_s", [0.0, 1.0, 3.0, 4.5])

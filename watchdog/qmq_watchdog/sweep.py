@@ -23,7 +23,7 @@ from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.ordering import Turns, turns_of
-from qmq_client.publishing.publish import NOT_ITS_TURN, publish_rows
+from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.settings.config import WatchdogSection
 from qmq_client.transport.port import Transport
@@ -48,6 +48,8 @@ BATCH_BYTES_AIM_MIN: Final = 64 * 1024
 _QUICK_SHARE: Final = 0.25
 #: what it has carried at all, so much more: too much costs the whole time of a request.
 _SLOW_GROWTH: Final = 1 / 16
+#: Why a row that was claimed ahead was given back untried.
+NOT_REACHED: Final = "claimed by a sweep that ended before it was sent"
 #: Rows of each state are counted up to here: counting must cost little, however many there are.
 COUNTED_ROWS_MAX: Final = 10_000
 
@@ -307,7 +309,7 @@ class Sweep:
                 FailedRow(
                     message_id=row.message_id,
                     delay_ms=delay_ms,
-                    error=counts.last_error if counts.unreachable else NOT_ITS_TURN,
+                    error=counts.last_error if counts.unreachable else NOT_REACHED,
                     is_attempt=False,
                 )
                 for row in claim.rows
