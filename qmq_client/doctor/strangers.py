@@ -84,6 +84,18 @@ def _of_sqlite(connection: sa.Connection, table: sa.Table) -> Iterator[_Stranger
     for trigger in connection.scalars(triggers, {"name": table.name}):
         fix = f"DROP TRIGGER {quote(schema)}.{quote(trigger)}"
         yield _Stranger(f"trigger {trigger} on {table.name}", fix)
+    owners = sa.text(
+        f"SELECT DISTINCT owner.name FROM {quote(schema)}.sqlite_master AS owner, "
+        "pragma_foreign_key_list(owner.name, :schema) AS key WHERE owner.type = 'table' "
+        'AND lower(key."table") = lower(:name) '
+        "AND key.on_delete IN ('RESTRICT', 'NO ACTION') "
+        "ORDER BY owner.name"
+    )
+    for owner in connection.scalars(owners, {"schema": schema, "name": table.name}):
+        yield _Stranger(
+            f"foreign key of {owner} to {table.name}",
+            f"make {owner} anew without it: SQLite cannot drop a foreign key",
+        )
 
 
 _FINDERS: Final[dict[str, Callable[[sa.Connection, sa.Table], Iterator[_Stranger]]]] = {

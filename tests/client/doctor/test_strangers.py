@@ -83,6 +83,21 @@ def test_X1_a_foreign_key_that_lets_rows_go_is_no_finding(a_server_database: Dat
     assert ids(examine(engine)) == []
 
 
+def test_X1_a_foreign_key_that_keeps_rows_is_found_on_sqlite_too(
+    make_database: MakeDatabase,
+) -> None:
+    """Where nothing can drop it: its table has to be made anew."""
+    engine = shop_of(make_database("sqlite"))
+    key = 'CREATE TABLE "audit log" (message_id BLOB REFERENCES QMQ_outbox (message_id)'
+    plant(engine, [f"{key} ON DELETE CASCADE)"])
+    assert ids(examine(engine)) == []
+    plant(engine, ['DROP TABLE "audit log"', f"{key})"])
+    finding = finding_of(engine, "table.trigger")
+    assert finding is not None
+    assert finding.read == "foreign key of audit log to qmq_outbox"
+    assert finding.fix.startswith("make audit log anew without it")
+
+
 def test_X1_a_user_of_mysql_who_sees_no_trigger_is_told_so(databases: Databases) -> None:
     with a_server(databases, "mysql") as server:
         shop = a_shop(server, "reader")
