@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import random
 from typing import Final
@@ -118,7 +118,7 @@ class Publisher:
         return not (len(self.queue) or waiting)
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
-        """One bounded pass: at most one batch sent. Raises only what a callback raises.
+        """One bounded pass: at most one batch sent. Raises only what a callback ends the process with.
 
         `is_hurried`: gather nothing, neither messages nor deletes.
         """
@@ -363,12 +363,12 @@ class Publisher:
     def _call_back(self, outcome: BatchOutcome) -> None:
         options = self._options
         if options.on_sent is not None and outcome.sent:
-            options.on_sent([format_message_id(message_id) for message_id in outcome.sent])
+            _tell(options.on_sent, [format_message_id(message_id) for message_id in outcome.sent])
         if options.on_failed is not None:
             errors = [(row.message_id, row.error) for row in outcome.failed]
             errors += [(row.message_id, row.error) for row in outcome.parked]
             for message_id, error in errors:
-                options.on_failed(format_message_id(message_id), error)
+                _tell(options.on_failed, format_message_id(message_id), error)
 
     def _tell_outage(self, error: str) -> None:
         """When it begins, when its kind changes, and each time its failures have doubled."""
@@ -390,3 +390,11 @@ class Publisher:
 
     def _count(self, **more: int) -> None:
         self._counts.update(more)
+
+
+def _tell(callback: Callable[..., object], *given: object) -> None:
+    """Call the application; what it raises is logged, and keeps nothing from anybody."""
+    try:
+        callback(*given)
+    except Exception:  # the owner's code
+        _log.exception("callback failed: %r", callback)

@@ -24,7 +24,7 @@ from qmq_client.thread_start import start_thread
 
 _log = logging.getLogger("qmq.publisher")
 
-#: After an error that nobody foresaw (a callback of the application), before going on.
+#: After an error that nobody foresaw, or a callback that would end the process, before going on.
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0

@@ -181,6 +181,25 @@ def test_callbacks_tell_what_became_of_each_message(tmp_path: Path) -> None:
         assert [message_id for message_id, _ in failed] == [ids[1]]
 
 
+def test_an_error_in_a_callback_is_logged_and_keeps_nothing_from_anybody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+
+    def fail(*given: Any) -> None:
+        told.append(given)
+        raise ZeroDivisionError
+
+    with a_world(tmp_path, on_sent=fail, on_failed=fail) as world:
+        ids = send_each(world, 3)
+        world.broker.faults.refused_ids = set(ids[1:])
+        flushed = world.producer.flush()
+        assert (flushed.is_done, flushed.accepted) == (True, 1)
+        assert [given[0] for given in told] == [[ids[0]], *ids[1:]]
+        assert caplog.text.count("callback failed") == len(told)
+        assert world.stored_ids() == set(ids[1:])
+
+
 def test_rows_stored_before_a_fork_are_left_to_the_parent(world: World) -> None:
     send_each(world, 2)
     inherited = world.producer._publisher
