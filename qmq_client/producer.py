@@ -14,13 +14,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from weakref import WeakSet
 
 import sqlalchemy as sa
+from sqlalchemy.util import greenlet_spawn
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.current import current_session
+from qmq_client.current import sync_of
 from qmq_client.errors import ConfigurationError, NoTransactionError
 from qmq_client.given import (
     AnyAsyncSession,
@@ -207,13 +208,12 @@ class Producer:
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
     ) -> Cancellation:
-        """`cancel` for an `AsyncSession` or `AsyncConnection`; without one, `cancel_now_async`."""
+        """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now_async`."""
         if session is None and not has_transaction(self.engine, self._outlet):
             return await self.cancel_now_async(message_id)
-        scope: Any = current_session() if session is None else session_of(session)
-        outcome: Cancellation = await scope.run_sync(
-            lambda joined: self.cancel(message_id, session=joined)
-        )
+        joined = None if session is None else sync_of(session_of(session))
+        # As their `run_sync` does; of a session that `cancel` finds, only the synchronous one is known.
+        outcome: Cancellation = await greenlet_spawn(self.cancel, message_id, session=joined)
         return outcome
 
     async def cancel_now_async(self, message_id: str) -> Cancellation:

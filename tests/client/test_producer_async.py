@@ -12,7 +12,12 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 
 from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
@@ -116,6 +121,14 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
         assert not await producer.flush_async()
         async with transaction(world.engine):
             assert await producer.cancel_async(earlier)
+        assert world.stored_ids() == set()
+        async with AsyncSession(world.engine) as session, session.begin():
+            await session.connection()
+            assert await producer.cancel_async(world.send("of the only session"))
+        elsewhere = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}")
+        async with transaction(world.engine), transaction(elsewhere):
+            assert await producer.cancel_async(world.send("of the one that is here"))
+        await elsewhere.dispose()
         assert world.stored_ids() == set()
         registry = async_scoped_session(async_sessionmaker(world.engine), asyncio.current_task)
         assert await producer.cancel_async(world.send("own", registry), session=registry)
