@@ -85,12 +85,14 @@ class Shop:
         self.producer = Producer(world.engine, self.transport, options=options)
         self.receipts: dict[str, Receipt] = {}
 
-    def order(self, label: str) -> None:
+    def order(self, label: str, dedupe_key: str | None = None) -> None:
         """A business row and its message."""
         body = f"{self._name} {label}"
         with Session(self._world.engine) as session, session.begin():
             session.add(Order(label=body))
-            message_id = self.producer.send(Message(SUBJECT, body), session=session)
+            message_id = self.producer.send(
+                Message(SUBJECT, body, dedupe_key=dedupe_key), session=session
+            )
             self.receipts[body] = self.producer.receipt(message_id, session=session)
 
     def try_order(self, label: str) -> None:
