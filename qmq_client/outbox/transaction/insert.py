@@ -16,7 +16,6 @@ from qmq_client.outbox.table import LIVE
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 #: Ending of a statement that skips ids which exist already. MySQL's INSERT IGNORE would skip every
 #: other fault as well, and it objects if the column that it numbers is set to itself.
-#: over every other fault, too, and takes it ill when the column that it numbers is set to itself.
 _SKIP_KNOWN = {
     "mysql": " ON DUPLICATE KEY UPDATE state = state",
     "mariadb": " ON DUPLICATE KEY UPDATE state = state",
