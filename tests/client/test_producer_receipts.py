@@ -74,6 +74,18 @@ def test_a_receipt_knows_of_the_rollback(world: World, end: Callable[[Session], 
         assert receipt.wait(0.0) is Fate.ROLLED_BACK
 
 
+def test_a_message_that_is_sent_again_after_a_rollback_has_another_receipt(world: World) -> None:
+    receipts = []
+    for _ in range(2):
+        with Session(world.sync_engine) as session:
+            message_id = world.send("x", session, dedupe_key="order-17")
+            receipts.append(world.producer.receipt(message_id, session=session))
+            if len(receipts) == 2:
+                session.commit()
+    assert world.producer.flush()
+    assert [receipt.fate for receipt in receipts] == [Fate.ROLLED_BACK, Fate.ACCEPTED]
+
+
 def test_a_receipt_knows_of_the_savepoint(world: World) -> None:
     with Session(world.sync_engine) as session, session.begin():
         kept = send(world, session)

@@ -14,6 +14,7 @@ from qmq_client.outbox.row import BatchOutcome, RowFilter
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.testing import MemoryTransport
+from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 from qmq_client.wire.requests import ErrorAnswer, SendAnswer
 from tests.client.publishing import (
     WATCHDOG,
@@ -269,3 +270,25 @@ def test_S5_a_transaction_larger_than_the_queue_is_taken_by_an_empty_one(tmp_pat
         assert world.producer.stats.dropped == 1
         assert world.producer.flush().is_done
         assert world.sent() == [f"{i}" for i in range(8)]
+
+
+def test_a_batch_has_no_more_messages_than_it_may(tmp_path: Path) -> None:
+    with a_world(tmp_path, batch_messages=3) as world:
+        with Session(world.engine) as session, session.begin():
+            for number in range(10):
+                world.send(f"{number}", session)
+        sent = [world.producer._publisher.step(0.0, is_hurried=True).sent for _ in range(4)]
+        assert sent == [3, 3, 3, 1]
+
+
+def test_a_request_has_as_many_subjects_as_a_frame_can_name(world: World) -> None:
+    with Session(world.engine) as session, session.begin():
+        messages = [Message(f"order.n{n}") for n in range(4 * SUBJECTS_PER_FRAME_MAX)]
+        world.producer.send_many(messages, session=session)
+    rows = [
+        row for each in world.producer._publisher.queue.take(len(messages)) for row in each.rows
+    ]
+    outcome = publish_rows(
+        rows, transport=world.transport, backoff=Backoff(), max_attempts=1, random=lambda: 0.0
+    )
+    assert (len(outcome.sent), outcome.requests) == (len(messages), 4)

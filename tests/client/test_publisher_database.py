@@ -85,3 +85,16 @@ def test_S5_a_database_that_refuses_for_long_fills_no_memory_with_ids() -> None:
     assert len(waiting.message_ids) == IDS_MAX
     # The oldest are let go of: their rows fall due first.
     assert waiting.message_ids[0] == (2_000).to_bytes(16)
+
+
+def test_W8_after_a_success_the_next_refusal_is_the_first_one_again() -> None:
+    waiting = Deletes(delay_ms=0)
+    waiting.add([bytes(16)], now_s=0.0)
+    pauses_s = []
+    for _ in range(3):
+        waiting.on_failure(0.0)
+        pauses_s.append(waiting.wait_s(0.0))
+    waiting.on_deleted()
+    waiting.add([bytes(16)], now_s=0.0)
+    waiting.on_failure(0.0)
+    assert [*pauses_s, waiting.wait_s(0.0)] == [0.1, 0.2, 0.4, 0.1]

@@ -220,6 +220,19 @@ def test_W1_a_claim_ends_with_the_row_that_makes_its_records_large_enough(
     assert claim(OTHER) == []
 
 
+def test_W1_a_claim_whose_records_are_exactly_as_large_as_asked_for_ends_there(
+    outbox: Outbox,
+) -> None:
+    ids = left_behind(outbox, 4, body=bytes(50_000))
+    (first,) = outbox.store.claim(token=ONE, limit=1, lease_ms=LEASE_MS)
+    end_leases(outbox)
+    rows = outbox.store.claim(
+        token=OTHER, limit=100, lease_ms=LEASE_MS, bytes_max=2 * len(first.record)
+    )
+    assert len(rows) == 2
+    assert {row.message_id for row in rows} <= set(ids)
+
+
 def test_O3_W2_a_row_has_one_owner_until_its_lease_ends_and_a_late_owner_changes_nothing(
     outbox: Outbox,
 ) -> None:

@@ -78,6 +78,20 @@ def test_F8_S1_a_savepoint_in_autocommit_is_no_transaction(
         assert world.outcome() == ([], [], set())
 
 
+def test_S1_a_savepoint_in_autocommit_is_forgotten_when_its_connection_has_other_transactions(
+    world: World,
+) -> None:
+    with world.engine.connect() as connection:
+        connection.execution_options(**AUTOCOMMIT)
+        with connection.begin_nested():
+            connection.execute(sa.insert(Order).values(label="a"))
+            with pytest.raises(AutocommitError):
+                world.send("refused", connection)
+    with Session(world.engine) as session, session.begin():  # on the same connection of the driver
+        add(world, session, "b")
+    assert world.outcome() == (["a", "b"], ["b"], set())
+
+
 def test_S1_S11_an_asynchronous_driver_tells_when_a_transaction_has_ended(
     a_database: Database, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.ids import new_token
+from qmq_client.outbox.database.sqlite import BUSY_MS_MAX
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_watchdog.databases import Database as Watched
@@ -56,6 +57,16 @@ def test_S2_what_is_deleted_may_be_less_durable_and_what_the_application_commits
         with engine.connect() as connection:
             assert read(connection, query) == full
     store.close()
+
+
+def test_S12_a_publisher_waits_for_the_lock_of_a_file_for_a_while(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 0})
+    create_tables(engine)
+    store = OutboxStore(engine)
+    with store.write() as connection:
+        assert read(connection, "PRAGMA busy_timeout") == BUSY_MS_MAX == 2_000
+    store.close()
+    engine.dispose()
 
 
 def test_S2_a_file_without_a_write_ahead_log_keeps_its_durability(tmp_path: Path) -> None:

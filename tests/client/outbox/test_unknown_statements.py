@@ -295,11 +295,16 @@ def test_S1_a_session_with_two_connections_to_one_database_is_refused(server_wor
             end = session.commit if is_sent_first else partial(world.send, "a", session)
             with pytest.raises(WrongDatabaseError, match="two connections"):
                 end()
+            session.rollback()
+            session.execute(sa.text("SELECT 1"))
+            world.send(f"with one of them {is_sent_first}", session)
+            session.commit()
     with Session(world.engine, binds={Order: other}) as session:
         session.execute(sa.text("SELECT 1"))
         session.execute(sa.insert(Order).values(label="without a message"))
         session.commit()
-    assert world.outcome() == (["without a message"], [], set())
+    sent = ["with one of them False", "with one of them True"]
+    assert world.outcome() == (["without a message"], sent, set())
 
 
 PLAIN = [
