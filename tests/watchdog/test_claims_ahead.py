@@ -70,6 +70,22 @@ def test_O3_all_that_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_a
     assert {(row.attempts, row.last_error) for row in rows} == {(0, None), (0, NOT_REACHED)}
 
 
+def test_W8_what_was_claimed_ahead_of_an_outage_is_not_due_again_at_once(
+    database: Database, broker: MemoryBroker
+) -> None:
+    put_rows(database, 60)
+    frames: list[int] = []
+
+    def on_send() -> None:
+        frames.append(len(frames))
+        broker.faults.is_unreachable = len(frames) == 3
+
+    watched = WatchedTransport(broker, on_send)
+    counts = Sweep(database, watched, BATCH, beside=EagerExecutor).step()
+    assert (counts.sent, counts.failed, untouched(database)) == (20, 10, 10)
+    assert database.store.counts().due == untouched(database)
+
+
 @pytest.mark.parametrize("request_s", [0.0, 1.0, 3.0, 4.5])
 def test_no_claim_ends_while_it_waits_for_batches_before_it(
     database: Database, broker: MemoryBroker, request_s: float

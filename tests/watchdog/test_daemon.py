@@ -363,3 +363,10 @@ def test_start_and_stop_many_times_loses_nothing(database: Database, broker: Mem
         make_due(database)
     stored = {message.message_id for message in broker.messages("orders.created")}
     assert stored == {each.hex() for each in ids}
+
+
+def test_a_jump_of_the_wall_clock_is_noticed_once() -> None:
+    clock = HandClock()
+    daemon = Daemon(clock=clock)
+    clock.wall_ms -= 3_600_000
+    assert [daemon.step(), daemon.step()] == [True, False]

@@ -12,11 +12,12 @@ from qmq_client.ids import MESSAGE_IDS
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxCounts, RowFilter
 from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, SENT, create_tables
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id
 from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
 from qmq_watchdog.daemon import DaemonOptions, SweepJob
-from qmq_watchdog.databases import Database
+from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
@@ -66,6 +67,9 @@ def test_O4_rows_of_one_key_wait_for_an_earlier_one_that_somebody_else_has(
     assert stored(broker) == [format_message_id(ids[3])], "no other row waits for that key"
     waiting = {row.message_id: row for row in rows_of(kept)}
     assert [waiting[each].attempts for each in ids[1:3]] == [0, 0], "held back is no attempt"
+    assert [waiting[each].token for each in ids[1:3]] == [None, None], (
+        "nobody has to wait for a lease"
+    )
 
     make_due(kept, ids[:3])
     assert Sweep(kept, MemoryTransport(broker)).step().sent == 3
@@ -222,3 +226,37 @@ def test_the_daemon_does_the_chores_from_time_to_time(
     clock.elapsed_s += DaemonOptions().chore_s
     job.step(lambda: False)
     assert left(keeping) == set()
+
+
+def test_chores_that_a_stop_cut_short_go_on_with_the_next_sweep(
+    database: Database, broker: MemoryBroker
+) -> None:
+    clock = HandClock()
+    job = SweepJob(
+        Sweep(database, MemoryTransport(broker)), DaemonOptions(), lambda: 0.0, clock=clock
+    )
+    put_rows(database, ROWS_PER_TRANSACTION + 1)
+    with database.engine.begin() as connection:
+        connection.execute(sa.update(OUTBOX).values(state=SENT))
+    clock.elapsed_s += DaemonOptions().chore_s
+    stops = iter((False, True))
+    job.step(lambda: next(stops))
+    assert len(left(database)) == 1
+    job.step(lambda: False)
+    assert left(database) == set()
+
+
+def test_chores_say_that_more_is_left_of_the_ids_of_an_inbox_too(kept: Database) -> None:
+    put_inbox(kept, ROWS_PER_TRANSACTION + 1, age_ms=2 * HOUR_MS)
+    assert do_chores(kept, lambda: True).is_cut_short
+    assert not do_chores(kept).is_cut_short
+    assert inbox_count(kept) == 0
+
+
+def test_how_long_rows_are_kept_is_configured_in_seconds(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    section = DatabaseSection(name="shop", url=url, keep_sent_s=1.5, keep_inbox_s=60)
+    made = open_database(section, {})
+    assert (made.keep_sent_ms, made.keep_inbox_ms) == (1_500, 60_000)
+    made = open_database(DatabaseSection(name="shop", url=url), {})
+    assert (made.keep_sent_ms, made.keep_inbox_ms) == (None, None)

@@ -288,6 +288,32 @@ def test_stop_drops_what_waits_and_lets_end_what_runs() -> None:
         assert (task.runs, waiting.runs) == (1, 0)
 
 
+def test_a_job_that_was_wanted_again_does_not_come_again_after_a_stop() -> None:
+    with a_round(threads=1) as round_:
+        task = Task("one", hangs=True)
+        round_.offer(task)
+        started(task)
+        round_.offer(task)
+        round_.workers.stop()
+        task.let_go.set()
+        assert round_.workers.wait_idle(DEADLINE_S)
+        assert task.runs == 1
+
+
+def test_W3_a_job_that_is_given_up_leaves_no_suspicion_to_another_of_its_name() -> None:
+    with a_round(threads=1, aside_max=1) as round_:
+        bad, (stuck,) = Task("shop", "old server", is_well=False), hanging(1)
+        round_.do(bad)
+        round_.workers.forget(bad)
+        round_.offer(stuck)
+        started(stuck)
+        round_.pass_time()  # the one place aside is taken
+        good = Task("shop", "new server")
+        round_.offer(good)
+        started(good)
+        stuck.let_go.set()
+
+
 def refuse(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
