@@ -317,3 +317,8 @@ def test_a_database_without_a_lock_is_refused() -> None:
     odd: Any = Odd()
     with pytest.raises(NoLockError, match="oracle"):
         lock_for(odd, 1.0)
+
+
+def test_on_sqlite_a_lock_is_waited_for_as_long_as_was_said(sqlite_database: Database) -> None:
+    with sqlite_database.engine().connect() as connection, lock_for(connection, 1.5):
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 1_500
