@@ -67,8 +67,12 @@ class App:
         answer = KeptAnswer()
         await self._admin(exchange.scope, receive, answer.send)
         self._room.check_answer(len(answer.body))
-        with self._room.answer(len(answer.body)):
+        with self._room.answer(len(answer.body), exchange.scope):
             await send_whole(exchange.send, answer.start, answer.body)
+
+    def take_dropped(self) -> int:
+        """How many clients were dropped since the last call: others needed the room of their answers."""
+        return self._room.take_dropped()
 
     async def serve(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
         """Let a known caller in, run the work, and answer whatever goes wrong."""

@@ -154,7 +154,13 @@ class _Process:
         """From the opened store to its closing."""
         loop = asyncio.get_running_loop()
         broker = Broker(self._store, self._clock, self._settings, post=loop.call_soon_threadsafe)
-        server = self._make_server(broker)
+        face = App(
+            broker,
+            self._face_limits,
+            instance=instance_of(secrets.randbits(64)),
+            door=self._entrance.door,
+        )
+        server = self._make_server(face)
         broker.on_end = lambda: self._on_poisoned(broker, server)
         broker.on_stop = lambda: self._on_stop(broker, server)
         for number in _SIGNALS:
@@ -174,15 +180,13 @@ class _Process:
             details=values("recovery", self._store.recovery),
         )
         _settle_memory()
-        ticking = asyncio.ensure_future(self._tick(broker, server))
+        ticking = asyncio.ensure_future(self._tick(broker, server, face))
         await server.serve(sockets=[listener])
         ticking.cancel()
         return await self._stop(broker)
 
-    def _make_server(self, broker: Broker) -> BrokerServer:
+    def _make_server(self, face: App) -> BrokerServer:
         limits = self._face_limits
-        instance = instance_of(secrets.randbits(64))
-        face = App(broker, limits, instance=instance, door=self._entrance.door)
         config = uvicorn.Config(
             face,
             http=cast("type[asyncio.Protocol]", landing(bounded_protocol(face, limits))),
@@ -230,7 +234,7 @@ class _Process:
             return limits
         return {name: limits[name] for name in _LIMITS_TOLD}
 
-    async def _tick(self, broker: Broker, server: BrokerServer) -> None:
+    async def _tick(self, broker: Broker, server: BrokerServer, face: App) -> None:
         """Advance everything driven by time."""
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
@@ -240,25 +244,26 @@ class _Process:
                 broker.step()
                 if loop.time() >= next_sweep_s:
                     next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
-                    self._sweep(server, loop.time())
+                    self._sweep(server, face, loop.time())
                     _tell_dead(broker, loop.time())
             except Exception as error:  # the top of this loop
                 log_event(_LOG, logging.ERROR, "tick_failed", error=error)
                 pause_s = _TICK_AFTER_FAILURE_S
             await asyncio.sleep(pause_s)
 
-    def _sweep(self, server: BrokerServer, now_s: float) -> None:
+    def _sweep(self, server: BrokerServer, face: App, now_s: float) -> None:
         refused = self._entrance.step()
         if refused:
             log_event(_LOG, logging.WARNING, "strangers_refused", requests=refused)
         counts = end_slow_connections(server.server_state.connections, now_s, self._face_limits)
-        if counts.slow or counts.unread:
+        unread = counts.unread + face.take_dropped()
+        if counts.slow or unread:
             log_event(
                 _LOG,
                 logging.INFO,
                 "slow_connections_closed",
                 slow=counts.slow,
-                unread=counts.unread,
+                unread=unread,
             )
 
     def _on_signal(self, number: int, broker: Broker, server: BrokerServer) -> None:

@@ -10,13 +10,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from qmq_broker.face.connection.protocol import BoundedProtocol
+from qmq_broker.face.exchanges.requests import DROP, BodyRoom
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import FRAME, Client, Reply
+from tests.broker.face.wire import Wire, all_answered, connect
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 
 HEAD = b"POST /v1/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/vnd.qmq.frame\r\n"
+FILE = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=100000"
 PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one", "max_bytes": 110_000}
 
 
@@ -136,18 +140,72 @@ def test_B10_bodies_of_pulls_and_settlements_take_of_the_same_room(rig: Rig, pat
 def test_B10_answers_of_all_routes_take_of_the_same_room_and_short_ones_take_none(rig: Rig) -> None:
     rig.send(b"x" * 150_000)
     client = Client(rig, FaceLimits(answers_bytes=150_000))
-    path = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=100000"
 
     async def run() -> None:
         is_read = asyncio.Event()
-        unread = asyncio.ensure_future(client.call("GET", path, is_read=is_read))
-        while (reply := await client.call("GET", path)).status == 200:
+        unread = asyncio.ensure_future(client.call("GET", FILE, is_read=is_read))
+        while (reply := await client.call("GET", FILE)).status == 200:
             assert not unread.done()  # it is read from the disk
         assert (reply.status, reply.headers[b"retry-after"]) == (503, b"1")
         assert "unread" in reply.json["message"]
         assert (await client.call("GET", "/healthz")).status == 200
         is_read.set()
         assert len((await unread).body) == 100_000
-        assert (await client.call("GET", path)).status == 200
+        assert (await client.call("GET", FILE)).status == 200
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+async def ask_and_not_read(client: Client) -> tuple[BoundedProtocol, Wire]:
+    """A connection whose client has asked for a long answer and reads none of it."""
+    protocol, wire = connect(client)
+    wire.on_write = protocol.pause_writing
+    protocol.data_received(f"GET {FILE} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+    while not wire.written:
+        await asyncio.sleep(0)
+    return protocol, wire
+
+
+async def be_late(limits: FaceLimits) -> None:
+    """Until what was begun before has taken longer than others have to wait for its room."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    while (loop.time() - begun_s) * 1000 <= limits.unread_wanted_ms:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("wanted_ms", "status", "dropped"), [(1, 200, 1), (3_600_000, 503, 0)])
+def test_B10_one_client_that_reads_no_answers_keeps_nobody_from_theirs(
+    rig: Rig, wanted_ms: int, status: int, dropped: int
+) -> None:
+    """Whoever has taken longest is dropped, and nobody before there was time to read."""
+    rig.send(b"x" * 150_000)
+    limits = FaceLimits(answers_bytes=250_000, unread_wanted_ms=wanted_ms)
+    client = Client(rig, limits)
+
+    async def run() -> None:
+        unread = [await ask_and_not_read(client), await ask_and_not_read(client)]
+        if dropped:
+            await be_late(limits)
+        assert (await client.call("GET", FILE)).status == status
+        assert [wire.is_aborted for _, wire in unread] == [bool(dropped), False]
+        assert [client.app.take_dropped(), client.app.take_dropped()] == [dropped, 0]
+        for protocol, _ in unread:
+            protocol.connection_lost(None)
+            await all_answered(protocol)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_B10_the_room_of_an_answer_that_was_dropped_is_given_back_once() -> None:
+    limits = FaceLimits(answers_bytes=200_000, unread_wanted_ms=1)
+    room = BodyRoom(limits)
+
+    async def run() -> None:
+        with room.answer(150_000, {"state": {DROP: lambda: None}}):
+            await be_late(limits)
+            room.check_answer(150_000)
+            assert room.unread_bytes == 0
+        assert room.unread_bytes == 0
+
+    asyncio.run(run())

@@ -32,6 +32,7 @@ from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.connection.direct import DirectExchange, answer_head
 from qmq_broker.face.connection.driven import Driven
+from qmq_broker.face.exchanges.requests import DROP
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 
@@ -104,8 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().connection_made(transport)
         names = certificate_names(transport.get_extra_info("peercert"))
-        if names:
-            self.app_state = {**self.app_state, CERTIFICATE_NAMES: names}
+        self.app_state = {**self.app_state, CERTIFICATE_NAMES: names, DROP: transport.abort}
         self._address = self.client[0] if self.client else ""
         self.addresses[self._address] += 1
         if len(self.connections) > self.limits.connections:

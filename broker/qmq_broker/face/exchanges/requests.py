@@ -5,8 +5,10 @@ Deadlines of head and body belong to the connection (`connection/protocol.py`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self, TypeVar
 
@@ -41,6 +43,8 @@ _BUFFERED_BYTES: Final = 64 * 1024
 #: write, and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
 PIECE_BYTES: Final = 256 * 1024
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
+#: In the state of a connection: ends it at once, whatever it still holds of an answer.
+DROP: Final = "qmq.drop"
 
 
 class ClientGone(Exception):  # noqa: N818  # not an error: nobody is there to be told
@@ -129,6 +133,9 @@ class BodyRoom:
         self.taken_bytes = 0
         #: Of answers, until their clients have read them.
         self.unread_bytes = 0
+        #: Answers that were begun and not read yet, the first one first.
+        self._unread: dict[_Unread, None] = {}
+        self._dropped = 0
         self.requests = 0
 
     def begin_request(self) -> None:
@@ -170,22 +177,66 @@ class BodyRoom:
         To be asked before messages are handed out: a refused hand-out would cost them an attempt. What a
         connection buffers anyway, as it would the refusal, needs no room.
         """
-        unread_bytes = self.unread_bytes + answer_bytes
-        if answer_bytes > _BUFFERED_BYTES and unread_bytes > self._limits.answers_bytes:
+        if answer_bytes <= _BUFFERED_BYTES:
+            return
+        self._make_room(answer_bytes)
+        if not self._has_room(answer_bytes):
             raise _busy(f"answers of {self.unread_bytes} bytes are unread")
 
     @contextmanager
-    def answer(self, answer_bytes: int) -> Iterator[None]:
-        """Count an answer until its client has read it."""
+    def answer(self, answer_bytes: int, scope: Scope) -> Iterator[None]:
+        """Count an answer to this request until its client has read it, or is dropped."""
+        unread = _Unread(
+            answer_bytes=answer_bytes,
+            since_s=asyncio.get_running_loop().time(),
+            drop=scope.get("state", {}).get(DROP),
+        )
+        self._unread[unread] = None
         self.unread_bytes += answer_bytes
         try:
             yield
         finally:
-            self.unread_bytes -= answer_bytes
+            self._forget(unread)
+
+    def take_dropped(self) -> int:
+        """How many clients were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def _make_room(self, answer_bytes: int) -> None:
+        """Drop clients that have taken too long to read, the longest first, until an answer fits."""
+        now_s = asyncio.get_running_loop().time()
+        for unread in list(self._unread):
+            age_ms = (now_s - unread.since_s) * 1000
+            if self._has_room(answer_bytes) or age_ms <= self._limits.unread_wanted_ms:
+                return
+            if unread.drop is not None:
+                self._forget(unread)
+                self._dropped += 1
+                unread.drop()
+
+    def _has_room(self, answer_bytes: int) -> bool:
+        return self.unread_bytes + answer_bytes <= self._limits.answers_bytes
+
+    def _forget(self, unread: _Unread) -> None:
+        if unread in self._unread:
+            del self._unread[unread]
+            self.unread_bytes -= unread.answer_bytes
 
     def _check_body(self, count: int) -> None:
         if self.taken_bytes + count > self._limits.bodies_bytes:
             raise _busy(f"bodies of {self.taken_bytes} bytes are under way")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Unread:
+    """An answer that its client has not read to the end."""
+
+    answer_bytes: int
+    #: Loop time at which it was begun.
+    since_s: float
+    #: Ends the connection; None where there is none to end.
+    drop: Callable[[], object] | None
 
 
 class BodyShare:

@@ -134,7 +134,7 @@ class HotRoutes:
         )
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
-        with self._room.answer(len(body)), self._room.waiting():
+        with self._room.answer(len(body), exchange.scope), self._room.waiting():
             await exchange.answer(200, reply, body)
 
     async def _settle(self, head: Head, exchange: Exchange) -> None:
