@@ -3,8 +3,8 @@
 It reads what the broker has written and asks the broker for nothing. The order of the steps makes
 the copy consistent:
 
-1. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
-2. delayed messages as far as their table goes, from which the commit log continues;
+1. delayed messages as far as their table goes, from which the commit log continues;
+2. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
 3. sealed segments of the commit log, linked where the file system can, so that they stay;
 4. the newest snapshot and the actions after it, then the older actions that are still there because
    keepers wait for them; consumers may be further by now, so their messages come with step 5;
