@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, PoisonedError
+from qmq_broker.options import SEGMENT_MULTIPLE_BYTES
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
-from qmq_client.wire.frame import parse_message_frame
+from qmq_client.wire.frame import FRAME_ALIGNMENT_BYTES, FRAME_HEADER_BYTES, parse_message_frame
 from tests.broker.delay.delay_rig import delayed_frame
 from tests.broker.service.rig import SUBJECT
 from tests.broker.storage.lives import restarted
@@ -231,6 +232,29 @@ def test_B6_a_disk_with_less_room_than_a_step_of_growth_is_used_up_in_small_step
     store = restarted(world)
     assert len(records_of(store, "orders")) == 1
     assert len(list(store.actions.replay())) == 1
+
+
+def test_B6_whatever_room_there_is_a_frame_that_begins_a_segment_is_stored_or_refused() -> None:
+    """The one before is ended by padding, whose header may need room that was not taken yet."""
+    options = replace(OPTIONS, segment_bytes=4_096, growth_bytes=SEGMENT_MULTIPLE_BYTES)
+    outcomes: set[bool] = set()
+    for body in range(0, SEGMENT_MULTIPLE_BYTES, FRAME_ALIGNMENT_BYTES):
+        for room_bytes in range(0, 2 * options.segment_bytes, SEGMENT_MULTIPLE_BYTES):
+            disk = RecordingDisk()
+            world = World(disk, options=options)
+            world.send(world.frame(orders=body))
+            if -world.store.written_offset % SEGMENT_MULTIPLE_BYTES >= FRAME_HEADER_BYTES:
+                break  # there is room for the header
+            disk.capacity_bytes = 2**39
+            disk.capacity_bytes += room_bytes - disk.free_bytes()
+            try:
+                world.store.append([world.frame(orders=3_600)])
+                outcomes.add(True)
+            except DiskFullError:
+                outcomes.add(False)
+            disk.capacity_bytes = 2**39
+            world.send(world.frame(orders=3_600))
+    assert outcomes == {True, False}
 
 
 def test_B6_queues_that_find_no_room_stay_in_memory() -> None:

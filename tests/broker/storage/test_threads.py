@@ -128,6 +128,23 @@ def test_what_a_log_says_is_written_is_there_for_whoever_reads_meanwhile() -> No
     world.store.close()
 
 
+def test_a_sync_that_ends_behind_a_roll_takes_back_nothing_of_what_the_roll_made_durable() -> None:
+    disk = _ReadMeanwhile()
+    world = World(disk)
+    log = world.store.actions.log
+    world.act()
+
+    def roll() -> None:
+        disk.read = lambda: None
+        while len(log.bases()) < 2:
+            world.act(3)
+
+    disk.read = roll
+    world.store.actions.sync()
+    assert log.durable_offset > log.bases()[-1]
+    world.store.close()
+
+
 def test_a_segment_given_up_meanwhile_hides_no_other_from_a_reader() -> None:
     world = World(RecordingDisk())
     while len(world.store.actions.log.bases()) < 3:
