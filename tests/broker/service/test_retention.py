@@ -13,7 +13,7 @@ import pytest
 from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
-from qmq_broker.storage.schedule.beside import Work, in_a_thread
+from qmq_broker.storage.schedule.beside import Work, at_once, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
 from qmq_client.wire.start import Start, StartKind
 from tests.broker.service.retaining import (
@@ -188,6 +188,40 @@ def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> Non
     assert rig.pull(max_messages=100, group="other").sequences == list(
         range(first_sequence(rig), 23)
     )
+
+
+def test_B12_what_lets_a_segment_go_is_durable_before_that_is_noted(rig: Rig) -> None:
+    """A power cut would bring the group back to messages that are not there any more."""
+    send(rig, 12)
+    settle(rig, GROUP, rig.pull(max_messages=20, lease_ms=LONG_MS).ack())
+    actions, seen = rig.store.actions.log, list[int]()
+
+    def look(work: Work) -> None:
+        seen.append(actions.durable_offset)
+        work()
+
+    rig.store.retention.beside.start = look
+    assert actions.durable_offset < actions.written_offset
+    rig.clock.pass_ms(HOUR_MS)
+    for _ in range(3):
+        rig.broker.step()
+        rig.broker.writer.step()
+        rig.clock.pass_ms(1_000)
+    assert rig.store.first_offset > 0
+    assert seen[0] == actions.written_offset
+
+
+def test_B12_what_was_asked_to_go_while_others_went_is_asked_for_again(rig: Rig) -> None:
+    send(rig, 12)
+    waiting: list[Work] = []
+    rig.store.retention.beside.start = waiting.append
+    keep_house(rig)
+    send(rig, 12)
+    keep_house(rig)
+    rig.store.retention.beside.start = at_once
+    (work,) = waiting
+    work()
+    assert keep_house(rig) == rig.store.expired_offset(rig.now_ms)
 
 
 def test_B7_no_segment_goes_while_a_repeat_of_what_is_in_it_must_be_known(rig: Rig) -> None:

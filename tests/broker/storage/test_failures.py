@@ -280,6 +280,27 @@ def test_B6_queues_that_find_no_room_stay_in_memory() -> None:
     assert quiet.flushed_sequence == 1, "the table says so of all that came before"
 
 
+def test_B6_a_queue_that_came_while_others_found_no_room_is_in_its_file_when_the_table_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consume_queues, "SYNCED_PER_STEP", 1)
+    disk = RecordingDisk()
+    world = World(disk, options=replace(OPTIONS, queue_flush_bytes=1))
+    world.send(world.frame(orders=10, bills=10))
+    world.clock.pass_ms(2_000)
+    world.store.step()
+    world.send(world.frame(quiet=10))
+    disk.capacity_bytes = 1
+    world.store.step()
+    disk.capacity_bytes = 2**39
+    for _ in range(9):
+        world.clock.pass_ms(2_000)
+        world.send(world.frame(orders=10))
+    quiet = world.store.queue("quiet")
+    assert quiet is not None
+    assert quiet.flushed_sequence == 1
+
+
 @pytest.mark.parametrize("synced_max", [99, 3], ids=["each synced", "none synced"])
 def test_B11_queues_are_flushed_a_few_at_a_time_and_a_crash_in_between_is_harmless(
     monkeypatch: pytest.MonkeyPatch, synced_max: int
