@@ -10,10 +10,11 @@ import pytest
 
 from qmq_broker.errors import PoisonedError
 from qmq_broker.storage import saving
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
-from qmq_broker.storage.schedule.files import ScheduleFiles
+from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.crash.delay_world import DelayLife
 from tests.crash.recording_disk import RecordingDisk
@@ -104,6 +105,30 @@ def test_B6_a_copy_whose_sync_fails_is_not_said_to_be_durable_and_ends_the_writi
     life.kill()
     life.pass_minutes(310)
     assert life.rig.releaser.counts.released >= len(bodies)
+
+
+def test_B5_a_sync_that_failed_beside_the_writer_ends_the_writing_and_is_not_made_again() -> None:
+    disk = RecordingDisk()
+    life = DelayLife(disk)
+    waiting: list[Work] = []
+    life.store.schedule.beside.start = waiting.append
+    life.send(1, 200, 300)
+    _send_on(life)
+    (work,) = waiting
+    disk.fails_sync = lambda path: path.startswith("schedule/")
+    work()
+    disk.fails_sync = lambda _: False
+    with pytest.raises(PoisonedError):
+        life.store.step()
+    assert waiting == [work]
+
+
+def test_what_no_table_tells_of_is_gone_from_a_file_when_more_is_copied_to_it() -> None:
+    files = ScheduleFiles(RecordingDisk(), bytes(16))
+    copied = files.append(layout.DISPATCH, 0, 0, dispatched_frames([1]), stored_at_ms=1)
+    files.append(layout.DISPATCH, 0, copied, dispatched_frames(range(2, 9)), stored_at_ms=1)
+    after = files.append(layout.DISPATCH, 0, copied, dispatched_frames([9]), stored_at_ms=1)
+    assert files.length(layout.DISPATCH, 0) == after
 
 
 def test_D2_when_much_waits_as_much_is_copied_as_came_since_and_no_more_at_once(

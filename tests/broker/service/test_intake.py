@@ -36,6 +36,18 @@ def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -
     rig.close()
 
 
+def test_B6_requests_between_two_looks_at_the_disk_use_up_the_room_that_was_seen(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = make_frame([b"a"])
+    seen = [2 * len(frame), 0]
+    monkeypatch.setattr(rig.store.disk, "free_bytes", lambda: seen.pop(0))
+    for _ in range(2):
+        rig.broker.intake.check(frame)
+    with pytest.raises(DiskFullError, match="reserve"):
+        rig.broker.intake.check(frame)
+
+
 def test_a_broker_that_takes_no_messages_says_so_before_it_looks_at_disk_and_request(
     tmp_path: Path,
 ) -> None:

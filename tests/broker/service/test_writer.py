@@ -251,6 +251,8 @@ def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
     BrokenStore(rig, call, error)
     outcomes = [rig.submit(make_frame([b"a"])), rig.submit(make_frame([b"b"]))]
     rig.broker.writer.step()
+    with pytest.raises(PoisonedError):  # the loop was not told yet
+        rig.submit(make_frame([b"c"]))
     rig.run_posted()
     assert all(isinstance(outcome, PoisonedError) for (outcome,) in outcomes)
     assert ended == ["end"]
