@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 
 from qmq_broker.storage.schedule.beside import Work, in_a_thread
+from qmq_broker.storage.schedule.bucket import empty_bucket
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
 
@@ -49,6 +50,18 @@ def test_files_of_a_bucket_that_is_done_with_go_although_nobody_sends(tmp_path: 
     rig.restart()
     assert rig.pass_and_release(90 * HOUR_MS) == 1
     assert rig.bodies() == [b"one", b"later"]
+    rig.close()
+
+
+def test_while_one_length_of_buckets_takes_over_from_another_the_longer_one_counts(
+    tmp_path: Path,
+) -> None:
+    """What comes later may belong to a longer bucket that begins with this one."""
+    rig = DelayRig(tmp_path, bucket_ms=HOUR_MS, bucket_grace_ms=0)
+    schedule = rig.store.schedule
+    schedule.bucket_ms = HOUR_MS // 12
+    ends = (schedule.bucket_ms, HOUR_MS - 1, HOUR_MS)
+    assert [schedule.is_done(empty_bucket(0), ms) for ms in ends] == [False, False, True]
     rig.close()
 
 

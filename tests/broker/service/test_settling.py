@@ -129,3 +129,21 @@ def test_C3_leases_that_have_ended_are_told_until_that_is_written() -> None:
     assert deadlines.ended(100, 10) == [("one", lease)]
     log.end(0, 2)
     assert deadlines.ended(100, 10) == []
+
+
+def test_what_is_decided_while_the_action_log_is_synced_is_synced_by_the_next_pass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.send(b"a")
+    rig.pull()
+    syncing, sync = rig.broker._action_sync, rig.store.actions.sync
+
+    def sync_meanwhile() -> None:
+        sync()
+        monkeypatch.undo()
+        rig.pull(group="another")
+
+    monkeypatch.setattr(rig.store.actions, "sync", sync_meanwhile)
+    assert [syncing.step(), syncing.step(), syncing.step()] == [1, 1, 0]
+    actions = rig.store.actions.log
+    assert actions.durable_offset == actions.written_offset
