@@ -30,6 +30,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_a_snapshot_and_what_follows_give_the_groups_of_the_whole_log(rig: Rig) -> None:
+    rig.send(b"late", expires_at_ms=1)
     act(rig, 12)
     whole = encode_groups(rig.broker.delivery.groups(), 0)
     with_options(rig, snapshot_bytes=1)

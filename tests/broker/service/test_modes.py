@@ -116,6 +116,13 @@ def test_C10_a_broadcasts_consumer_that_is_gone_is_forgotten_and_holds_nothing_b
     rig.close()
 
 
+def test_C10_a_broadcasts_consumer_that_was_removed_does_not_end_once_more(rig: Rig) -> None:
+    rig.pull("one", broadcast="ephemeral")
+    rig.broker.changes.remove(SUBJECT, f"{GROUP}@one", rig.now_ms)
+    later_ms = rig.now_ms + ServiceLimits().named_idle_ms
+    assert rig.broker.delivery.registry.end_idle(later_ms) == 0
+
+
 def test_C10_a_consumer_may_become_one_that_is_kept_for_days(rig: Rig) -> None:
     rig.pull("one", broadcast="ephemeral")
     rig.pull("one", broadcast="named")
