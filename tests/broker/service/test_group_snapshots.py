@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
 from qmq_broker.storage.files import layout
 from tests.broker.service.retaining import (
     HOUR_MS,
@@ -19,7 +19,7 @@ from tests.broker.service.retaining import (
     send,
     with_options,
 )
-from tests.broker.service.rig import Rig
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 
 @pytest.fixture
@@ -44,6 +44,16 @@ def test_a_snapshot_and_what_follows_give_the_groups_of_the_whole_log(rig: Rig) 
     rig.restart()
     assert encode_groups(rig.broker.delivery.groups(), 0) == after
     assert files(rig, "actionlog")[0] != "0" * 20, "actions below both snapshots are gone"
+
+
+def test_a_snapshot_knows_which_pull_sequences_forgotten_consumers_had(rig: Rig) -> None:
+    send(rig, 2)
+    rig.settle(rig.pull("gone").ack(), "gone")
+    state = rig.broker.delivery.group(SUBJECT, GROUP)
+    assert state is not None
+    assert state.forget_idle_consumers(rig.now_ms + 1) == 1
+    (again,) = decode_groups(encode_groups([state], 0), 0)
+    assert again.next_pull_sequence("gone") == state.next_pull_sequence("gone") == 2
 
 
 def test_a_damaged_snapshot_leaves_the_one_before_and_more_of_the_log(rig: Rig) -> None:
