@@ -210,3 +210,21 @@ def test_D2_neighbours_are_read_at_once_up_to_a_bound(
     assert max(asked) <= 1_000
     assert len(asked) < 50
     rig.close()
+
+
+def test_what_is_on_its_way_to_the_disk_is_not_told_as_released(tmp_path: Path) -> None:
+    """Else a copy whose commit takes long would be taken for lost."""
+    rig = DelayRig(tmp_path)
+    due_at_ms = rig.now_ms + HOUR_MS
+    rig.send_delayed({b"one": due_at_ms})
+    releaser = rig.broker.delayed.releaser
+    releaser.step()
+    rig.clock.pass_ms(HOUR_MS)
+    for _ in range(2):
+        releaser.step()
+        rig.clock.pass_ms(1_000)
+    assert releaser.is_busy
+    assert releaser.released_until_ms <= due_at_ms
+    assert rig.release() == 1
+    assert releaser.released_until_ms > due_at_ms
+    rig.close()

@@ -114,6 +114,25 @@ def test_D1_a_copy_from_before_a_seek_brings_nothing_back_early(rig: AsideRig) -
 
 
 @pytest.mark.parametrize("change", ["seek", "remove"])
+def test_D3_a_message_that_was_given_anew_before_its_copy_was_durable_comes_when_it_was_put_off_to(
+    rig: AsideRig, change: str
+) -> None:
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(MONTH_MS))
+    rig.broker.setting_aside.step(rig.now_ms)
+    if change == "seek":
+        rig.broker.changes.seek(SUBJECT, GROUP, parse_start("earliest"), rig.now_ms)
+    else:
+        rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    rig.settle(rig.pull().nack(10_000))
+    rig.commit()
+    assert (rig.state.waiting, rig.state.aside.count) == (1, 0)
+    rig.kill()
+    rig.clock.pass_ms(10_000)
+    assert rig.pull().bodies == [b"a"]
+
+
+@pytest.mark.parametrize("change", ["seek", "remove"])
 def test_D4_a_group_that_was_moved_or_removed_gets_nothing_back(rig: AsideRig, change: str) -> None:
     rig.put_away(b"a", b"b")
     changes = rig.broker.changes
