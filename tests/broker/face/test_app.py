@@ -6,15 +6,17 @@ import asyncio
 import base64
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qmq_broker.errors import PoisonedError
+from qmq_broker.errors import DiskError, PoisonedError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
+from qmq_broker.storage.logs.actions import Action, Pulled
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, pack_marks
@@ -369,3 +371,21 @@ def test_C3_a_pull_whose_outcomes_were_taken_is_not_refused(
     (group,) = rig.broker.query.groups(subject=PULL["subject"], group=PULL["group"])
     assert (group.in_flight, group.redelivery) == (0, 1)
     assert client.post("/v1/pull", other).status == 409
+
+
+def test_B5_a_pull_that_meets_a_failed_write_is_refused_whatever_outcomes_it_brought(
+    rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.send(b"a", b"b")
+    given = client.post("/v1/pull", {**PULL, "max_messages": 1}).json
+    append = rig.store.actions.append
+
+    def refuse_hand_outs(actions: Sequence[Action]) -> None:
+        if any(isinstance(action, Pulled) for action in actions):
+            raise DiskError(operation="write", path="actionlog", reason="I/O error")
+        append(actions)
+
+    monkeypatch.setattr(rig.store.actions, "append", refuse_hand_outs)
+    settlement = {"token": given["token"], "acks": [[0, 1]]}
+    reply = client.post("/v1/pull", {**PULL, "settlements": [settlement]})
+    assert (reply.status, reply.json["code"]) == (503, "poisoned")

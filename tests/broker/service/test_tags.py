@@ -27,6 +27,15 @@ def send_tagged(rig: Rig) -> None:
         rig.send(body, tags=tags)
 
 
+def test_C1_what_fits_the_tags_and_not_into_one_answer_comes_with_the_next(rig: Rig) -> None:
+    tags = Tags(any=("red",))
+    for body in (b"a", b"b"):
+        rig.send(body.ljust(1_000), tags=("red",))
+    rig.send(b"c", tags=("green",))
+    pulled = [rig.pull(tags=tags, max_bytes=1_500).sequences for _ in range(3)]
+    assert pulled == [[0], [1], []]
+
+
 @pytest.mark.parametrize(
     ("changes", "bodies"),
     [

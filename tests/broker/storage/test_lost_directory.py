@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import DiskError, PoisonedError
+from qmq_broker.storage.files import os_file
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_client.wire.frame import MessageFrame
@@ -96,6 +97,25 @@ def test_B1_what_is_lost_between_writing_and_syncing_is_not_answered(
     lose(data)
     with pytest.raises(PoisonedError, match=r"replaced|removed|No such file"):
         store.sync()
+    assert visible(store) == {}
+    store.close()
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_B1_what_is_lost_during_the_sync_is_not_answered(
+    data: Path, lose: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(data)
+    store.append([World(RecordingDisk()).frame(orders=10)])
+    sync_data = os_file.sync_data
+
+    def lose_meanwhile(descriptor: int) -> object:
+        lose(data)
+        return sync_data(descriptor)
+
+    monkeypatch.setattr(os_file, "sync_data", lose_meanwhile)
+    with pytest.raises(PoisonedError, match=r"replaced|removed|No such file"):
+        store.publish()
     assert visible(store) == {}
     store.close()
 

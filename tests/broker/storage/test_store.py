@@ -153,6 +153,25 @@ def test_a_clean_stop_is_known_at_the_next_start_and_nothing_is_read_again() -> 
     assert not Store.open(world.disk, FakeClock(), OPTIONS).recovery.clean
 
 
+def test_a_clean_stop_makes_the_last_actions_durable() -> None:
+    world = World(RecordingDisk())
+    world.act()
+    log = world.store.actions.log
+    assert log.durable_offset < log.written_offset
+    world.store.close()
+    assert log.durable_offset == log.written_offset
+
+
+def test_actions_that_are_damaged_after_the_opening_are_not_replayed_in_part() -> None:
+    world = World(RecordingDisk())
+    world.act(3)
+    store = restarted(world)
+    path = layout.segment_path(layout.ACTION_LOG, 0)
+    store.disk.open(path).write(store.actions.log.written_offset - 8, [b"altered!"])
+    with pytest.raises(CorruptionError, match=path):
+        list(store.actions.replay())
+
+
 def test_the_mark_of_an_older_stop_is_not_taken_for_a_clean_one() -> None:
     """As in a directory whose files come from two copies."""
     disk = RecordingDisk()
