@@ -304,8 +304,8 @@ class BrokerHost:
         #: Told when a life has begun, and when one has ended.
         self.on_begin: Callable[[BrokerLife], None] = lambda life: None
         self.on_death: Callable[[BrokerLife], None] = lambda life: None
-        #: Room for all files together; None for more than anybody needs.
-        self.capacity_bytes: int | None = None
+        #: Room for all files together.
+        self.capacity_bytes = UNLIMITED
         #: Whether retention waits for nobody in the lives to come, and whether it ever did.
         self.is_forced = self.was_forced = False
         self._settings = settings_of(plan)
@@ -325,8 +325,7 @@ class BrokerHost:
         disk = PlayedDisk(self._image, self._scheduler, process)
         disk.calls_left = self.deaths_at_start.pop() if self.deaths_at_start else None
         disk.room_bytes_max = self._room_bytes_max
-        if self.capacity_bytes is not None:
-            disk.capacity_bytes = self.capacity_bytes
+        disk.capacity_bytes = self.capacity_bytes
         try:
             life = BrokerLife(self._scheduler, process, disk, self.clock, self._settings_now())
             assert isinstance(life.store, PlayedStore)
@@ -359,12 +358,12 @@ class BrokerHost:
 
     def limit_room(self, free_bytes: int | None) -> None:
         """Leave so much room on the disk; None for more than anybody needs."""
-        if self.life is None:
-            return
-        disk = self.life.disk
-        used_bytes = disk.used_bytes()
-        self.capacity_bytes = None if free_bytes is None else used_bytes + free_bytes
-        disk.capacity_bytes = UNLIMITED if self.capacity_bytes is None else self.capacity_bytes
+        if free_bytes is None:
+            self.capacity_bytes = UNLIMITED
+        elif self.life is not None:
+            self.capacity_bytes = self.life.disk.used_bytes() + free_bytes
+        if self.life is not None:
+            self.life.disk.capacity_bytes = self.capacity_bytes
 
     def kill(self, *, is_power_cut: bool) -> None:
         """End the life, if there is one. Only in the hub."""
