@@ -113,6 +113,25 @@ def test_B12_by_force_a_group_loses_messages_and_their_number_is_told(rig: Rig) 
     assert status.lost == lost
 
 
+def test_C7_what_goes_by_force_while_it_is_handled_holds_its_key_until_its_outcome(
+    rig: Rig,
+) -> None:
+    with_options(rig, force_retention=True)
+    rig.send(BODY, key="b")
+    rig.send(BODY, key="a")
+    given_back = rig.pull(max_messages=1, ordered=True)
+    handled = rig.pull("two", ordered=True, lease_ms=LONG_MS)
+    rig.settle(given_back.nack(delay_ms=0))
+    send(rig, 10)
+    last = rig.send(BODY, key="a").places[0].first_sequence
+    assert keep_house(rig) > 0
+    assert 1 < first_sequence(rig) <= last
+    others = rig.pull(max_messages=20, ordered=True)
+    assert others.sequences == list(range(first_sequence(rig), last))
+    rig.settle(handled.ack(), "two")
+    assert rig.pull(ordered=True).sequences == [last]
+
+
 @pytest.mark.parametrize("start", [StartKind.EARLIEST, StartKind.LATEST])
 def test_B12_what_a_group_lost_by_force_is_counted_before_it_is_moved(
     rig: Rig, start: StartKind

@@ -72,8 +72,9 @@ def _on_skipped(state: GroupState, action: Skipped) -> None:
     held_before = state.held
     if state.lanes is not None:
         in_range = [one for one, _ in state.lanes.sequences() if action.first <= one < action.next]
+        given = state.given()  # what somebody is handling holds its key until its outcome
         for sequence in in_range:
-            if not state.aside.holds(sequence):
+            if sequence not in given and not state.aside.holds(sequence):
                 state.lanes.done(sequence, sequence + 1)
     state.lost_count += sum(run.next - run.first for run in waiting)
     state.lost_count += held_before - state.held + max(0, action.next - state.cursor)
