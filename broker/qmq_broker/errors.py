@@ -17,7 +17,6 @@
     │   └── HeldError             a damaged file may hide the message (service/delay/query.py)
     ├── ServiceError              a request that was understood and is refused
     │   ├── BusyError             come back after `retry_after_s`
-    │   │   └── DiskBehindError   too much, or something for too long, waits for the disk
     │   ├── UnavailableError      the broker does not do this in its present state
     │   ├── NotFoundError         what the request names is not there
     │   ├── ConflictError         a message id stored before with other content
@@ -173,13 +172,13 @@ class BusyError(ServiceError):
 
     code = "busy"
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float, is_for_everybody: bool = False
+    ) -> None:
+        """`is_for_everybody`: the broker is behind, whoever asks and however little."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class DiskBehindError(BusyError):
-    """Messages come faster than the disk takes them."""
+        self.is_for_everybody = is_for_everybody
 
 
 class UnavailableError(ServiceError):

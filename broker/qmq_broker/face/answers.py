@@ -13,7 +13,6 @@ from qmq_broker.errors import (
     BusyError,
     ConflictError,
     CorruptionError,
-    DiskBehindError,
     DiskFullError,
     GroupConflictError,
     InvalidRecordError,
@@ -32,7 +31,6 @@ _STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (InvalidMessageError, 422),
     (ProtocolError, 400),
     (NotFoundError, 404),
-    (DiskBehindError, 503),
     (BusyError, 429),
     (UnavailableError, 503),
     (DiskFullError, 507),
@@ -83,6 +81,8 @@ def error_status(error: QmqError) -> int:
     """The HTTP status of a foreseen error."""
     if isinstance(error, RequestRefusedError):
         return error.status
+    if isinstance(error, BusyError) and error.is_for_everybody:
+        return 503
     return status_of(type(error))
 
 

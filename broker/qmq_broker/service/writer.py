@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from qmq_broker.clock import Clock
-from qmq_broker.errors import ConflictError, DiskBehindError, NoRoomError, PoisonedError
+from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.storage.logs.kinds import SENT_KINDS
@@ -99,7 +99,7 @@ class CommitWriter:
         self.waiting_bytes = 0
 
     def submit(self, frame: MessageFrame, on_done: OnDone) -> None:
-        """Queue a request for its commit; raises `DiskBehindError` over a bound.
+        """Queue a request for its commit; raises `BusyError` over a bound.
 
         `on_done` is called in the loop thread: with its places when the request is durable, or with
         the reason why it is not stored.
@@ -209,16 +209,18 @@ class CommitWriter:
             return
         age_ms = (now_s - self._unanswered[0][0]) * 1000
         if age_ms > self._limits.commit_queue_age_ms:
-            raise DiskBehindError(
+            raise BusyError(
                 f"the oldest request has waited {age_ms:.0f} ms for the disk; "
                 f"allowed: {self._limits.commit_queue_age_ms} ms",
                 retry_after_s=1.0,
+                is_for_everybody=True,
             )
         if self.waiting_bytes + frame_bytes > self._limits.commit_queue_bytes:
-            raise DiskBehindError(
+            raise BusyError(
                 f"{self.waiting_bytes} bytes wait for the disk; "
                 f"allowed: {self._limits.commit_queue_bytes}",
                 retry_after_s=1.0,
+                is_for_everybody=True,
             )
 
     def _gather(self, wait_s: float) -> tuple[list[_Submission], bool]:

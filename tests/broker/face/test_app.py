@@ -275,20 +275,6 @@ def test_F37_B10_too_many_waiting_pulls_are_asked_to_come_back(rig: Rig, client:
     assert int(reply.headers[b"retry-after"]) >= 1
 
 
-def test_B10_a_send_that_would_wait_too_long_for_the_disk_is_asked_to_come_back(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path / "data", limits=ServiceLimits(commit_queue_age_ms=1))
-    rig.submit(make_frame([b"a"]))
-    rig.pass_ms(10)
-    reply = Client(rig).post("/v1/send", make_frame([b"b"]), content_type=FRAME)
-    assert (reply.status, error_of(reply).code) == (503, "busy")
-    assert int(reply.headers[b"retry-after"]) >= 1
-    rig.broker.writer.step()
-    rig.run_posted()
-    rig.close()
-
-
 def test_health_says_alive_and_ready_says_why_not(rig: Rig, client: Client) -> None:
     assert client.get("/healthz").json == {"status": "alive"}
     ready = client.get("/readyz")

@@ -13,7 +13,8 @@ import pytest
 from qmq_broker.face.connection.protocol import BoundedProtocol
 from qmq_broker.face.exchanges.requests import DROP, BodyRoom
 from qmq_broker.face.limits import FaceLimits
-from tests.broker.face.asgi import FRAME, Client, Reply
+from qmq_broker.service.limits import ServiceLimits
+from tests.broker.face.asgi import FRAME, Client, Reply, error_of
 from tests.broker.face.wire import Wire, all_answered, connect
 from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 from tests.kit.broker_process import BrokerProcess
@@ -209,3 +210,17 @@ def test_B10_the_room_of_an_answer_that_was_dropped_is_given_back_once() -> None
         assert room.unread_bytes == 0
 
     asyncio.run(run())
+
+
+def test_B10_a_send_that_would_wait_too_long_for_the_disk_is_asked_to_come_back(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "data", limits=ServiceLimits(commit_queue_age_ms=1))
+    rig.submit(make_frame([b"a"]))
+    rig.pass_ms(10)
+    reply = Client(rig).post("/v1/send", make_frame([b"b"]), content_type=FRAME)
+    assert (reply.status, error_of(reply).code) == (503, "busy")
+    assert int(reply.headers[b"retry-after"]) >= 1
+    rig.broker.writer.step()
+    rig.run_posted()
+    rig.close()
