@@ -265,7 +265,7 @@ def _opening() -> Iterator[None]:
         yield
     except QmqError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a driver raises where its server is away
         raise _UnopenedError from error
 
 

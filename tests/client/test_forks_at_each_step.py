@@ -7,7 +7,6 @@ to send, commit and flush all the same.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -30,11 +29,10 @@ from qmq_client.typed import json_as
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import SendAnswer
 from tests.client.world import SUBJECT, open_engine
+from tests.kit.forked import CHILD_S, code_of, forked
 from tests.kit.interrupting import Interruption, at_each_look
 
 DEADLINE_S: Final = 60.0
-#: For a child that hangs: it ends itself.
-CHILD_S: Final = 30
 PLACES: Final = ("ids.py", "producer.py", "signal_flag.py", "outbox", "publishing")
 WITHIN: Final = (
     *(str(Path(qmq_client.__file__).with_name(name)) for name in PLACES),
@@ -64,20 +62,6 @@ class Acceptor:
 
     def close(self) -> None:
         """There is nothing to close."""
-
-
-def code_of_child(work: Callable[[], bool]) -> int:
-    """Exit code of a forked child: 0 where its work returned True, negative where it hung."""
-    child = os.fork()
-    if not child:
-        code = 1
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CHILD_S)
-        with suppress(BaseException):
-            code = 0 if work() else 2
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
 
 
 def run(interruption: Interruption, work: Callable[[], object], reached: threading.Event) -> None:
@@ -112,7 +96,7 @@ def failures_at_each_look(
         assert reached.wait(DEADLINE_S)
         if is_waited_for:
             go_on.set()  # it needs the interpreter for its next step, and the fork is as near
-        code = code_of_child(in_child)
+        code = code_of(forked(in_child))
         go_on.set()
         if code:
             failures.append(f"{interruption.place}: {code}")

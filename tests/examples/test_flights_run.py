@@ -15,7 +15,7 @@ from tests.services.private import free_port
 def test_a_service_that_ends_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:
     database = {BOARD: f"sqlite:///{tmp_path}/board.db"}
     plan = Plan(directory=str(tmp_path), databases=database, port=free_port(), months=(1,), days=1)
-    programs = dict.fromkeys((TALLIES, COUNTER), "import time; time.sleep(3600)")
+    programs = dict.fromkeys((TALLIES, COUNTER), "import signal; signal.pause()")
     programs[DEPARTURES] = "raise SystemExit('no room for a database')"
     with Run(plan, 1, lambda *_: None) as run:
         for name, program in programs.items():

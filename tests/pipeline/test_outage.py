@@ -144,11 +144,20 @@ def test_without_a_command_the_log_is_told(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
+class RefusingServer(ThreadingHTTPServer):
+    """Has the statuses that its requests are answered with."""
+
+    def __init__(self, statuses: Sequence[int]) -> None:
+        super().__init__(("127.0.0.1", 0), Refusing)
+        self.statuses = list(statuses)
+
+
 class Refusing(BaseHTTPRequestHandler):
     """Answers with the statuses of its server, one after the other; the last one stays."""
 
     def do_GET(self) -> None:
-        statuses: list[int] = self.server.statuses  # type: ignore[attr-defined]  # set by `serving`
+        assert isinstance(self.server, RefusingServer)
+        statuses = self.server.statuses
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
         content = b'{"names": []}'
         self.send_response(status)
@@ -163,8 +172,7 @@ class Refusing(BaseHTTPRequestHandler):
 @contextmanager
 def serving(statuses: Sequence[int], context: ssl.SSLContext | None = None) -> Iterator[str]:
     """The address of a server that answers with these statuses."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        server.statuses = list(statuses)  # type: ignore[attr-defined]  # for the handler
+    with RefusingServer(statuses) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -18,6 +18,11 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
     return [one for one in caplog.messages if one.startswith(f"{event} ")]
 
 
+def dead_letters(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is said of each, from its sequence on."""
+    return [line.partition("sequence=")[2] for line in lines(caplog, "dead_letter")]
+
+
 def raising(error: BaseException, **settings: Any) -> Any:
     @consumer(SUBJECT, group=GROUP, **settings)
     def handler(body: object) -> None:
@@ -85,8 +90,7 @@ def test_O7_outcomes_by_hand_are_told_where_they_make_dead_letters(
     kept[1].nack(error="never again")
     kept[2].reject("odd")
     consumers.members[0].settle_once()
-    told = [line.partition("sequence=")[2] for line in lines(caplog, "dead_letter")]
-    assert told == [
+    assert dead_letters(caplog) == [
         "1 attempt=1 reason=attempts_used_up error=never again",
         "2 attempt=1 reason=rejected error=odd",
     ]
@@ -100,8 +104,7 @@ def test_O7_a_block_of_pull_tells_its_dead_letters(
     with pull(transport, subject=SUBJECT, group=GROUP, max_attempts=1) as deliveries:
         deliveries[0].ack()
         deliveries[1].reject("odd")
-    told = [line.partition("sequence=")[2] for line in lines(caplog, "dead_letter")]
-    assert told == [
+    assert dead_letters(caplog) == [
         "1 attempt=1 reason=rejected error=odd",
         "2 attempt=1 reason=attempts_used_up error=left without an outcome",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -19,28 +18,19 @@ from sqlalchemy.orm import Session
 from qmq_client.outbox.database import sqlite_turns
 from qmq_client.outbox.database.sqlite_turns import Turn, Turns
 from tests.client.world import Order, World, add
+from tests.kit.forked import code_of, forked
 from tests.kit.interrupting import at_each_look
 
 DEADLINE_S: Final = 60.0
-#: For a child that hangs: it ends itself.
-CHILD_S: Final = 30
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 @contextmanager
 def child_of(work: Callable[[], bool]) -> Iterator[None]:
     """While a forked child does its work, which must return True."""
-    child = os.fork()
-    if not child:
-        code = 1
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CHILD_S)
-        with suppress(BaseException):
-            code = 0 if work() else 2
-        os._exit(code)
+    child = forked(work)
     yield
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert code_of(child) == 0
 
 
 def order(world: World, label: str) -> None:
@@ -185,7 +175,10 @@ def test_S12_a_signal_that_raises_while_a_process_forks_leaves_no_turn_taken(
     assert interruption.at > 10
 
 
-def test_S10_a_fork_that_ends_leaves_the_turns_to_another_threads_fork() -> None:
+def test_S10_a_fork_that_ends_leaves_the_turns_to_another_threads_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sqlite_turns, "_UNDER_WAY_S_MAX", 10 * DEADLINE_S)
     turns = Turns()
     turn = turns.of(engine())
     begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
@@ -208,7 +201,7 @@ def test_S10_a_fork_that_ends_leaves_the_turns_to_another_threads_fork() -> None
     publisher.start()
     assert not had.wait(0.05)
     may_end.set()
-    assert had.wait(sqlite_turns.FORK_S_MAX)
+    assert had.wait(DEADLINE_S)
     slow.join(DEADLINE_S)
     publisher.join(DEADLINE_S)
 
