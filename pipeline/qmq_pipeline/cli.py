@@ -25,6 +25,7 @@ from qmq_pipeline.command import (
     running_job,
     until_signalled,
 )
+from qmq_pipeline.tables.sequences import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from qmq_pipeline.jobs.audit import AuditResult
     from qmq_pipeline.jobs.expose import Exposed
     from qmq_pipeline.places.config import AuditOptions, ExposeOptions, PipelineConfig
+    from qmq_pipeline.tables.sequences import Runs
 
 _FORMATS: Final = click.Choice(("delta", "iceberg"))
 #: Tables whose names do not say what their rows are.
@@ -101,7 +103,7 @@ def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
                 on_batch=lambda rows: job.line(rows, ingested_text(rows, job.config)),
             )
         batches = "1 batch" if done.batches == 1 else f"{done.batches:,} batches"
-        total = ingested_text(done.rows, job.config)
+        total = ingested_text(done.rows, job.config, quarantined=done.quarantined)
         job.answer(asdict(done), f"stopped after {batches}: {total}")
 
 
@@ -191,6 +193,7 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
         keeping = keeping_of(broker_of(options), name=keeper, is_wanted=not no_keeper)
         done = work(job.workers(), job.config, keeping=keeping, on_progress=job.on_progress)
         strange = f", {done.not_records:,} are no records" if done.not_records else ""
+        lost = f"; in quarantine: {named(done.quarantined)}" if done.quarantined else ""
         waits = (
             f"retention waits for keeper {done.keeper}"
             if done.keeper
@@ -199,7 +202,7 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
         job.answer(
             asdict(done),
             f"archived {done.segments:,} segments with {done.messages:,} messages, "
-            f"{done.verified:,} of them verified{strange}; {waits}",
+            f"{done.verified:,} of them verified{strange}{lost}; {waits}",
         )
 
 
@@ -364,11 +367,13 @@ def _exposed_text(done: Exposed, format_: str | None) -> str:
     )
 
 
-def ingested_text(rows: Mapping[str, int], config: PipelineConfig, *, quarantined: int = 0) -> str:
+def ingested_text(
+    rows: Mapping[str, int], config: PipelineConfig, *, quarantined: Runs | None = None
+) -> str:
     """What came in, without the tables that nothing came into; if nothing did, where that was looked for."""
     parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
     text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
-    return text + (f"; {quarantined:,} sequences are quarantined" if quarantined else "")
+    return text + (f"; in quarantine: {named(quarantined)}" if quarantined else "")
 
 
 def _looked_at(config: PipelineConfig) -> str:

@@ -8,7 +8,8 @@
         ├── SourceError             what is to be read is not there, or cannot be reached
         │   ├── UnreachableError    nobody answers there; the same call may work later
         │   ├── ExpiredRangeError   retention has passed the range
-        │   └── DamagedRangeError   accepted data is not as it was written
+        │   ├── DamagedRangeError   accepted data is not as it was written
+        │   └── QuarantinedRangeError  it was damaged, and the broker gave it up
         ├── IncompleteError         rows are missing between the first and the last one
         ├── LakeError               the tables' folder is of another version
         │   └── LakeInUseError      another run writes them; the same call may work later
@@ -75,6 +76,12 @@ class DamagedRangeError(SourceError):
     """Accepted data is not as it was written; nothing of the range was returned."""
 
     code = "damaged_range"
+
+
+class QuarantinedRangeError(SourceError):
+    """The broker has given up a damaged part of the range; nothing behind it was returned."""
+
+    code = "quarantined_range"
 
 
 class IncompleteError(PipelineError):

@@ -6,25 +6,32 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+import pytest
 
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import MessageIds
+from qmq_pipeline.jobs.archive import archive
+from qmq_pipeline.jobs.audit_window import judged_window
+from qmq_pipeline.jobs.follow import follow
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.waiting import wait_for
-from tests.pipeline.world import DataDirectory, messages
+from tests.pipeline.world import STORE, DataDirectory, messages
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 COUNT = 6000
 WORKER = """
@@ -78,28 +85,85 @@ def test_F40_P2_tasks_that_were_killed_while_they_wrote_leave_nothing_behind(
     directory.close()
 
 
-def test_F40_P3_a_quarantined_range_is_counted_and_what_is_behind_it_is_read(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    directory = DataDirectory(tmp_path / "broker")
-    directory.append(messages(MessageIds(1), 1000), frame_records=50)
+@pytest.fixture
+def quarantined(tmp_path: Path) -> tuple[DataDirectory, range]:
+    """A log with messages in quarantine, and their sequences."""
+    directory = DataDirectory(tmp_path / "broker", replace(STORE, segment_bytes=65_536))
+    directory.append(messages(MessageIds(1), 1000, subjects=("orders",)), frame_records=50)
+    directory.append(messages(MessageIds(2), 50, subjects=("refunds",)), frame_records=50)
     directory.close()
     with (directory.path / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(30_000)
         file.write(b"\xff" * 16)
     disk = OsDisk(str(directory.path))
-    reports = quarantine_damage(disk, SYSTEM_CLOCK)
+    (report,) = quarantine_damage(disk, SYSTEM_CLOCK)
     disk.close()
-    lost = {
-        number
-        for report in reports
-        for run in report.lost
-        for number in range(run.first_sequence, run.first_sequence + run.count)
-    }
-    assert lost
-    done = ingest(spark, config_of(directory, tmp_path / "tables"))
-    assert done.quarantined == len(lost)
-    assert sequences(spark, tmp_path / "tables") == sorted(set(range(1000)) - lost)
+    (run,) = report.lost
+    assert run.subject == "orders"
+    return directory, range(run.first_sequence, run.first_sequence + run.count)
+
+
+def test_F40_P3_a_quarantined_range_is_named_and_what_is_behind_it_is_ingested(
+    quarantined: tuple[DataDirectory, range], tmp_path: Path
+) -> None:
+    directory, lost = quarantined
+    tables = tmp_path / "tables"
+    with LocalWorkers(1) as workers:
+        done = ingest(workers, config_of(directory, tables))
+        again = ingest(workers, config_of(directory, tables))
+    assert done.quarantined == {"orders": [(lost.start, lost.stop)]}
+    assert again.quarantined == {}
+    assert done.rows["messages"] == 1050 - len(lost)
+    window = judged_window(Lake(str(tables)), config_of(directory, tables))
+    assert window.quarantined == len(lost)
+    assert any(
+        f"orders {lost.start} to {lost.stop - 1} of the log" in one for one in window.coverage
+    )
+
+
+def test_F40_P3_follow_and_archive_name_what_is_in_quarantine(
+    quarantined: tuple[DataDirectory, range], tmp_path: Path
+) -> None:
+    directory, lost = quarantined
+    stop = SignalFlag()
+    with LocalWorkers(1) as workers:
+        archived = archive(workers, config_of(directory, tmp_path / "archive"))
+        followed = follow(
+            workers,
+            config_of(directory, tmp_path / "tables"),
+            stop,
+            every_s=0.1,
+            on_batch=lambda _: stop.set(),
+        )
+    runs = {"orders": [(lost.start, lost.stop)]}
+    assert (archived.quarantined, followed.quarantined) == (runs, runs)
+
+
+@pytest.mark.parametrize("kind", ["log", "archive"])
+def test_F40_P1_a_query_of_what_is_in_quarantine_fails_and_names_it(
+    spark: SparkSession, quarantined: tuple[DataDirectory, range], tmp_path: Path, kind: str
+) -> None:
+    directory, lost = quarantined
+    path = directory.path
+    if kind == "archive":
+        path = tmp_path / "archive"
+        with LocalWorkers(1) as workers:
+            archive(workers, config_of(directory, path))
+
+    def read(**options: str) -> DataFrame:
+        return spark.read.format("qmq").options(path=str(path), **options).load()
+
+    named = rf"in quarantine \(orders {lost.start} to {lost.stop - 1}\).*quarantined=pass"
+    with pytest.raises(Exception, match=named):
+        read().count()
+    with pytest.raises(
+        Exception, match=r"in quarantine \(it is not known which delayed messages were lost\)"
+    ):
+        read(table="scheduled").count()
+    passed = {row["sequence"] for row in read(quarantined="pass", subject="orders").collect()}
+    assert not passed & set(lost)
+    assert lost.stop in passed
+    assert read(subject="refunds").count() == (50 if kind == "log" else 0)
 
 
 def test_F40_files_of_an_older_version_of_a_table_are_read_with_nulls(

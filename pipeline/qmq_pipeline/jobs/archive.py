@@ -24,6 +24,7 @@ from qmq_pipeline.places.places import open_log, with_token
 from qmq_pipeline.tables.commits import ARCHIVED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
+from qmq_pipeline.tables.sequences import Runs, joined
 from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Archived:
     verified: int
     #: Rows whose bytes never were a record; stored as they are.
     not_records: int
+    #: Subject → runs of sequences that the broker has in quarantine, so that the archive lacks them.
+    quarantined: Runs
     #: Log → offset below which the archive has everything.
     next_offsets: dict[str, int]
     #: The name under which the broker waits for this archive; None if it does not wait …
@@ -81,6 +84,7 @@ def archive(
         messages=sum(one.rows for one in facts if "verified" in one.notes),
         verified=sum(int(one.notes.get("verified", 0)) for one in facts),
         not_records=sum(int(one.notes.get("not_records", 0)) for one in facts),
+        quarantined=joined(one.lost for one in facts),
         next_offsets=next_offsets,
         keeper=run.keeping.name if is_waited_for else None,
         not_waited_for=run.keeping.not_waited_for,

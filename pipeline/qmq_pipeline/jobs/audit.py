@@ -109,7 +109,7 @@ def audit(
             run=run,
             as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
             findings=counts,
-            quarantined=_quarantined(lake),
+            quarantined=window.quarantined,
             coverage=window.coverage,
             **totals,
         )
@@ -218,15 +218,6 @@ def _expected(ranges: Iterable[RangeFacts], groups: Mapping[str, tuple[int, int]
         of_subject = runs.get(name.partition("\n")[0], ())
         pairs += sum(max(0, min(after, end) - max(first, begin)) for begin, end in of_subject)
     return pairs
-
-
-def _quarantined(lake: Lake) -> int:
-    return sum(
-        int(after) - int(first)
-        for one in lake.ranges(MESSAGES)
-        for runs in one.lost.values()
-        for first, after in runs
-    )
 
 
 def _write_findings(

@@ -13,6 +13,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.tables.sequences import count_in, joined, named
 
 #: How far the clocks of a database and the broker may differ.
 _CLOCKS_MS: Final = 3_600_000
@@ -23,6 +24,11 @@ _NOT_FOLDED: Final = (
 )
 #: For a folder that only `archive` has written to, which notes no time; no "; " here either.
 _NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
+#: For messages that the broker has in quarantine; no "; " here either.
+_QUARANTINED: Final = (
+    "of the log were damaged, and the broker has them in quarantine: they are lost where an outbox "
+    "knows them, and not judged otherwise"
+)
 #: For a database without `keep_sent_s`; no "; " here either.
 _ROWS_GO: Final = (
     "does not keep accepted rows: `committed` counts only those that a scan has seen. Messages that "
@@ -45,6 +51,8 @@ class Window:
     is_folded: bool
     #: Databases that keep accepted rows, so that a message without a row is a ghost.
     kept: tuple[str, ...]
+    #: Number of sequences that the broker has in quarantine.
+    quarantined: int
     coverage: tuple[str, ...]
 
     def is_judged(self, time_ms: int) -> bool:
@@ -58,6 +66,7 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
     options = config.audit
     grace_ms = round(options.grace_s * 1000)
     ranges, scans = lake.ranges(MESSAGES), last_scans(lake)
+    quarantined = joined(one.lost for one in ranges)
     read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
     first_ms = ranges[0].first_at_ms + grace_ms if _has_lost_beginning(ranges) else 0
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
@@ -72,12 +81,14 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
         gaps=tuple(_gaps(ranges, next_ms, grace_ms)),
         is_folded=is_folded,
         kept=tuple(kept),
+        quarantined=count_in(quarantined),
         coverage=(
             *([] if ranges else ["no log was ingested: nothing is stored"]),
             *([] if read_at_ms or not ranges else [_NOT_READ]),
             *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
             *([] if is_folded else [_NOT_FOLDED]),
             *_log_coverage(ranges, first_ms),
+            *([f"{named(quarantined)} {_QUARANTINED}"] if quarantined else []),
             *(f"database {name} {_ROWS_GO}" for name in sorted(set(scans) - set(kept))),
         ),
     )

@@ -24,12 +24,14 @@ from qmq_client.signal_flag import SignalFlag
 from qmq_pipeline.errors import LakeError, LakeInUseError, UnreachableError
 from qmq_pipeline.jobs.ingest import check, watched_logs
 from qmq_pipeline.jobs.ingest_both import ingest_both
+from qmq_pipeline.jobs.progress import Progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.outage import Outage
 from qmq_pipeline.places.places import with_token
 from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.marker import is_lake
+from qmq_pipeline.tables.sequences import Runs, joined
 
 if TYPE_CHECKING:
     from qmq_pipeline.sources.tasks import Workers
@@ -42,6 +44,8 @@ class Followed:
     batches: int = 0
     #: Table → rows.
     rows: dict[str, int] = field(default_factory=dict)
+    #: Subject → runs of sequences that the broker has in quarantine.
+    quarantined: Runs = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -168,13 +172,18 @@ class _Follower:
         """One run of `ingest`."""
         rows: Counter[str] = Counter()
         is_whole = False
+
+        def on_progress(progress: Progress) -> None:
+            rows.update(progress.added)
+            self.done.quarantined = joined([self.done.quarantined, progress.quarantined])
+
         try:
             _, found = ingest_both(
                 self._workers,
                 self._config,
                 watches=self._watches,
                 skip_expired=skip_expired,
-                on_progress=lambda progress: rows.update(progress.added),
+                on_progress=on_progress,
             )
             self._ends, is_whole = found.next_offsets, True
         finally:

@@ -27,6 +27,7 @@ from qmq_pipeline.tables.commits import ARCHIVED, EXPIRED, RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.log_end import LogEnd
 from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
+from qmq_pipeline.tables.sequences import Runs, joined
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.ranges import TABLES_OF
 
@@ -44,8 +45,8 @@ class Ingested:
     rows: dict[str, int]
     #: Log → offset where the next run continues.
     next_offsets: dict[str, int]
-    #: Quarantined sequences in the ranges of this run.
-    quarantined: int
+    #: Subject → runs of sequences in the ranges of this run that the broker has in quarantine.
+    quarantined: Runs
     ranges: int
 
 
@@ -64,7 +65,7 @@ def ingest(
     of failing. Raises a `PipelineError`; what was committed before it stays.
     """
     place, lake = prepared(config, "read")
-    done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
+    done = Ingested(rows={}, next_offsets={}, quarantined={}, ranges=0)
     with lake.writing(), ExitStack() as own:
         if watches is None:
             watches = own.enter_context(watched_logs(place))
@@ -153,6 +154,7 @@ class _Run:
                     total=total,
                     rows=sum(result.rows.values()),
                     added={name: sum(one.rows for one in some) for name, some in facts.items()},
+                    quarantined=_lost(facts),
                 )
             )
         state = {"read_at_ms": read_at_ms, "next_offset": bounds.next_offset}
@@ -230,11 +232,14 @@ class _Run:
 
 
 def _added(before: Ingested, found: Written) -> Ingested:
-    rows = dict(before.rows)
-    quarantined, ranges = before.quarantined, before.ranges
+    rows, ranges = dict(before.rows), before.ranges
     for name, facts in found.items():
         rows[name] = rows.get(name, 0) + sum(one.rows for one in facts)
-        for one in facts:
-            quarantined += sum(after - first for runs in one.lost.values() for first, after in runs)
         ranges += len(facts) if TABLES[name] in (MESSAGES, ACTIONS) else 0
-    return replace(before, rows=rows, quarantined=quarantined, ranges=ranges)
+    return replace(
+        before, rows=rows, quarantined=joined([before.quarantined, _lost(found)]), ranges=ranges
+    )
+
+
+def _lost(found: Written) -> Runs:
+    return joined(one.lost for facts in found.values() for one in facts)

@@ -28,7 +28,7 @@ def ingest_both(
     Without a place, `config` brings in outboxes alone; without databases, logs alone. A log that cannot be
     ingested is refused before rows of outboxes are written; whoever has `watches` has checked it.
     """
-    done = Ingested(rows={}, next_offsets={}, quarantined=0, ranges=0)
+    done = Ingested(rows={}, next_offsets={}, quarantined={}, ranges=0)
     has_log = config.place is not None or not config.databases
     if has_log and watches is None:
         check(config)

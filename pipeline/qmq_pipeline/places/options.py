@@ -49,6 +49,7 @@ LOG_OPTIONS: Final = (
     "partition_bytes",
     "max_bytes_per_trigger",
     "pushdown",
+    "quarantined",
 )
 
 
@@ -108,6 +109,8 @@ class LogOptions:
     #: Bytes of log in one micro-batch; None for everything there is.
     batch_bytes_max: int | None = None
     takes_filters: bool = False
+    #: Whether to pass over what the broker has in quarantine, instead of failing.
+    passes_quarantined: bool = False
 
 
 def parse_log_options(given: Mapping[str, str]) -> LogOptions:
@@ -132,6 +135,7 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
         partition_bytes=_optional(options, "partition_bytes", _range_bytes),
         batch_bytes_max=_optional(options, "max_bytes_per_trigger", _range_bytes),
         takes_filters=_choice(options, "pushdown", {"on": True, "off": False}, False),
+        passes_quarantined=_choice(options, "quarantined", {"pass": True, "fail": False}, False),
     )
 
 

@@ -15,12 +15,13 @@ from pyspark.sql.datasource import InputPartition
 
 from qmq_pipeline.errors import ExpiredRangeError
 from qmq_pipeline.places.options import LogOptions, Place
+from qmq_pipeline.rows.quarantined import refuse_quarantined
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.marker import is_lake
-from qmq_pipeline.tables.schemas import ACTIONS
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def archived_ranges(options: LogOptions) -> list[RangeFacts]:
 def plan_archive(options: LogOptions) -> list[InputPartition]:
     """One partition for each file that may have rows for these options.
 
-    Raises `ExpiredRangeError` for an offset below the archive's first.
+    Raises `ExpiredRangeError` for an offset below the archive's first, and `QuarantinedRangeError`.
     """
     prepare_heap()
     ranges = archived_ranges(options)
@@ -55,6 +56,8 @@ def plan_archive(options: LogOptions) -> list[InputPartition]:
             f"{ranges[0].first}",
             remedy="Begin there",
         )
+    if options.table is not ACTIONS:
+        _refuse_quarantined(options)
     return [
         ArchivePartition(options, file.path)
         for one in ranges
@@ -77,6 +80,13 @@ def read_archive(partition: ArchivePartition) -> Iterator[pa.RecordBatch]:
                 [column.cast(field.type) for column, field in zip(chosen, schema, strict=True)],
                 schema=schema,
             )
+
+
+def _refuse_quarantined(options: LogOptions) -> None:
+    """Messages and delayed ones are lost together; which part of a range was lost is not noted."""
+    for one in _lake(options).ranges(MESSAGES):
+        if one.lost and _may_have(one, options):
+            refuse_quarantined(one.lost, one.first, options)
 
 
 def _lake(options: LogOptions) -> Lake:

@@ -18,6 +18,7 @@ from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.rows import actions
 from qmq_pipeline.rows.decode import Selection, batches
+from qmq_pipeline.rows.quarantined import without_quarantined
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.schemas import ACTIONS
 
@@ -98,7 +99,8 @@ def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     options = partition.options
     log = open_log(options.place, log_of(options), partition.format)
     try:
-        frames = log.frames(LogRange(partition.first_offset, partition.next_offset))
+        within = LogRange(partition.first_offset, partition.next_offset)
+        frames = without_quarantined(log.frames(within), options)
         selection = Selection(
             columns=options.columns,
             table=options.table,

@@ -11,12 +11,13 @@ A merged commit says of its range what a single run over the whole range would h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, DataFile, RangeFacts
+from qmq_pipeline.tables.sequences import joined
 
 #: Enough commits to be worth a merge: each costs readers of the table one file to open.
 MERGE_COMMITS: Final = 32
@@ -28,7 +29,6 @@ MERGED_ROWS: Final = 100_000
 _FULL_COMMITS: Final = 4
 #: How long merged files stay, for queries that are reading them.
 MERGED_KEPT_S: Final = 3_600.0
-Runs = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,8 +101,8 @@ def merged_facts(ranges: Sequence[RangeFacts], files: Iterable[DataFile]) -> Ran
         next=ranges[-1].next,
         rows=sum(one.rows for one in ranges),
         files=tuple(files),
-        sequences=_joined(one.sequences for one in ranges),
-        lost=_joined(one.lost for one in ranges),
+        sequences=joined(one.sequences for one in ranges),
+        lost=joined(one.lost for one in ranges),
         first_at_ms=at_ms[0].first_at_ms if at_ms else 0,
         last_at_ms=at_ms[-1].last_at_ms if at_ms else 0,
         notes=_notes(ranges),
@@ -117,17 +117,3 @@ def _notes(ranges: Sequence[RangeFacts]) -> dict[str, Any]:
         notes[ALTERED] = altered
         notes[ALTERED_COUNT] = sum(one.notes.get(ALTERED_COUNT, 0) for one in ranges)
     return notes
-
-
-def _joined(every: Iterable[Runs]) -> dict[str, list[tuple[int, int]]]:
-    """Runs of each subject in order; adjacent ones become one."""
-    joined: dict[str, list[tuple[int, int]]] = {}
-    for runs in every:
-        for subject, some in runs.items():
-            known = joined.setdefault(subject, [])
-            for first, after in some:
-                if known and known[-1][1] == first:
-                    known[-1] = (known[-1][0], int(after))
-                else:
-                    known.append((int(first), int(after)))
-    return joined

@@ -1,0 +1,57 @@
+"""What the broker has in quarantine fails a read, and is named, unless its reader asked to pass over it.
+
+The log has frames of kind LOST there. The first frame of such a range names the lost sequences; of
+delayed messages and actions nobody knows what was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_broker.storage.logs.lost import lost_runs
+from qmq_client.wire.frame import FrameKind
+from qmq_pipeline.errors import QuarantinedRangeError
+from qmq_pipeline.places.options import LogOptions
+from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.tables.sequences import Runs, joined, named
+
+_NOUNS: Final = {SCHEDULED: "delayed messages", ACTIONS: "actions"}
+
+
+def without_quarantined(
+    frames: Iterable[ScannedFrame], options: LogOptions
+) -> Iterator[ScannedFrame]:
+    """The frames, unless something that the options ask for is in quarantine among them.
+
+    Raises `QuarantinedRangeError` behind the frames in front of it.
+    """
+    for frame in frames:
+        if frame.header.kind is FrameKind.LOST and not options.passes_quarantined:
+            runs = [
+                {one.subject: [(one.first_sequence, one.first_sequence + one.count)]}
+                for one in lost_runs(frame)
+            ]
+            refuse_quarantined(joined(runs), frame.offset, options)
+        yield frame
+
+
+def refuse_quarantined(lost: Runs, offset: int, options: LogOptions) -> None:
+    """Raise `QuarantinedRangeError` if the options ask for something of what was lost at this offset."""
+    if options.passes_quarantined:
+        return
+    if options.table is MESSAGES:
+        subjects = options.subjects
+        wanted = {name: runs for name, runs in lost.items() if subjects is None or name in subjects}
+        if not wanted:
+            return
+        what = named(wanted)
+    else:
+        what = f"it is not known which {_NOUNS[options.table]} were lost"
+    raise QuarantinedRangeError(
+        source=options.place.name,
+        reason=f"a part of the log from offset {offset} on was damaged, and the broker has it in quarantine "
+        f"({what})",
+        remedy="Restore a copy, or pass over it with the option quarantined=pass",
+    )
