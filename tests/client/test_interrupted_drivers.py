@@ -30,8 +30,11 @@ from tests.kit.interrupting import Interruption
 STRIDE: Final = 3
 #: Of work of ours with several transactions.
 LONG_STRIDE: Final = 11
-#: A connection whose goodbye is interrupted says so where it is collected.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+#: A connection whose goodbye is interrupted, or an object while it is made, says so where it is collected: here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected_at_the_end"),
+]
 
 
 def test_S1_S2_S3_a_signal_that_raises_inside_the_driver_leaves_all_or_nothing(

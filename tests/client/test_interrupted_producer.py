@@ -50,7 +50,10 @@ WITHIN: Final = (
     threading.__file__,
 )
 #: What is raised in the callback of a weak reference is only reported: Python has nowhere to raise it.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("collected_at_the_end"),
+]
 #: Visitors that are at work.
 visits: Final[list[str]] = []
 

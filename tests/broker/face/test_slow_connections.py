@@ -107,7 +107,7 @@ def test_a_connection_that_asks_for_nothing_any_more_is_closed_and_no_other(tmp_
         assert watched.look(over_ms) == NONE
         assert watched.wire.is_closed
         assert watched.wire.written.count(b"HTTP/1.1 ") == 4
-        assert b"408" not in watched.wire.written
+        assert b"HTTP/1.1 408" not in watched.wire.written
 
     with_a_connection(tmp_path, story)
 
