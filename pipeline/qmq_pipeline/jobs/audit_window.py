@@ -51,9 +51,9 @@ class Window:
     is_folded: bool
     #: Databases that keep accepted rows, so that a message without a row is a ghost.
     kept: tuple[str, ...]
-    #: Number of sequences that the broker has in quarantine.
-    quarantined: int
     coverage: tuple[str, ...]
+    #: Number of sequences that the broker has in quarantine.
+    quarantined: int = 0
 
     def is_judged(self, time_ms: int) -> bool:
         """Whether a time is in the window and in no gap."""
