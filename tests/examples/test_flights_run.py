@@ -9,7 +9,7 @@ import pytest
 from examples.flights.plan import BOARD, COUNTER, TALLIES, Plan
 from examples.flights.process import Child, ProcessError
 from examples.flights.run import DEPARTURES, Run
-from tests.services.private import free_port
+from tests.kit.ports import free_port
 
 
 def test_a_service_that_ends_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:

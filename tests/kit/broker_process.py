@@ -17,6 +17,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from tests.kit.ports import free_port
+
 START_S_MAX = 60.0
 END_S_MAX = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +30,7 @@ _URL = re.compile(r" listening url=(https?)://([0-9.]+):([0-9]+)")
 class BrokerProcess:
     """One broker on a data directory; may be killed and started again.
 
-    The system chooses the port when the broker first listens, unless one is given; later lives keep
-    it, so that whoever knows the address finds the broker again.
+    Later lives keep the port, so that whoever knows the address finds the broker again.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class BrokerProcess:
         data: Path,
         *more: str,
         command: Sequence[str] = SERVE,
-        listen: str = "127.0.0.1:0",
+        listen: str = "",
         under: Sequence[str] = (),
     ) -> None:
-        #: `under` is a program that runs it, such as a tracer.
+        """`listen`: an address; by default a free one. `under`: a program that runs it, such as a tracer."""
         self._command = [*under, sys.executable, *command, "--data", str(data), *more]
-        self._listen = listen
+        self._listen = listen or f"127.0.0.1:{free_port()}"
         self.scheme, self.host, self.port = "http", "127.0.0.1", 0
 
     def __enter__(self) -> Self:

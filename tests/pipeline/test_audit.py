@@ -22,8 +22,8 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, LIFECYCLE, OUTBOX
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import (
     FAR_MS,
     HOUR_MS,
@@ -63,8 +63,7 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     truth = {one for corpus in corpora for one in corpus.truth}
     for cross_check in (False, True):
         result = audit(spark, config, cross_check=cross_check)
-        rows = Lake(config.tables).read(spark, AUDIT_FINDINGS)
-        found = rows.where(rows.run == result.run).collect()
+        found = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
         assert {(row["kind"], row["message_id"]) for row in found} == truth, (seeds, cross_check)
         assert len(found) == len(truth) == sum(result.findings.values())
         assert all(row["evidence"] for row in found)
@@ -74,18 +73,18 @@ def test_P4_ten_corpora_with_planted_findings_all_found_none_invented(
     database.close()
     lived = lifecycle(spark, config)
     assert lifecycle(spark, config).is_unchanged
-    rows = Lake(config.tables).read(spark, LIFECYCLE)
-    assert rows.count() == lived.lifecycle
+    rows = rows_of(config.tables, LIFECYCLE)
+    assert len(rows) == lived.lifecycle
     kinds = {kind: {one for name, one in truth if name == kind} for kind, _ in truth}
-    missing = rows.where("stored_at IS NULL").collect()
+    missing = [row for row in rows if row["stored_at"] is None]
     assert {row["message_id"] for row in missing} == kinds["lost"]
     assert all(row["committed_at"] is not None for row in missing)
-    not_due = rows.where("reason = 'not due'").collect()
+    not_due = [row for row in rows if row["reason"] == "not due"]
     delayed = [one for corpus in corpora for one in corpus.delayed]
     assert {row["message_id"] for row in not_due} == {one.message_id.hex() for one in delayed}
-    unknown = rows.where("committed_at IS NULL").collect()
+    unknown = [row for row in rows if row["committed_at"] is None]
     assert {row["message_id"] for row in unknown} == kinds["ghost"]
-    late = {row["message_id"] for row in rows.where("store_ms > 60000").collect()}
+    late = {row["message_id"] for row in rows if (row["store_ms"] or 0) > 60_000}
     assert kinds["late"] <= late
 
 
@@ -153,7 +152,7 @@ def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the
     assert first.startswith("CLEAN, as far as it could be judged: 0 lost")
     assert last == f"  not judged: {reason}"
     assert audit_text(replace(found, coverage=())).startswith("CLEAN: 0 lost")
-    (run,) = Lake(config.tables).read(spark, AUDIT_RUN).collect()
+    (run,) = rows_of(config.tables, AUDIT_RUN)
     assert run["coverage"].split("; ") == [reason], "the report takes it apart there"
     database.close()
 
@@ -169,7 +168,7 @@ def test_P4_rows_whose_numbers_sqlite_gave_out_again_are_in_the_tables_too(
     database.execute(sa.delete(DEFAULT_TABLES.outbox))
     database.insert(messages(MessageIds(2), 5), created_at_ms=START_MS + HOUR_MS)
     assert ingest_outbox(spark, config) == {"orders": 5}
-    rows = Lake(config.tables).read(spark, OUTBOX).select("message_id").collect()
+    rows = rows_of(config.tables, OUTBOX)
     assert len({row["message_id"] for row in rows}) == len(rows) == 14
     database.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,13 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE
 from tests.crash.delay_world import Releases
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 MINUTE_MS = 60_000
 DUE_MS = START_MS + 10 * MINUTE_MS
@@ -69,8 +70,8 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
     assert ingest(spark, config).rows["cancelled"] == len(cancelled) + len(revived)
     for cross_check in (False, True):
         result = audit(spark, config, cross_check=cross_check)
-        rows = Lake(config.tables).read(spark, AUDIT_FINDINGS)
-        told = {(row["kind"], row["message_id"]) for row in of_run(rows.collect(), result.run)}
+        rows = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
+        told = {(row["kind"], row["message_id"]) for row in rows}
         assert told == {
             *named("lost", lost),
             *named("ghost", revived),
@@ -79,10 +80,11 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
             *named("late", stuck),
         }
     _lives(spark, config, cancelled, put_off, stuck)
-    late = Lake(config.tables).read(spark, DELAY_LATENESS).where("early = 0").orderBy("minute")
+    lateness = sorted(rows_of(config.tables, DELAY_LATENESS), key=itemgetter("minute"))
+    on_time = [row for row in lateness if row["early"] == 0]
     # Those put off are as late as the others, by the time they were put off to.
-    assert [row["count"] for row in late.collect()] == [len(sound) + len(twice), len(put_off)]
-    assert max(row["max_ms"] for row in late.collect()) < 1_000
+    assert [row["count"] for row in on_time] == [len(sound) + len(twice), len(put_off)]
+    assert max(row["max_ms"] for row in on_time) < 1_000
     database.close()
 
 
@@ -96,7 +98,7 @@ def _lives(
     """What `lifecycle` says of them."""
     lifecycle(spark, config)
     marts(spark, config)
-    rows = Lake(config.tables).read(spark, LIFECYCLE).collect()
+    rows = rows_of(config.tables, LIFECYCLE)
     found = {row["message_id"]: row for row in rows}
     assert [found[one.message_id.hex()]["outcome"] for one in cancelled] == ["cancelled"] * 2
     assert {found[one.message_id.hex()]["store_ms"] // 1000 for one in put_off} == {4200.0}
@@ -114,10 +116,6 @@ def delayed(ids: MessageIds, due_at_ms: int) -> list[Record]:
 def place_of(service: Releases, record: Record) -> Cancelled:
     found = service.query.find(record.message_id)[-1].message
     return Cancelled(found.bucket, found.sequence, found.source, found.subject, found.message_id)
-
-
-def of_run(rows: list[Row], run: str) -> list[Row]:
-    return [row for row in rows if row["run"] == run]
 
 
 def named(kind: str, records: list[Record]) -> set[tuple[str, str]]:

@@ -16,6 +16,7 @@ from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, CANCELLED, MESSAGES, OUTBOX, SCHEDULED
 from qmq_pipeline.tables.table import Table
+from tests.pipeline.rows import rows_of
 from tests.pipeline.test_audit_words import GAP, NEXT_MS, Id, World, planted
 
 if TYPE_CHECKING:
@@ -40,15 +41,15 @@ def test_P4_audits_by_tallies_and_by_joins_of_generated_histories_agree_in_every
     for one in options:
         config = PipelineConfig(tables=lake.root, databases=(section,), audit=one)
         tallied, joined = (audit(spark, config, cross_check=check) for check in (False, True))
-        assert found(spark, lake, tallied) == found(spark, lake, joined), seeds
+        assert found(lake, tallied) == found(lake, joined), seeds
         assert totals(tallied) == totals(joined), seeds
         assert all(count > 0 for count in tallied.findings.values()), "all kinds are planted"
         assert min(tallied.committed, tallied.stored) > 100
 
 
-def found(spark: SparkSession, lake: Lake, result: AuditResult) -> set[tuple[object, ...]]:
-    rows = lake.read(spark, AUDIT_FINDINGS).where(f"run = '{result.run}'").drop("run").collect()
-    return {tuple(row) for row in rows}
+def found(lake: Lake, result: AuditResult) -> set[tuple[object, ...]]:
+    rows = rows_of(lake.root, AUDIT_FINDINGS, run=result.run)
+    return {tuple(value for name, value in row.items() if name != "run") for row in rows}
 
 
 def totals(result: AuditResult) -> tuple[object, ...]:

@@ -16,8 +16,8 @@ from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import (
     FAR_MS,
     HOUR_MS,
@@ -67,8 +67,8 @@ def test_P4_rows_that_wait_are_late_those_that_are_gone_unstored_are_lost_and_ed
     ingest(spark, config)
     for cross_check in (False, True):
         result = audit(spark, config, cross_check=cross_check)
-        rows = Lake(config.tables).read(spark, AUDIT_FINDINGS).where(f"run = '{result.run}'")
-        told = {(row["kind"], row["message_id"]): row["evidence"] for row in rows.collect()}
+        rows = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
+        told = {(row["kind"], row["message_id"]): row["evidence"] for row in rows}
         assert told.keys() == {
             *named("lost", gone),
             *named("late", waiting),

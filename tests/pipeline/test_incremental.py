@@ -40,6 +40,7 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE, MESSAGES, OUTBOX
 from qmq_pipeline.tables.table import Table
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
@@ -199,12 +200,12 @@ class Life:
         self.database.execute(sa.delete(DEFAULT_TABLES.outbox).where(sa.text("id % 3 = 0")))
 
 
-def contents(spark: SparkSession, tables: str, table: Table) -> list[str]:
-    columns = [name for name in table.names if name not in _NOT_COMPARED]
-    rows = (
-        Lake(tables).read(spark, table).selectExpr(f"to_json(struct({', '.join(columns)})) AS row")
+def contents(tables: str, table: Table) -> list[str]:
+    """What is compared of its rows, in no order."""
+    return sorted(
+        repr({name: value for name, value in row.items() if name not in _NOT_COMPARED})
+        for row in rows_of(tables, table)
     )
-    return sorted(row["row"] for row in rows.collect())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -225,17 +226,17 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
         databases=(life.database.section,),
     )
     draw = random.Random(seed)
-    for number in range(4):
+    for number in range(3):
         for _ in range(draw.randint(2, 6)):
             life.step()
-        # What comes in from the second round on is read again by each scan.
+        # What comes in in the last round is read again by each scan.
         scanning = config if number < 2 else replace(config, outbox_safety_s=_FOR_EVER_S)
         ingest_outbox(spark, scanning)
         ingest(spark, config)
         lifecycle(spark, config)
         if number != 1:  # once the gold tables fall behind
             marts(spark, config)
-        if number == 2:
+        if number == 1:
             life.forget_rows()
     life.whisper()
     ingest(spark, config)
@@ -244,11 +245,11 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
     assert done.parts_made <= 3 < done.parts
     assert marts(spark, config).days_made > 0
     made = (DELIVERIES, LIFECYCLE, *MARTS)
-    parts = {table.name: contents(spark, config.tables, table) for table in made}
+    parts = {table.name: contents(config.tables, table) for table in made}
     assert lifecycle(spark, config).is_unchanged
     assert lifecycle(spark, config, is_full=True).parts_made == done.parts
     assert not marts(spark, config, is_full=True).is_unchanged
-    whole = {table.name: contents(spark, config.tables, table) for table in made}
+    whole = {table.name: contents(config.tables, table) for table in made}
     for name, rows in whole.items():
         assert parts[name] == rows, name
     assert all(whole[table.name] for table in made)
@@ -257,9 +258,9 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
     life.database.execute(sa.update(DEFAULT_TABLES.outbox).values(attempts=7))
     assert ingest_outbox(spark, scanning)["orders"] > 0
     lifecycle(spark, config)
-    assert contents(spark, config.tables, LIFECYCLE) == whole[LIFECYCLE.name]
+    assert contents(config.tables, LIFECYCLE) == whole[LIFECYCLE.name]
     marts(spark, config)
-    assert contents(spark, config.tables, FLOW_MINUTE) == whole[FLOW_MINUTE.name]
+    assert contents(config.tables, FLOW_MINUTE) == whole[FLOW_MINUTE.name]
     life.directory.close()
     life.database.close()
 
@@ -291,9 +292,9 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
         assert len(Lake(config.tables).ranges(MESSAGES)) == 1
     assert [one.rows for one in Lake(config.tables).ranges(OUTBOX)] == [7, 5, 0]
     assert done.lifecycle == 55 + 12
-    parts = contents(spark, config.tables, LIFECYCLE)
+    parts = contents(config.tables, LIFECYCLE)
     lifecycle(spark, config, is_full=True)
-    assert contents(spark, config.tables, LIFECYCLE) == parts
+    assert contents(config.tables, LIFECYCLE) == parts
     directory.close()
     database.close()
 
@@ -316,7 +317,7 @@ def test_P2_where_a_group_that_ended_had_not_come_to_its_rows_go(
         directory.act(actions)
         ingest(spark, config)
         lifecycle(spark, config)
-    parts = contents(spark, config.tables, LIFECYCLE)
-    assert sum('"consumer_group"' in row for row in parts) == 10
+    parts = contents(config.tables, LIFECYCLE)
+    assert sum(f"'consumer_group': '{GROUPS[0]}'" in row for row in parts) == 10
     lifecycle(spark, config, is_full=True)
-    assert contents(spark, config.tables, LIFECYCLE) == parts
+    assert contents(config.tables, LIFECYCLE) == parts

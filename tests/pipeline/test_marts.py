@@ -16,7 +16,6 @@ from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
-from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     DEAD_LETTERS,
@@ -26,15 +25,11 @@ from qmq_pipeline.tables.schemas import (
     LATENCY_MINUTE,
     PRODUCERS,
 )
-from qmq_pipeline.tables.table import Table
 from tests.pipeline.gold import minute, shop
+from tests.pipeline.rows import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def rows_of(spark: SparkSession, config: PipelineConfig, table: Table) -> list[Row]:
-    return Lake(config.tables).read(spark, table).collect()
 
 
 def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: Path) -> None:
@@ -46,7 +41,7 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
     lifecycle(spark, config)
     made = marts(spark, config)
     assert not made.is_unchanged
-    flow = {row["minute"]: row for row in rows_of(spark, config, FLOW_MINUTE)}
+    flow = {row["minute"]: row for row in rows_of(config.tables, FLOW_MINUTE)}
     told = {at: (row["committed"], row["stored"], row["copies"]) for at, row in flow.items()}
     assert {at.replace(tzinfo=UTC): numbers for at, numbers in told.items()} == {
         minute(0): (100, 103, 3),
@@ -68,18 +63,18 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
             Row(stored=163, settled=103, lag=60, lag_s=119.5),
         ],
     )
-    dead = rows_of(spark, config, DEAD_LETTERS)
+    dead = rows_of(config.tables, DEAD_LETTERS)
     assert [(row["sequence"], row["reason"], row["error"]) for row in dead] == [
         (59, "rejected", "no such customer")
     ]
-    lateness = rows_of(spark, config, DELAY_LATENESS)
+    lateness = rows_of(config.tables, DELAY_LATENESS)
     assert [(row["count"], row["early"], row["p99_ms"]) for row in lateness] == [(10, 0, 40.0)]
-    producers = rows_of(spark, config, PRODUCERS)
+    producers = rows_of(config.tables, PRODUCERS)
     assert [(row["producer"], row["messages"], row["copies"]) for row in producers] == [
         (77, 163, 3)
     ]
     stages = Counter[str]()
-    for row in rows_of(spark, config, LATENCY_MINUTE):
+    for row in rows_of(config.tables, LATENCY_MINUTE):
         stages[row["stage"]] += row["count"]
         assert row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] <= row["max_ms"]
     assert stages == {"store": 153, "wait": 103, "work": 103, "total": 103}

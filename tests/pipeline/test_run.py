@@ -16,6 +16,7 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.tables.columns import TIME
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, FLOW_MINUTE, TABLES
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
     assert (told["audit"]["committed"], told["audit"]["stored"]) == (60, 60)
     assert list(told["seconds"]) == ["ingest", "lifecycle", "marts", "audit", "report", "expose"]
     assert told["report"]["path"] == str(page)
-    flow = Lake(str(tables)).read(spark, FLOW_MINUTE).collect()
+    flow = rows_of(tables, FLOW_MINUTE)
     assert sum(row["stored"] for row in flow) == 60
 
     (lost,) = messages(ids, 1)
@@ -65,7 +66,7 @@ def test_one_command_does_all_in_order_and_says_by_its_exit_code_what_the_audit_
         "expose delta",
     ]
     assert lost.message_id.hex() in page.read_text()
-    found = Lake(str(tables)).read(spark, AUDIT_FINDINGS).collect()
+    found = rows_of(tables, AUDIT_FINDINGS)
     assert [(row["kind"], row["message_id"]) for row in found] == [("lost", lost.message_id.hex())]
 
     third = json.loads(run(*here, "--rows-kept", "--json").stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     ACTIONS,
     AUDIT_FINDINGS,
@@ -33,8 +33,10 @@ from qmq_pipeline.tables.schemas import (
     LIFECYCLE,
     MESSAGES,
 )
+from qmq_pipeline.tables.table import Table
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import GROUP, SUBJECT
+from tests.pipeline.rows import rows_of
 from tests.pipeline.test_fold import AT_MS, DEFINED, folded, nacked, outcomes, pulled
 
 if TYPE_CHECKING:
@@ -102,9 +104,8 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
     assert "is not judged" in " ".join(audit(spark, config).coverage)
     lifecycle(spark, config)
     result = audit(spark, config)
-    lake = Lake(config.tables)
-    rows = lake.read(spark, LIFECYCLE).orderBy("sequence").collect()
-    told = lake.read(spark, AUDIT_FINDINGS).where(f"run = '{result.run}'").collect()
+    rows = sorted(rows_of(config.tables, LIFECYCLE), key=itemgetter("sequence"))
+    told = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
     assert [row["outcome"] for row in rows] == ["acked", *["set aside"] * 4]
     came_back, away = rows[0], rows[1]
     assert came_back["set_aside_at"] < came_back["brought_back_at"] < came_back["settled_at"]
@@ -126,18 +127,22 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
 def _is_the_brokers_own(spark: SparkSession, config: PipelineConfig) -> None:
     """Actions and copies of the broker's own are in bronze, and nowhere else."""
     marts(spark, config)
-    lake = Lake(config.tables)
-    copies = lake.read(spark, COPIES)
-    assert copies.count() == 6
-    assert copies.where("copy_sequence IS NULL").count() == 4
-    own = f"startswith(subject, '{OWN_PREFIX}')"
-    assert lake.read(spark, ACTIONS).where(own).count()
+    copies = rows_of(config.tables, COPIES)
+    assert len(copies) == 6
+    assert [row["copy_sequence"] for row in copies].count(None) == 4
+
+    def has_own(table: Table) -> bool:
+        return any(
+            str(row["subject"]).startswith(OWN_PREFIX) for row in rows_of(config.tables, table)
+        )
+
+    assert has_own(ACTIONS)
     with_subjects = [table for table in (DELIVERIES, LIFECYCLE, *MARTS) if "subject" in table.names]
     for table in with_subjects:
-        assert not lake.read(spark, table).where(own).count(), table.name
+        assert not has_own(table), table.name
     closed = replace(config, audit=replace(config.audit, is_closed_world=True))
     ghosts = audit(spark, closed).findings["ghost"]
-    assert ghosts == lake.read(spark, MESSAGES).count()  # without an outbox; the copies are none
+    assert ghosts == len(rows_of(config.tables, MESSAGES))  # without an outbox; the copies are none
 
 
 SENT_BACK: list[Action] = [DEFINED, pulled(1, 0, (0, 3, 1)), nacked(2, 0, 3, error="later")]

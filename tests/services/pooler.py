@@ -12,12 +12,12 @@ from typing import Final
 import psycopg
 import sqlalchemy as sa
 
+from tests.kit.ports import free_port
 from tests.kit.waiting import wait_for
 from tests.services import launch
 from tests.services.databases import Databases
 from tests.services.packages import find_or_install
 from tests.services.postgresql import PostgresqlRecipe
-from tests.services.private import free_port
 
 PACKAGE: Final = "pgbouncer"
 #: Few, so that clients really share sessions of the server.

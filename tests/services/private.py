@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from tests.kit.ports import free_port
 from tests.kit.waiting import becomes, wait_for
 from tests.services import keeper, launch
 from tests.services.run import TestRun
@@ -236,14 +236,6 @@ def as_user(user: str | None, command: list[str]) -> None:
     done = subprocess.run(line, check=False, capture_output=True, text=True, cwd="/")
     if done.returncode:
         raise AssertionError(f"{command[0]} failed:\n{done.stdout}{done.stderr}"[-_LOG_CHARACTERS:])
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _give(folder: Path, user: str | None) -> None:
