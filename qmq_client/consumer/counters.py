@@ -23,6 +23,7 @@ NAMES: Final = (
     "pull_failures",
     "settle_failures",
     "settle_refused",
+    "inbox_failures",
 )
 
 

@@ -54,6 +54,7 @@ _NOT_DONE: Final = "consumer stopped, and the handler was not done"
 _NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
 _NOT_BEGUN: Final = "no handler of this consumer could begin in time"
 _ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
+_INBOX_AWAY: Final = "the database of this consumer's inbox is away"
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -148,6 +149,8 @@ class Member:
         room = self.prefetch.room(is_blocking=is_blocking)
         if not room:
             return Pass(count=0)
+        if pause_s := self._work.inbox_outage.pause_s():
+            return Pass(count=0, pause_s=pause_s)
         outgoing = self.ledger.drain()
         asked_at_s = self._clock.monotonic_s()
         try:
@@ -192,6 +195,8 @@ class Member:
             self._work.run(batch)
         finally:
             self._finish(batch)
+        if self._work.inbox_outage.is_open:
+            self._work.note(self.prefetch.take_waiting(), given_back_untried(_INBOX_AWAY))
         return Pass(count=len(batch))
 
     def settle_once(self) -> Pass:
@@ -251,7 +256,9 @@ class Member:
             lease_ends_at_s = math.inf  # nobody else ever gets them
         received = received_of(deliveries, lease_ends_at_s)
         self.counters.add("pulled", len(received))
-        if received and not self.prefetch.put(received):
+        if self._work.inbox_outage.is_open:  # it began while the broker was asked
+            self._work.note(received, given_back_untried(_INBOX_AWAY))
+        elif received and not self.prefetch.put(received):
             self._work.note(received, given_back_untried(_STOPPED))
 
     def _finish(self, batch: Sequence[Received]) -> None:

@@ -44,7 +44,7 @@ class Outage:
         self._answers = 0
         self._wakes = 0
         self._is_open = False
-        self._log = _OutageLog(clock)
+        self._log = OutageLog("broker", clock)
 
     def marks(self) -> Marks:
         """To be taken before a call, and given to `wait` when it failed."""
@@ -54,7 +54,7 @@ class Outage:
         """This call of this consumer got no answer."""
         with self._changed:
             self._is_open = True
-            line = self._log.failed(call, consumer, error)
+            line = self._log.failed(f"call={call} consumer={consumer} error={error}")
         if line:
             _LOG.warning("%s", line)
 
@@ -85,14 +85,15 @@ class Outage:
             self._changed.wait_for(lambda: self.marks() != seen, seconds - least_s)
 
 
-class _OutageLog:
+class OutageLog:
     """What is said of failures and answers: a line, or nothing. One caller at a time.
 
     An outage is told when it begins, less and less often while it lasts, and when it ends. One that
     comes and goes is told as rarely as one that lasts.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, who: str, clock: Clock) -> None:
+        self._who = who
         self._clock = clock
         self._failures = 0
         self._began_at_s = 0.0
@@ -100,7 +101,8 @@ class _OutageLog:
         self._failed_at_s = self._quiet_until_s = float("-inf")
         self._quiet_s = _QUIET_S
 
-    def failed(self, call: str, consumer: str, error: TransportError) -> str:
+    def failed(self, fields: str) -> str:
+        """The next one: the line to log, if any, with these fields of this failure."""
         now_s = self._clock.monotonic_s()
         if now_s - self._failed_at_s >= _PEACE_S:
             self._quiet_until_s, self._quiet_s = now_s, _QUIET_S
@@ -114,14 +116,17 @@ class _OutageLog:
         self._quiet_s = min(2 * self._quiet_s, _QUIET_S_MAX)
         self._is_told = True
         return (
-            f"broker_unreachable seconds={now_s - self._began_at_s:.1f} failures={self._failures} "
-            f"call={call} consumer={consumer} error={error}"
+            f"{self._who}_unreachable seconds={now_s - self._began_at_s:.1f} "
+            f"failures={self._failures} {fields}"
         )
 
     def answered(self) -> str:
+        """The outage, if there was one, is over: the line to log, if any."""
         seconds, failures = self._clock.monotonic_s() - self._began_at_s, self._failures
         was_told, self._is_told, self._failures = self._is_told, False, 0
-        return f"broker_reachable seconds={seconds:.1f} failures={failures}" if was_told else ""
+        if not was_told:
+            return ""
+        return f"{self._who}_reachable seconds={seconds:.1f} failures={failures}"
 
 
 def is_outage(error: TransportError) -> bool:

@@ -32,6 +32,7 @@ from qmq_client.consumer.delivery import (
     unreadable,
 )
 from qmq_client.consumer.handler import Handler
+from qmq_client.consumer.inbox_outage import InboxOutage
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.current import as_current
 from qmq_client.message import record_to_message
@@ -51,8 +52,13 @@ _COUNTED_AS: Final = {
 }
 
 
-class _UnopenedError(Exception):
-    """The inbox's transaction could not be opened, for the reason that is the cause."""
+class _InboxError(Exception):
+    """No handler's error: the inbox failed before it or behind it, for the reason that is the cause."""
+
+    def __init__(self, *, was_begun: bool) -> None:
+        super().__init__()
+        #: Whether the handler had returned.
+        self.was_begun = was_begun
 
 
 class Work:
@@ -73,6 +79,9 @@ class Work:
         self._handler = handler
         self._ledger = ledger
         self._inbox = inbox
+        self.inbox_outage = InboxOutage(
+            self._probe, handler.options.name, counters=counters, clock=clock
+        )
         self._calls = Calls(handler, grip, async_calls)
         self._counters = counters
         self._clock = clock
@@ -91,14 +100,13 @@ class Work:
             outcome = given_back(f"Retry: {wish}", wish.after_ms)
         except Reject as verdict:
             outcome = self._reject(verdict, len(decoded))
-        except _UnopenedError as error:
-            outcome = self._unopened(error, decoded)
+        except _InboxError as error:
+            outcome = self._of_inbox(error, decoded)
         except (SystemExit, KeyboardInterrupt) as error:
             outcome = self._failed(error, decoded)
             self._on_exit(error)
         except BaseException as error:  # the top of the worker's loop: nothing ends it
-            is_cut_short = self._handler.is_async and self._async_calls.is_cancelled
-            outcome = (self._cut_short if is_cut_short else self._failed)(error, decoded)
+            outcome = (self._cut_short if self._is_cut_short else self._failed)(error, decoded)
         if outcome is not None:
             self.note([one.received for one in decoded], outcome)
 
@@ -205,6 +213,8 @@ class Work:
                     with as_current(work.session), self._wishing(new):
                         self._calls.run(new, work.session)
                     work.forgotten.update(_not_done(new))
+                with _storing():
+                    stack.close()
             self._note_wishes(new, decoded)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
@@ -221,8 +231,18 @@ class Work:
                 with as_current(work.session), self._wishing(new):
                     await self._calls.run_on_loop(new, work.session)
                 work.forgotten.update(_not_done(new))
+            with _storing():
+                await stack.aclose()
         self._note_wishes(new, decoded)
         return len(new)
+
+    def _probe(self) -> None:
+        """Raise unless the inbox would take a message now. Requires: there is one."""
+        assert self._inbox is not None
+        if self._inbox.is_async:
+            self._async_calls.call(self._inbox.probe())
+        else:
+            self._inbox.probe()
 
     def _reject(self, verdict: Reject, count: int) -> Outcome:
         if count == 1:
@@ -230,16 +250,30 @@ class Work:
         # Which of them is meant shows when each comes alone.
         return given_back(f"Reject: {verdict.reason}", 0)
 
+    @property
+    def _is_cut_short(self) -> bool:
+        return self._handler.is_async and self._async_calls.is_cancelled
+
     def _cut_short(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         """Whatever it raised after a stop had cancelled it, nothing need be wrong with the messages."""
         text = f"consumer stopped before the handler was done: {error_text(error)}"
         self.tell_unfinished([one.received for one in decoded], text)
         return given_back_untried(text)
 
-    def _unopened(self, error: _UnopenedError, decoded: list[Decoded]) -> Outcome:
-        """An outage of the database, however long, makes no dead letters: no handler has begun."""
+    def _of_inbox(self, error: _InboxError, decoded: list[Decoded]) -> Outcome:
+        """An outage of the database, however long, makes no dead letters.
+
+        Nor does what keeps a handler from beginning. But a connection that is lost behind a handler,
+        while the database is there, may be lost because of it.
+        """
         cause = error.__cause__ or error
-        return given_back_untried(self._failed(cause, decoded).text, None)
+        if self._is_cut_short:
+            return self._cut_short(cause, decoded)
+        if self.inbox_outage.is_cause():
+            # At once: who can reach the database may have them.
+            return given_back_untried(error_text(cause))
+        outcome = self._failed(cause, decoded)
+        return outcome if error.was_begun else given_back_untried(outcome.text, None)
 
     def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         text = error_text(error)
@@ -266,7 +300,18 @@ def _opening() -> Iterator[None]:
     except QmqError:
         raise
     except Exception as error:  # whatever a driver raises where its server is away
-        raise _UnopenedError from error
+        raise _InboxError(was_begun=False) from error
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    """Tell the loss of the connection behind the handler from what the handler raised."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "connection_invalidated", False):  # as SQLAlchemy tells of it
+            raise
+        raise _InboxError(was_begun=True) from error
 
 
 def _not_done(decoded: list[Decoded]) -> list[bytes]:

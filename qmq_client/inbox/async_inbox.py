@@ -53,6 +53,12 @@ class AsyncInbox:
         async with self.open(()):
             pass
 
+    async def probe(self) -> None:
+        """Raise unless an id can be noted now. Leaves none behind."""
+        async with self._turn, self._session_factory() as session:
+            await session.run_sync(self._notes.probe)
+            await session.rollback()
+
     @asynccontextmanager
     async def open(self, message_ids: Sequence[bytes]) -> AsyncIterator[InboxWork[AsyncSession]]:
         """A transaction that has noted these ids; committed at the end, rolled back on an error.

@@ -74,6 +74,12 @@ class Inbox:
         with self.open(()):
             pass
 
+    def probe(self) -> None:
+        """Raise unless an id can be noted now. Leaves none behind."""
+        with self._turn, self._session_factory() as session:
+            self._notes.probe(session)
+            session.rollback()
+
     @contextmanager
     def open(self, message_ids: Sequence[bytes]) -> Iterator[InboxWork[Session]]:
         """A transaction that has noted these ids; committed at the end, rolled back on an error.

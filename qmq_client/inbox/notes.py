@@ -6,6 +6,7 @@ behind its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
 from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
 from qmq_client.outbox.table import AS_NAMED
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name
 
 #: Rows per delete: each is a short transaction between those of the handlers.
@@ -64,6 +66,10 @@ class Notes:
             left_open.commit()  # as the COMMIT would; on MySQL our own savepoint is around it
         if has_ids:
             self._dialect.confirm(begun.connection, begun.noted)
+
+    def probe(self, session: Session) -> None:
+        """Note an id that no message has; the caller rolls back."""
+        self.begin(session, [os.urandom(MESSAGE_ID_BYTES)])
 
     def forget(self, session: Session, message_ids: Collection[bytes]) -> None:
         """Take back notes of this transaction, so that their messages may have effects again."""
