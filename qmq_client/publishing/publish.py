@@ -36,6 +36,7 @@ from qmq_client.errors import (
     TransportError,
 )
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow, ParkedRow
+from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.request_headers import DEDUPE_HEADER
 from qmq_client.retry import Backoff
 from qmq_client.transport.port import Transport
@@ -84,12 +85,19 @@ def publish_rows(
     max_attempts: int,
     random: Callable[[], float],
     limits: Limits = DEFAULT_LIMITS,
+    forbidden: ForbiddenSubjects | None = None,
 ) -> BatchOutcome:
     """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
 
     Rows of one ordering key go in the order given. Of rows with one id the first is sent.
+    `forbidden` is what a sender keeps from batch to batch, so that the log is not told each time.
     """
-    batch = _Batch(backoff=backoff, max_attempts=max_attempts, random=random)
+    batch = _Batch(
+        backoff=backoff,
+        max_attempts=max_attempts,
+        random=random,
+        forbidden=forbidden or ForbiddenSubjects(),
+    )
     # Twice in one frame, a dedupe id would be refused as known although nothing is stored yet.
     first_of_each = {row.message_id: row for row in reversed(rows)}
     alone = [row for row in rows if first_of_each[row.message_id] is row]
@@ -111,6 +119,7 @@ class _Batch:
     backoff: Backoff
     max_attempts: int
     random: Callable[[], float]
+    forbidden: ForbiddenSubjects
     sent: list[bytes] = field(default_factory=list)
     failed: list[FailedRow] = field(default_factory=list)
     parked: list[ParkedRow] = field(default_factory=list)
@@ -181,6 +190,7 @@ class _Batch:
             return self._halve(rows, error)
         else:
             self.sent += [row.message_id for row in rows]
+            self.forbidden.taken(row.subject for row in rows)
         return []
 
     def _split(self, rows: list[OutboxRow], error: BrokerRefusedError) -> list[list[OutboxRow]]:
@@ -208,7 +218,7 @@ class _Batch:
         self, rows: list[OutboxRow], subject: str, error: BrokerRefusedError
     ) -> list[list[OutboxRow]]:
         """Leave the rows of a subject that this token must not send to; the others go on."""
-        _log.warning("messages of subject %s wait: %s", subject, error)
+        self.forbidden.refused(subject, error)
         for row in rows:
             if row.subject == subject:
                 self._give_back(row, _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import random
 from typing import Final
@@ -30,7 +30,9 @@ from qmq_client.options import ProducerOptions
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
+from qmq_client.publishing.callbacks import call_back
 from qmq_client.publishing.deletes import Deletes
+from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.publishing.ordering import HeldRow, Turns, turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.publishing.receipts import Fate, Receipts
@@ -96,6 +98,7 @@ class Publisher:
         keep_s = options.keep_sent_s
         self._keep_ms = None if keep_s is None else keep_s * 1000
         self._outage_kind = ""
+        self._forbidden = ForbiddenSubjects()
         self._sent_at_s = float("-inf")
         self._counts: Counter[str] = Counter()
 
@@ -129,7 +132,7 @@ class Publisher:
         self._delete(now_s, is_hurried)
         done = self._counts
         wait_s, wake_at = self._next_due(now_s, is_hurried)
-        self._call_back(outcome)
+        call_back(self._options, outcome)
         return Pass(
             sent=done["sent"] - before["sent"],
             failed=done["failed"] - before["failed"],
@@ -214,6 +217,7 @@ class Publisher:
             max_attempts=self._options.max_attempts,
             random=random,
             limits=self._options.limits,
+            forbidden=self._forbidden,
         )
         self._settle(outcome, now_s)
         if any(row.ordering_key is not None for row in rows):
@@ -360,16 +364,6 @@ class Publisher:
             wake_at = self._options.batch_messages
         return (max(0.0, min(waits)) if waits else None), wake_at
 
-    def _call_back(self, outcome: BatchOutcome) -> None:
-        options = self._options
-        if options.on_sent is not None and outcome.sent:
-            _tell(options.on_sent, [format_message_id(message_id) for message_id in outcome.sent])
-        if options.on_failed is not None:
-            errors = [(row.message_id, row.error) for row in outcome.failed]
-            errors += [(row.message_id, row.error) for row in outcome.parked]
-            for message_id, error in errors:
-                _tell(options.on_failed, format_message_id(message_id), error)
-
     def _tell_outage(self, error: str) -> None:
         """When it begins, when its kind changes, and each time its failures have doubled."""
         failures, kind = self._breaker.failures, error.partition(":")[0]
@@ -390,11 +384,3 @@ class Publisher:
 
     def _count(self, **more: int) -> None:
         self._counts.update(more)
-
-
-def _tell(callback: Callable[..., object], *given: object) -> None:
-    """Call the application; what it raises is logged, and keeps nothing from anybody."""
-    try:
-        callback(*given)
-    except Exception:  # the owner's code
-        _log.exception("callback failed: %r", callback)

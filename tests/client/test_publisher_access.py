@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qmq_client.message import Message
+from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from tests.broker.face.guard import add_token
@@ -83,3 +84,32 @@ def test_O6_rows_of_a_forbidden_subject_wait_and_hold_up_no_others(
     assert left == [(OTHERS, 0, 0), ("not.mine", 0, 0)]
     assert caplog.text.count(f"messages of subject {OTHERS} wait") == 1
     assert "--role producer:SUBJECTS" in caplog.text
+
+
+def test_W8_a_forbidden_subject_is_told_less_and_less_often_and_its_end_once(
+    world: World, tmp_path: Path, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    narrow = add_token(tokens, "producer:orders.*", name="narrow")[1]
+    wide = add_token(tokens, "producer:*", name="wide")[1]
+    caplog.set_level(logging.INFO, "qmq.publish")
+    with (
+        BrokerProcess(tmp_path / "broker", "--tokens", str(tokens)) as broker,
+        as_(broker, narrow) as refused,
+        as_(broker, wide) as taken,
+    ):
+        for transport in (*[refused] * 9, taken, taken):
+            world.producer.send_now_many([Message(MINE, "x"), Message(OTHERS, "x")])
+            with_transport(world, transport)
+            world.producer.flush()
+    lines = [record.getMessage().partition(":")[0] for record in caplog.records]
+    waits = [f"messages of subject {OTHERS} wait, refusals={count}" for count in (1, 2, 4, 8)]
+    assert lines == [*waits, f"messages of subject {OTHERS} are taken again, refusals=9"]
+
+
+def test_subjects_without_end_are_remembered_up_to_a_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forbidden = ForbiddenSubjects()
+    for number in range(3_000):
+        forbidden.refused(f"orders.{number}", PermissionError("no"))
+    assert len(forbidden._refusals) == 1_000

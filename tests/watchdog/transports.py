@@ -27,6 +27,18 @@ class PickyTransport(MemoryTransport):
         return super().send(frame)
 
 
+class ForbiddingTransport(MemoryTransport):
+    """Takes nothing of this subject, until told otherwise."""
+
+    forbids = True
+
+    def send(self, frame: bytes) -> SendAnswer:
+        if self.forbids:
+            answer = ErrorAnswer(code="forbidden", message="no", field="subject", value=SUBJECT)
+            raise BrokerRefusedError(403, answer)
+        return super().send(frame)
+
+
 class WatchedTransport(MemoryTransport):
     """Calls somebody before each frame goes out, and tells when one was accepted."""
 

@@ -22,6 +22,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.database import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
+from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.publishing.ordering import Turns, turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
@@ -149,6 +150,7 @@ class Sweep:
         self._clock = clock
         self._random = random
         self._is_checked = False
+        self._forbidden = ForbiddenSubjects()
         self._rate = RowRate(database.rows_per_s, clock.monotonic_s())
         self._limit_rows = min(PROBE_ROWS, self._options.batch_rows)
         self._aim_bytes = BATCH_BYTES_AIM
@@ -266,6 +268,7 @@ class Sweep:
             backoff=self._options.backoff,
             max_attempts=self._options.max_attempts,
             random=self._random,
+            forbidden=self._forbidden,
         )
         counts.add(outcome)
         sent_s = self._clock.monotonic_s()
