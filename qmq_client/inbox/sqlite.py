@@ -27,6 +27,7 @@ from qmq_client.inbox.statements import (
 )
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.sqlite import NOW_MS, end_left_transactions
+from qmq_client.outbox.database.sqlite_turns import TURNS
 
 #: A savepoint around the handler's work: no COMMIT or ROLLBACK of any kind leaves it in place.
 _MARK: Final = "qmq_inbox"
@@ -66,6 +67,8 @@ class SqliteInboxDialect:
             return
         if driver.isolation_level is None:
             raise autocommit_error()
+        if not connection.dialect.is_async:  # whose loop would stand still
+            TURNS.of(connection.engine).let_the_publisher_go_first()
         self._execute(connection, "BEGIN IMMEDIATE")
 
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
