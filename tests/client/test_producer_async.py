@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from qmq_client.errors import ConfigurationError, InvalidMessageError
+from qmq_client.errors import ConfigurationError, InvalidMessageError, TooLargeError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
@@ -28,7 +29,7 @@ from qmq_client.request_headers import request_headers
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
 from tests.client.publishing import WATCHDOG, GatedTransport, sweep
-from tests.client.world import SUBJECT, World
+from tests.client.world import SUBJECT, Order, World
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database
 
@@ -279,3 +280,23 @@ def test_what_does_not_block_is_named_after_what_does_and_takes_the_same() -> No
 
 def _is_public_coroutine(name: str) -> bool:
     return not name.startswith("_") and inspect.iscoroutinefunction(getattr(Producer, name))
+
+
+def test_S1_S7_S11_a_message_that_the_server_cannot_take_stops_the_commit_also_if_its_error_was_caught(
+    tmp_path: Path, sqlite_database: Database
+) -> None:
+    """Or the messages that wait beside it would be missing."""
+
+    async def story(world: World) -> None:
+        world.producer._outlet = replace(world.producer._outlet, record_bytes_max=200)
+        async with AsyncSession(world.engine) as session:
+            for body in ("a", "b" * 200, "c"):
+                world.send(body, session)
+            with pytest.raises(TooLargeError):
+                await session.connection()
+            session.add(Order(label="a"))
+            with pytest.raises(TooLargeError):
+                await session.commit()
+        assert await asyncio.to_thread(world.outcome) == ([], [], set())
+
+    tell(story, tmp_path, sqlite_database)

@@ -4,7 +4,8 @@
 even a BEGIN. So messages sent before the session's first statement are noted at the session's
 innermost transaction. They move into the connection's unit when that transaction begins there: with
 its first statement, or right before its commit. A transaction that is rolled back takes its notes
-with it.
+with it. What a signal handler raises in the middle leaves the rest waiting, for the commit at the
+latest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qmq_client.outbox.transaction.outlet import Outlet
 DEFERRED: Final = "qmq_deferred"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Deferred:
     transaction: SessionTransaction
     engine: sa.Engine
@@ -31,6 +32,8 @@ class _Deferred:
     rows: list[OutboxRow]
     #: As those of a `Unit`.
     endings: list[Ending] = field(default_factory=list)
+    #: Some of the rows may be in the unit, if the move was interrupted.
+    is_moving: bool = False
 
     def find(self, outlet: Outlet, message_id: bytes) -> tuple[OutboxRow, Ending] | None:
         rows = self.rows if self.outlet is outlet else []
@@ -52,10 +55,17 @@ def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[Outbox
 
 def move(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     """`transaction` has begun on this connection: its waiting messages go into the connection's unit."""
-    for each in _take(session, transaction, connection.engine.pool):
+    waiting: list[_Deferred] = session.info.get(DEFERRED, [])
+    pool = connection.engine.pool
+    for each in waiting.copy():
+        if each.transaction is not transaction or each.engine.pool is not pool:
+            continue
         unit = checked_unit(connection, each.outlet)
         unit.endings += tuple(each.endings)
-        unit.add(connection, each.outlet, each.rows)
+        rows = unit.without_known(each.rows) if each.is_moving else each.rows
+        each.is_moving = True
+        unit.add(connection, each.outlet, rows)
+        waiting.remove(each)  # last: whatever is raised before, it still waits
 
 
 def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
@@ -76,19 +86,5 @@ def deferred_row(
 
 def drop(session: Session, transaction: SessionTransaction) -> None:
     """`transaction` is over; what still waits for it was rolled back with it."""
-    _take(session, transaction, None)
-
-
-def _take(
-    session: Session, transaction: SessionTransaction, pool: sa.Pool | None
-) -> list[_Deferred]:
-    waiting: list[_Deferred] | None = session.info.get(DEFERRED)
-    if not waiting:
-        return []
-    taken = [
-        each
-        for each in waiting
-        if each.transaction is transaction and (pool is None or each.engine.pool is pool)
-    ]
-    waiting[:] = [each for each in waiting if each not in taken]
-    return taken
+    waiting: list[_Deferred] = session.info.get(DEFERRED, [])
+    waiting[:] = [each for each in waiting if each.transaction is not transaction]

@@ -110,7 +110,11 @@ def _begin_where_deferred(session: Session) -> None:
     for engine, outbox in deferred_outboxes(session).items():
         # Perhaps a connection whose transaction the session has joined.
         bind = bind_on(session, engine, outbox) or engine
-        session.connection(bind_arguments={"bind": bind})
+        connection = session.connection(bind_arguments={"bind": bind})
+        transaction = session.get_nested_transaction() or session.get_transaction()
+        if transaction is not None:
+            # Had it begun before, something may have been raised where that is noted.
+            enlist(session, transaction, connection)
 
 
 _SESSION_LISTENERS: Final[dict[str, Any]] = {

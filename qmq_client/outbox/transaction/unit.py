@@ -110,17 +110,22 @@ class Unit(msgspec.Struct, eq=False):
         for row in rows:
             if row.ordering_key is not None or outlet.record_bytes_max is not None:
                 check_row(outlet, self._link, row)
-        for row in rows:
-            self._rows.append((outlet, row))
-            self._unwritten_bytes += len(row.record)
-            if row.ordering_key is not None:
-                self._has_keys = True
         if outlet.is_strict:
             self._is_strict = True
+        for row in rows:
+            if row.ordering_key is not None:
+                self._has_keys = True
+            self._unwritten_bytes += len(row.record)
+            self._rows.append((outlet, row))  # last: what is noted is noted in full
         waiting = len(self._rows) - self._written
         is_full = waiting > ROWS_PER_INSERT_MAX or self._unwritten_bytes > outlet.buffer_bytes
         if is_full or self._is_strict:
             self._write_early(connection, outlet, is_full=is_full)
+
+    def without_known(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+        """Those of these rows that are not noted yet."""
+        known = {id(row) for _, row in self._rows}
+        return [row for row in rows if id(row) not in known]
 
     def _write_early(self, connection: sa.Connection, outlet: Outlet, *, is_full: bool) -> None:
         if not is_full and self._has_unwritten_keys():
