@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
@@ -23,33 +22,15 @@ DECODERS_MAX: Final = 1024
 _FORK_S_MAX: Final = 5.0
 
 
-class _Making:
-    """Whose turn it is to make a decoder. A fork takes its turn, too.
-
-    Otherwise a child could inherit a turn that nobody gives back, and a type that is half known for
-    good.
-    """
-
-    def __init__(self) -> None:
-        #: Reentrant: evaluating annotations may run the application's code.
-        self.turn = threading.RLock()
-
-    def before_fork(self) -> None:
-        self.turn.acquire(timeout=_FORK_S_MAX)
-
-    def after_fork(self) -> None:
-        with suppress(RuntimeError):  # it had not become this thread's
-            self.turn.release()
-
-    def after_fork_in_child(self) -> None:
-        self.turn = threading.RLock()
-
-
-_MAKING: Final = _Making()
+#: Whose turn it is to make a decoder. Reentrant: evaluating annotations may run the application's code.
+_TURN: Final = threading.RLock()
+# A fork takes its turn, too: a child could inherit one that nobody gives back, and a type that is half
+# known for good. None of the three is written in Python, where a signal handler could raise between
+# two steps and leave the turn taken.
 os.register_at_fork(
-    before=_MAKING.before_fork,
-    after_in_parent=_MAKING.after_fork,
-    after_in_child=_MAKING.after_fork_in_child,
+    before=partial(_TURN.acquire, timeout=_FORK_S_MAX),
+    after_in_parent=_TURN.release,
+    after_in_child=_TURN._at_fork_reinit,  # type: ignore[attr-defined]  # as the standard library does
 )
 
 
@@ -64,7 +45,7 @@ def json_as(data: bytes, kind: Any) -> Any:
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """A decoder of its own for type `kind`; raises `TypeError` for what cannot be decoded."""
-    with _MAKING.turn:
+    with _TURN:
         return msgspec.json.Decoder(kind)
 
 

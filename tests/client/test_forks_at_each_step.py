@@ -28,6 +28,7 @@ from qmq_client.producer import Producer
 from qmq_client.typed import json_as
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.requests import SendAnswer
+from tests.client.outbox.test_interrupted_databases import fail, is_done_in_time
 from tests.client.world import SUBJECT, open_engine
 from tests.kit.forked import CHILD_S, code_of, forked
 from tests.kit.interrupting import Interruption, at_each_look
@@ -180,3 +181,19 @@ def test_S10_a_fork_while_another_thread_learns_a_type() -> None:
     count, failures = failures_at_each_look(make_work, in_child, within, is_waited_for=True)
     assert failures == []
     assert count > 20
+
+
+def test_S10_a_signal_that_raises_around_a_fork_keeps_no_thread_from_learning_a_type() -> None:
+    """In any of the steps of ours that a fork makes; what is raised there, Python only reports."""
+
+    def learn() -> bool:
+        body: Any = msgspec.defstruct("Body", [("number", "int")])
+        return bool(json_as(b'{"number": 1}', body).number)
+
+    def fork_and_wait() -> None:
+        assert code_of(forked(lambda: True)) == 0
+
+    for interruption in at_each_look(fail, within=[typed.__file__]):
+        with suppress(KeyboardInterrupt):
+            interruption.around(fork_and_wait)
+        assert is_done_in_time(learn), interruption.place
