@@ -25,6 +25,7 @@ from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
+from tests.kit.waiting import wait_for
 from tests.services.databases import Database
 
 ADD_ONE = sa.text("UPDATE tally SET n = n + 1")
@@ -190,6 +191,21 @@ def test_C4_messages_that_arrive_when_the_outage_has_begun_go_back_to_the_broker
     assert bench.counters(consumers)["nacked"] == 2
     assert member.prefetch.in_hand == 0
     consumers.stop()
+
+
+def test_C8_a_stop_in_an_outage_is_clean_and_leaves_the_messages_to_others(
+    bench: Bench, line: Line
+) -> None:
+    consumers = bench.consumers(line.adding())
+    consumers.start()
+    line.go_away()
+    bench.put(1, 2)
+    wait_for(lambda: bench.counters(consumers).get("inbox_failures"))
+    assert consumers.stop().is_clean
+    answer = bench.broker.pull(
+        PullRequest(subject=SUBJECT, group=GROUP, consumer="other", max_messages=10)
+    )
+    assert len(answer.messages) == 2
 
 
 def test_C6_what_keeps_one_message_from_its_handler_holds_up_no_other(
