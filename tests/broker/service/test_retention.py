@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
+import msgspec
 import pytest
 
 from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
+from qmq_broker.storage.queues.queue_table import read_queue_tables, write_queue_table
 from qmq_broker.storage.schedule.beside import Work, at_once, in_a_thread
 from qmq_client.wire.requests import Settlement, SettleRequest
 from qmq_client.wire.start import Start, StartKind
@@ -160,6 +163,29 @@ def test_B8_a_subject_that_lost_all_its_messages_goes_on_where_it_was(rig: Rig) 
     (rig.directory / layout.QUEUE_TABLE).unlink()
     rig.restart()
     assert rig.send(b"next", subject="quiet").places[0].first_sequence == 4
+
+
+def test_B8_a_queue_table_without_a_subject_that_lost_all_its_messages_is_not_believed(
+    rig: Rig,
+) -> None:
+    """Else the next note of where the queues begin would forget the subject."""
+    send(rig, 2, subject="quiet")
+    send(rig, 12)
+    assert keep_house(rig) > 0
+    rig.close()
+    disk = OsDisk(str(rig.directory))
+    newest, *_ = read_queue_tables(disk, rig.store.store_id)
+    queues = tuple(one for one in newest.queues if one.subject != "quiet")
+    assert len(queues) == len(newest.queues) - 1
+    for _ in layout.QUEUE_TABLES:
+        write_queue_table(disk, msgspec.structs.replace(newest, queues=queues))
+    disk.close()
+    rig.start()
+    before = rig.store.first_offset
+    send(rig, 12)
+    assert keep_house(rig) > before
+    rig.restart()
+    assert rig.send(b"next", subject="quiet").places[0].first_sequence == 2
 
 
 def test_B11_queues_are_made_again_from_a_log_that_has_lost_its_beginning(rig: Rig) -> None:
