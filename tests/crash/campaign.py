@@ -1,7 +1,8 @@
 """Crash states of random lives by the thousand or by the million: seeded, resumable, in parallel.
 
 One seed is one life: its crash states, those of its recoveries, those of second lives. What the seeds
-did is kept in a journal of JSON lines, so that an interrupted run goes on where it was:
+did is kept in a journal of JSON lines, so that an interrupted run goes on where it was, as long as the
+code stays as it is: what was held of another version says nothing of this one.
 
     python -m tests.crash.campaign --states 10000000 --journal crash.jsonl
 """
@@ -9,6 +10,7 @@ did is kept in a journal of JSON lines, so that an interrupted run goes on where
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
@@ -29,6 +31,9 @@ from tests.crash.world import BrokenPromiseError
 SEEDS_PER_TASK = 20
 #: Every n-th crash state is one that a recovery or a second life begins with.
 SAMPLED = 13
+ROOT = Path(__file__).resolve().parents[2]
+#: What is judged, and what judges it.
+JUDGED = ("broker/qmq_broker", "qmq_client/wire", "tests/crash")
 
 
 class Tally(NamedTuple):
@@ -81,10 +86,12 @@ class Campaign:
         self.tally = Tally()
         self.seeds = 0
         self._done: set[int] = set()
+        self._code = code_mark(ROOT)
         for line in journal.read_text().splitlines() if journal.exists() else ():
             entry = json.loads(line)
-            first = entry.pop("first_seed")
-            self._note(first, Tally(**entry))
+            if entry.pop("code", "") == self._code:
+                first = entry.pop("first_seed")
+                self._note(first, Tally(**entry))
 
     def run(self, states: int) -> None:
         """Go on until so many different states were judged, in all."""
@@ -109,7 +116,8 @@ class Campaign:
         self._note(first, tally)
         self._journal.parent.mkdir(parents=True, exist_ok=True)
         with self._journal.open("a") as journal:
-            journal.write(json.dumps({"first_seed": first, **tally._asdict()}) + "\n")
+            entry = {"code": self._code, "first_seed": first, **tally._asdict()}
+            journal.write(json.dumps(entry) + "\n")
         if len(self._done) % 50 == 0:
             print(f"{self.told}, {passed_s:.0f} s", flush=True)
 
@@ -123,6 +131,15 @@ class Campaign:
         self._done.add(first)
         self.tally = self.tally.plus(tally)
         self.seeds += SEEDS_PER_TASK
+
+
+def code_mark(root: Path) -> str:
+    """Another one for each version of what is judged and of what judges it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(path for folder in JUDGED for path in (root / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _task(first: int) -> Tally:
