@@ -28,7 +28,7 @@ from heapq import nsmallest
 from typing import Final
 
 from qmq_broker.service.delivery.aside import Aside
-from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter
+from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
 from qmq_broker.service.delivery.deadlines import Deadlines
 from qmq_broker.service.delivery.filters import TagFilter, filter_of
 from qmq_broker.service.delivery.history import (
@@ -84,7 +84,7 @@ class GroupState:
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
         #: Messages that come back later than `redeliveries` looks ahead.
         self.aside = Aside()
-        self.dead: dict[int, DeadLetter] = {}
+        self.dead = DeadLetters()
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
         self.lost_count = 0

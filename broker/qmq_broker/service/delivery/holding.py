@@ -27,11 +27,9 @@ def first_needed(state: GroupState, dead_since_ms: int) -> int:
         needed += [first for first, _ in ranges]
     if state.lanes is not None:
         needed += [one for one, _ in state.lanes.sequences() if not state.aside.holds(one)]
-    needed += [
-        one.sequence
-        for one in state.dead.values()
-        if one.at_ms >= dead_since_ms and one.sequence not in copies
-    ]
+    dead = state.dead.first_since(dead_since_ms, without=copies)
+    if dead is not None:
+        needed.append(dead)
     return min(needed)
 
 

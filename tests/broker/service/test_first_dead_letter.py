@@ -1,0 +1,66 @@
+"""The first dead letter that retention waits for: found without looking at the others."""
+
+from __future__ import annotations
+
+import random
+
+from qmq_broker.service.delivery.dead_letters import REJECTED, DeadLetter, DeadLetters
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.holding import first_needed
+
+COUNT = 10_000
+
+
+class Time(int):
+    """Milliseconds that count how often a time was asked about."""
+
+    looks = 0
+
+    def __ge__(self, other: int) -> bool:
+        Time.looks += 1
+        return super().__ge__(other)
+
+
+def letter(sequence: int, at_ms: int) -> DeadLetter:
+    return DeadLetter(sequence=sequence, attempts=1, reason=REJECTED, error="", at_ms=Time(at_ms))
+
+
+def test_retention_looks_at_few_dead_letters_however_many_there_are() -> None:
+    state = GroupState(subject="orders", group="billing", first_sequence=COUNT, max_attempts=1)
+    for sequence in range(COUNT):
+        state.dead[sequence] = letter(sequence, at_ms=sequence)
+    Time.looks = 0
+    asked = range(0, COUNT, 100)
+    assert [first_needed(state, since_ms) for since_ms in asked] == list(asked)
+    assert Time.looks <= COUNT + len(asked), "each letter leaves once"
+    Time.looks = 0
+    for _ in range(100):
+        assert first_needed(state, asked[-1]) == asked[-1]
+    assert Time.looks <= 100
+
+
+def test_the_first_dead_letter_is_that_of_all_that_are_looked_through() -> None:
+    rng = random.Random(7)
+    dead, copies, since_ms = DeadLetters(), set[int](), 0
+    for now_ms in range(5_000):
+        sequence = rng.randrange(100)
+        if rng.random() < 0.6:
+            dead[sequence] = letter(sequence, now_ms)
+        elif sequence in dead and sequence not in copies:
+            del dead[sequence]
+        if rng.random() < 0.01:
+            copies.add(sequence)
+        since_ms = max(since_ms, now_ms - rng.randrange(50, 200))
+        wanted = [one for one, its in dead.items() if int(its.at_ms) >= since_ms]
+        wanted = [one for one in wanted if one not in copies]
+        assert dead.first_since(since_ms, without=copies) == min(wanted, default=None)
+
+
+def test_what_is_replayed_and_dies_again_takes_no_more_room_each_time() -> None:
+    dead = DeadLetters()
+    dead[0] = letter(0, at_ms=0)
+    for now_ms in range(COUNT):
+        dead[1] = letter(1, now_ms)
+        assert dead.first_since(0, without=()) == 0
+        del dead[1]
+    assert len(dead._heap) < 200
