@@ -237,7 +237,7 @@ def _intake(
         wire=settings.wire,
         limits=settings.limits,
         reserve_bytes=settings.store.reserve_bytes,
-        now_ms=time.now_ms,
+        latest_ms=time.latest_ms,
     )
 
 

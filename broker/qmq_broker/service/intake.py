@@ -42,14 +42,15 @@ class Intake:
         wire: Limits,
         limits: ServiceLimits,
         reserve_bytes: int,
-        now_ms: Callable[[], int],
+        latest_ms: Callable[[], int],
     ) -> None:
+        """`latest_ms` gives the time that due times are compared with."""
         self._store = store
         self._serving = serving
         self._wire = wire
         self._subjects_max = limits.subjects
         self._reserve_bytes = reserve_bytes
-        self._now_ms = now_ms
+        self._latest_ms = latest_ms
         self._subjects = set(store.subjects())
         self._known_room_bytes = 0
 
@@ -70,7 +71,7 @@ class Intake:
             if may_send is not None:
                 may_send(run.subject)
         check_records(frame)
-        check_due_times(frame, self._now_ms(), self._wire)
+        check_due_times(frame, self._latest_ms(), self._wire)
         self._check_subjects(frame)
         return frame
 

@@ -22,3 +22,11 @@ class SteadyTime:
     def now_ms(self) -> int:
         """Milliseconds since 1970 UTC; never goes back while this process lives."""
         return int(self._offset_ms + self._clock.monotonic_s() * 1000)
+
+    def latest_ms(self) -> int:
+        """This time, or the wall clock's if that is later.
+
+        Due times are other people's wall clocks: one that was behind at the start and has been put
+        right since, or is wrong only now, must not make what they allow seem too far ahead.
+        """
+        return max(self.now_ms(), self._clock.now_ms())

@@ -152,6 +152,16 @@ def test_F34_D5_at_the_edge_of_two_years_a_message_comes_once_and_behind_it_is_r
     rig.close()
 
 
+def test_D5_what_is_within_the_limit_is_taken_once_the_clock_is_put_right(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    start_ms = rig.clock.wall_ms
+    rig.clock.wall_ms += 30 * DAY_MS  # it was a month behind when the broker started
+    rig.send_delayed({b"last": rig.clock.wall_ms + DEFAULT_LIMITS.delay_ms})
+    rig.clock.wall_ms = start_ms - 30 * DAY_MS  # and now it is wrong
+    rig.send_delayed({b"last by the clock of the start": start_ms + DEFAULT_LIMITS.delay_ms})
+    rig.close()
+
+
 def _go_to(rig: DelayRig, moment: int) -> None:
     """Let time pass up to a moment, however far, in a life of its own so that it is no jump."""
     rig.clock.pass_ms(moment - rig.clock.wall_ms)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from qmq_client.wire.limits import DEFAULT_LIMITS
 from tests.broker.delay.delay_rig import DelayRig
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import GROUP, SUBJECT
@@ -86,3 +87,16 @@ def test_B7_a_json_send_that_is_repeated_later_is_stored_once(
     assert send(client, message).json["duplicates"] == 1
     assert send(client, {**message, "delay_ms": 6_000}).status == 409
     assert rig.pass_and_release(60_000) == 1
+
+
+def test_D5_times_are_counted_from_a_clock_that_was_put_right(
+    rig: DelayRig, client: Client
+) -> None:
+    rig.clock.wall_ms += YEAR_MS  # it was a year behind when the broker started
+    now_ms, far_ms = rig.clock.wall_ms, rig.clock.wall_ms + DEFAULT_LIMITS.delay_ms
+    assert send(client, {"delay_ms": 5_000}, {"deliver_at_ms": far_ms}).status == 200
+    listed = client.get("/v1/delayed").json["delayed"]
+    assert [one["due_at_ms"] for one in listed] == [now_ms + 5_000, far_ms]
+    wanted = {"message_id": listed[0]["message_id"], "deliver_at_ms": far_ms}
+    reply = client.post("/v1/delayed/reschedule", wanted)
+    assert reply.json["outcomes"] == ["rescheduled"]

@@ -169,7 +169,7 @@ class _Delayed:
         """Give a pending message another due time."""
         wanted = await read_body(request, RescheduleRequest)
         message_id = parse_message_id(wanted.message_id)
-        now_ms = self._broker.time.now_ms()
+        now_ms = self._broker.time.latest_ms()
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
         self._broker.serving.check_takes_messages()
         sees = _theirs(request)

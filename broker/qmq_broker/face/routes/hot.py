@@ -205,7 +205,7 @@ class HotRoutes:
         return json_to_frame(
             read_json(data, JsonSend),
             new_id=self._ids.next_id,
-            now_ms=self._broker.time.now_ms(),
+            now_ms=self._broker.time.latest_ms(),
             limits=self._broker.settings.wire,
         )
 
