@@ -146,8 +146,6 @@ class BrokerLife:
         self.disk = disk
         self._scheduler = scheduler
         self._has_work = Signal()
-        #: Whether something may have come since the writer looked.
-        self._is_work_new = False
         self._delay_is_wanted = Signal()
         self._is_stopping = False
         self._busy_strands = 0
@@ -217,7 +215,6 @@ class BrokerLife:
             return
         self._is_stopping = True
         self.broker.writer.stop()
-        self._is_work_new = True
         self.loop.turn(lambda: self.broker.drain("asked to"))
         self._scheduler.give(self._has_work)
         self._scheduler.give(self._delay_is_wanted)
@@ -241,19 +238,23 @@ class BrokerLife:
         self.in_loop("loop", call, self._scheduler.rng.randrange(200))
 
     def _wake_strands(self) -> None:
-        if self.broker.writer.waiting_bytes:
-            self._is_work_new = True
+        if self._has_writer_work:
             self._scheduler.give(self._has_work)
         releaser = self.broker.delayed.releaser
         if releaser.is_busy or releaser.has_news:  # what its thread is notified of
             self._scheduler.give(self._delay_is_wanted)
 
+    @property
+    def _has_writer_work(self) -> bool:
+        """Whether the writer's thread, which waits for requests and chores alike, would find one."""
+        writer = self.broker.writer
+        return not (writer._submissions.empty() and writer._chores.empty())
+
     def _write(self) -> None:
         is_stopped = False
         while not is_stopped:
-            if not self._is_work_new:
+            if not self._has_writer_work:
                 self.process.wait(self._has_work, _IDLE_US, "writer waits")
-            self._is_work_new = False
             is_stopped = self.broker.writer.step().is_stopped
         self._end_strand()
 
