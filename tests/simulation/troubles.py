@@ -253,11 +253,10 @@ class Troubles:
         broker = life.broker
         for group in self._world.plan.groups:
             known = broker.delivery.group(group.subject, group.name)
-            queue = life.store.queue(group.subject)
-            if group.kind is Kind.AUDIT and known is not None and queue is not None:
-                self._world.sought[group.subject] = queue.first_sequence
-                start = Start(StartKind.EARLIEST)
-                broker.changes.seek(group.subject, group.name, start, broker.time.now_ms())
+            if group.kind is Kind.AUDIT and known is not None:
+                start, now_ms = Start(StartKind.EARLIEST), broker.time.now_ms()
+                first = broker.changes.seek(group.subject, group.name, start, now_ms)
+                self._world.sought[group.subject] = first
 
     def _in_broker(self, call: Callable[[], None]) -> None:
         """As an operator does, who may be refused."""

@@ -46,8 +46,6 @@ class Housekeeping:
         self._options = options
         self._limits = limits
         self._next_ms = 0
-        #: The beginning of the log that was last asked for: a pending request is not repeated.
-        self._asked_offset = 0
         #: Whether the writer was asked to advance the log's own time.
         self._is_marking = False
 
@@ -72,17 +70,15 @@ class Housekeeping:
             self._action_sync.keep(*self._delivery.snapshot(now_ms))
 
     def _retain(self, now_ms: int) -> None:
-        expired_offset = self._store.expired_offset(now_ms)
-        if expired_offset <= max(self._store.first_offset, self._asked_offset):
+        retention = self._store.retention
+        offset = self._store.expired_offset(now_ms)
+        if retention.asked_offset or offset <= retention.first_offset:
             return
-        offset = expired_offset
         if not self._options.force_retention:
             dead_since_ms = now_ms - self._limits.dead_letter_ms
             offset = min(offset, self._delivery.needed_offset(dead_since_ms))
-        if offset <= self._store.first_offset:
-            return
-        self._asked_offset = offset
-        self._writer.run_soon(lambda: self._give_up(offset))
+        if retention.ask(offset):
+            self._writer.run_soon(lambda: self._give_up(offset))
 
     def _note_time(self) -> None:
         """In the writer's thread."""
@@ -91,7 +87,9 @@ class Housekeeping:
 
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""
-        # A power cut must not undo what lets the segment go, such as a message set aside.
-        self._store.actions.sync()
-        self._store.give_up_below(offset)
-        self._asked_offset = 0
+        try:
+            # A power cut must not undo what lets the segment go, such as a message set aside.
+            self._store.actions.sync()
+            self._store.give_up_below(offset)
+        finally:
+            self._store.retention.asked_offset = 0

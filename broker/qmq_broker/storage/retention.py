@@ -13,6 +13,9 @@ leaves the old beginning, or the new one plus files below it, which the next sta
 What a restart needs is never given up: the segment of the last checkpoint, ids that may be
 repeated, entries that are not in their files, delayed messages that were not copied. What a keeper
 has not got yet (`keepers.py`) is given up only by force.
+
+Whether a group still needs something is decided in another thread, which asks for it to be given
+up. From then on nobody can be moved there: what is decided is not looked at again.
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ class Retention:
         #: Where the log begins, or will begin once the work under way is done. No new keeper can
         #: start below it.
         self.coming_offset = retained.first_offset
+        #: What the writer was asked to give up below, and has not begun with; 0 for nothing. Set by
+        #: the thread that asks, which waits for 0 before it asks again.
+        self.asked_offset = 0
         #: What was noted beside the writer, for the writer to take over.
         self._noted: Retained | None = None
         #: Runs what takes long.
@@ -72,6 +78,15 @@ class Retention:
     def first_offset(self) -> int:
         """Where the commit log begins; everything below was given up. For any thread."""
         return self._retained.first_offset
+
+    @property
+    def spared_offset(self) -> int:
+        """No group can begin or be moved below this: what is there may go at any moment.
+
+        For the thread that asks.
+        """
+        # In this order: what was asked is forgotten only when what is coming of it is noted.
+        return max(self.asked_offset, self.coming_offset)
 
     def expired_offset(self, now_ms: int) -> int:
         """How far age, length and keepers allow the log to be given up. For any thread."""
@@ -90,6 +105,18 @@ class Retention:
                 break
             expired_offset = base
         return expired_offset
+
+    def ask(self, offset: int) -> bool:
+        """Keep everybody from what is to be given up below `offset`; returns whether that is anything.
+
+        Then the writer has to be told to `give_up_below`. For the thread that asks, once at a time.
+        """
+        assert not self.asked_offset
+        first_offset = self._parts.commit_log.base_of(offset)
+        if first_offset <= self.first_offset:
+            return False
+        self.asked_offset = first_offset
+        return True
 
     def give_up_below(self, offset: int) -> int:
         """Let the log begin at the last segment at or below `offset` that a restart can do without.
@@ -113,6 +140,7 @@ class Retention:
             self.beside.check()
             noted, self._noted = self._noted, None
             if noted is None:
+                self.coming_offset = self.first_offset  # also where there was no room for the note
                 return True
             self._take_over(noted)
             self.beside.begin(self._remove)

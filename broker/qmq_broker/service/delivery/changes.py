@@ -133,9 +133,11 @@ class Changes:
         return group, sequences[:limit], len(sequences) > limit
 
     def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int]:
-        """Those whose messages still exist, and how many do not."""
-        queue = group_queue(self._store, state)
-        present = [] if queue is None else [n for n in sequences if _is_whole(queue.entries(n, 1))]
+        """Those whose messages exist and stay, and how many do not."""
+        queue, spared_offset = group_queue(self._store, state), self._store.retention.spared_offset
+        if queue is None:
+            return [], len(sequences)
+        present = [n for n in sequences if _stays(queue.entries(n, 1), spared_offset)]
         return present, len(sequences) - len(present)
 
     def _keys(self, state: GroupState, first: int, next_: int) -> tuple[int, ...]:
@@ -151,8 +153,11 @@ class Changes:
         self._delivery.after_change(group, now_ms)
 
 
-def _is_whole(entries: Sequence[Entry]) -> bool:
-    return bool(entries) and bool(entries[0].record_bytes)
+def _stays(entries: Sequence[Entry], spared_offset: int) -> bool:
+    """Whether the message at the first of these is there, and retention does not take it now."""
+    if not entries:
+        return False
+    return bool(entries[0].record_bytes) and entries[0].physical_offset >= spared_offset
 
 
 def _runs(sequences: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,20 +7,22 @@ from qmq_client.wire.start import Start, StartKind
 
 
 def position_of(store: Store, subject: str, start: Start) -> int:
-    """The sequence of this start position, within what exists and is durable.
+    """The sequence of this start position, within what is durable and stays.
 
-    A time is found in the commit log by halving, which may block for a few reads.
+    What retention is about to delete counts as gone: nobody asks again whether a group wants it.
+    Places are found by halving, which may block for a few reads.
     """
     queue = store.queue(subject)
     if queue is None:
         return 0
+    if start.kind is StartKind.LATEST:
+        return queue.next_sequence
+    first = queue.sequence_at(store.retention.spared_offset)
     match start.kind:
-        case StartKind.EARLIEST:
-            wanted = queue.first_sequence
-        case StartKind.LATEST:
-            wanted = queue.next_sequence
         case StartKind.SEQUENCE:
             wanted = start.number
         case StartKind.TIME:
             wanted = queue.sequence_at(store.offset_at(start.number))
-    return min(max(wanted, queue.first_sequence), queue.next_sequence)
+        case _:
+            wanted = first
+    return min(max(wanted, first), queue.next_sequence)

@@ -114,7 +114,8 @@ class ConsumeQueue:
         first, after = self.first_sequence, self.next_sequence
         while first < after:
             middle = (first + after) // 2
-            if self.entries(middle, 1)[0].physical_offset < offset:
+            found = self.entries(middle, 1)
+            if not found or found[0].physical_offset < offset:  # none: given up meanwhile
                 first = middle + 1
             else:
                 after = middle
