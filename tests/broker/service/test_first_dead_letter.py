@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import random
 
-from qmq_broker.service.delivery.dead_letters import REJECTED, DeadLetter, DeadLetters
+from qmq_broker.service.delivery.dead_letters import (
+    LEAVING_MAX,
+    REJECTED,
+    DeadLetter,
+    DeadLetters,
+)
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.holding import first_needed
 
@@ -37,6 +42,17 @@ def test_retention_looks_at_few_dead_letters_however_many_there_are() -> None:
     for _ in range(100):
         assert first_needed(state, asked[-1]) == asked[-1]
     assert Time.looks <= 100
+
+
+def test_very_many_dead_letters_leave_a_part_at_a_time_and_hold_retention_until_then() -> None:
+    dead = DeadLetters()
+    for sequence in range(2 * LEAVING_MAX + 1):
+        dead[sequence] = letter(sequence, at_ms=sequence)
+    Time.looks = 0
+    since_ms = 2 * LEAVING_MAX
+    found = [dead.first_since(since_ms, without=()) for _ in range(3)]
+    assert found == [LEAVING_MAX, 2 * LEAVING_MAX, 2 * LEAVING_MAX]
+    assert Time.looks == 2 * LEAVING_MAX + 1
 
 
 def test_the_first_dead_letter_is_that_of_all_that_are_looked_through() -> None:

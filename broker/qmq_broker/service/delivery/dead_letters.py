@@ -17,6 +17,8 @@ ATTEMPTS_USED_UP: Final = "attempts used up"
 EXPIRED: Final = "expired"
 #: Few enough to be looked through at any time.
 _FEW: Final = 64
+#: Letters that leave the heap at a time: about ten milliseconds.
+LEAVING_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,15 @@ class DeadLetters(dict[int, DeadLetter]):
     def first_since(self, at_ms: int, *, without: Container[int]) -> int | None:
         """The lowest sequence that died at this time or later; None if there is none.
 
-        Requires: neither the time nor what is left out ever goes back.
+        A lower one when very many died before; it rises with each call. Requires: neither the time
+        nor what is left out ever goes back.
         """
         heap = self._heap
-        while heap:
+        for _ in range(LEAVING_MAX):
+            if not heap:
+                return None
             letter = self.get(heap[0])
             if letter is not None and letter.at_ms >= at_ms and heap[0] not in without:
                 return heap[0]
             heappop(heap)
-        return None
+        return heap[0] if heap else None
