@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.service.delivery.holding import first_copy, first_needed
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
 from qmq_client.wire.operations import DeadRequest
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 
@@ -110,6 +111,27 @@ def test_B12_a_paused_group_holds_its_messages_back_and_a_removed_one_does_not(r
     assert rig.broker.delivery.needed_offset(rig.now_ms) == entry.physical_offset
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
     assert rig.broker.delivery.needed_offset(rig.now_ms) == rig.store.durable_offset
+
+
+def test_B12_each_subject_is_looked_at_once_however_many_groups_it_has(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(rig, 20)
+    for number in range(1, 20):
+        rig.settle(rig.pull(group=f"g{number}", max_messages=number).ack(), group=f"g{number}")
+    asked: list[int] = []
+    places = ConsumeQueue.places
+
+    def noted(self: ConsumeQueue, first: int, count: int) -> list[Place]:
+        asked.append(first)
+        return places(self, first, count)
+
+    monkeypatch.setattr(ConsumeQueue, "places", noted)
+    needed_offset = rig.broker.delivery.needed_offset(0)
+    assert asked == [1]
+    queue = rig.store.queue(SUBJECT)
+    assert queue is not None
+    assert needed_offset == queue.entries(1, 1)[0].physical_offset
 
 
 def test_B12_a_dead_letter_holds_the_log_back_up_to_the_last_moment_of_its_time(rig: Rig) -> None:

@@ -101,16 +101,18 @@ class Delivery:
 
     def needed_offset(self, dead_since_ms: int) -> int:
         """Where the first message that some group may still be given is in the commit log."""
-        offset = self._store.durable_offset
-        for group in self.registry:
-            state = group.state
+        firsts: dict[str, int] = {}  # of a subject once: ten thousand groups may be on one
+        for state in self.groups():
             needed = {state.subject: first_needed(state, dead_since_ms)}
             if (copy := first_copy(state, dead_since_ms)) is not None:
                 needed[COPIES] = copy
             for subject, first in needed.items():
-                queue = self._store.queue(subject)
-                if queue is not None and (entries := queue.entries(first, 1)):
-                    offset = min(offset, entries[0].physical_offset)
+                firsts[subject] = min(first, firsts.get(subject, first))
+        offset = self._store.durable_offset
+        for subject, first in firsts.items():
+            queue = self._store.queue(subject)
+            if queue is not None and (entries := queue.entries(first, 1)):
+                offset = min(offset, entries[0].physical_offset)
         return offset
 
     def groups(self) -> list[GroupState]:
