@@ -12,8 +12,14 @@ from qmq_client.wire.delayed import Cancellation
 class Cancelling(Protocol):
     """A transport to a broker that keeps delayed messages."""
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """Cancel delayed messages; the outcome of each, durable on return."""
+    def cancel(
+        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+    ) -> tuple[Cancellation, ...]:
+        """Cancel delayed messages; the outcome of each, durable on return.
+
+        `is_withdrawn`: they were removed from the outbox. Those that are unknown are not stored
+        either when an earlier send of them arrives later.
+        """
         ...
 
 
@@ -23,11 +29,12 @@ def cancel_at_broker(
     """Cancel one message; raises `TransportError`. Unknown at a broker that keeps no delayed messages.
 
     `is_withdrawn`: it was removed from the outbox. An earlier attempt may have brought it to the
-    broker, with only the answer lost; if it is unknown there as well, it is cancelled.
+    broker, with only the answer lost, or may still do so; if it is unknown there as well, it is
+    cancelled.
     """
     outcome = Cancellation.UNKNOWN
     if isinstance(transport, Cancelling):
-        outcome = transport.cancel((message_id,))[0]
+        outcome = transport.cancel((message_id,), is_withdrawn=is_withdrawn)[0]
     if is_withdrawn and outcome is Cancellation.UNKNOWN:
         return Cancellation.CANCELLED
     return outcome

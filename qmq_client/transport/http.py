@@ -140,9 +140,11 @@ class HttpTransport:
         data = self._call("settle", frame, CONTROL_BYTES_MAX, self._answer_timeout_s)
         return _decode(data, SettleAnswer)
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """Take delayed messages back; what became of each, durable when it was done."""
-        body = encode_json(CancelRequest(message_ids=message_ids))
+    def cancel(
+        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+    ) -> tuple[Cancellation, ...]:
+        """Take delayed messages back; see `Cancelling.cancel`."""
+        body = encode_json(CancelRequest(message_ids=message_ids, withdrawn=is_withdrawn))
         data = self._call("delayed/cancel", body, CONTROL_BYTES_MAX, self._answer_timeout_s)
         try:
             answer = decode_json(data, CancelAnswer)

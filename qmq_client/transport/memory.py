@@ -31,7 +31,7 @@ from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import (
     decode_record,
     encode_record,
@@ -82,6 +82,7 @@ class MemoryBroker:
         self._records: dict[str, list[bytes]] = {}
         self._stored_at_ms: dict[str, list[int]] = {}
         self._crc_by_id: dict[bytes, int] = {}
+        self._withdrawn: set[bytes] = set()
         self._delayed = MemoryDelayed()
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
@@ -179,10 +180,14 @@ class MemoryBroker:
             places=tuple(places),
         )
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
-        """Cancel messages that wait for their time."""
+    def cancel(
+        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+    ) -> tuple[Cancellation, ...]:
+        """Cancel messages that wait for their time; see `Cancelling.cancel`."""
         with self._changed:
             self._release()
+            if is_withdrawn:
+                self._withdrawn.update(map(parse_message_id, message_ids))
             return self._delayed.cancel(message_ids, self._crc_by_id)
 
     def _release(self) -> None:
@@ -288,7 +293,7 @@ class MemoryBroker:
             if known is not None and known != crc:
                 raise refused(409, "id_conflict", "stored before with other bytes", message_id)
             new.setdefault(subject, [])
-            if known is None:
+            if known is None and message_id not in self._withdrawn:
                 seen[message_id] = crc
                 new[subject].append(record)
         return new
@@ -358,10 +363,12 @@ class MemoryTransport:
         self._after()
         return answer
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+    def cancel(
+        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+    ) -> tuple[Cancellation, ...]:
         """See `Cancelling`."""
         self._before("cancel")
-        answer = self.broker.cancel(message_ids)
+        answer = self.broker.cancel(message_ids, is_withdrawn=is_withdrawn)
         self._after()
         return answer
 

@@ -43,12 +43,17 @@ class Rescheduling(StrEnum):
         return self is Rescheduling.RESCHEDULED
 
 
-class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CancelRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Take delayed messages back."""
 
     message_ids: tuple[str, ...]
     #: When they are due, if the caller knows: then fewer files are searched.
     deliver_at_ms: Natural | None = None
+    #: Whether their outbox has given them up, so that they are not sent any more: what is unknown
+    #: is not stored either when an earlier send of it arrives later.
+    withdrawn: bool = False
 
 
 class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):

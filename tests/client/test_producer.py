@@ -125,6 +125,15 @@ def test_a_cancelling_outside_a_transaction_has_one_of_its_own(world: World) -> 
     assert (world.sent(), world.stored_ids()) == ([], set())
 
 
+def test_D4_a_send_that_was_given_up_is_not_stored_when_it_arrives_after_the_cancellation(
+    world: World,
+) -> None:
+    message_id = left_behind(world)
+    assert world.producer.cancel(message_id) is Cancellation.CANCELLED
+    world.broker.put(Message(SUBJECT, "late", message_id=message_id))
+    assert world.sent() == []
+
+
 def stored_but_not_told(world: World, **fields: Any) -> str:
     """A message that the broker has, while the outbox does not know it: the answer was lost."""
     world.broker.faults.lost_answers = 1

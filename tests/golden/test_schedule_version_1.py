@@ -9,11 +9,17 @@ import pytest
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame, read_cancelled
+from qmq_broker.storage.schedule.cancelled import (
+    Cancelled,
+    cancelled_frame,
+    read_cancelled,
+    read_withdrawn,
+)
 from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.fates import Fate, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from qmq_broker.storage.schedule.schedule import marked_frame
+from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks
 from qmq_client.wire.record import Record, encode_record
@@ -73,6 +79,18 @@ def test_B13_cancellations_are_as_they_were() -> None:
     data = golden("delay_cancelled")
     assert cancelled_frame(CANCELLED) == data
     assert read_cancelled(data) == CANCELLED
+    assert read_withdrawn(data) == []
+
+
+def test_B13_withdrawals_are_as_they_were() -> None:
+    data = golden("delay_withdrawn")
+    assert cancelled_frame(CANCELLED, IDS) == data
+    assert read_cancelled(data) == CANCELLED
+    assert read_withdrawn(data) == IDS
+    assert read_withdrawn(cancelled_frame([], IDS)) == IDS
+    assert read_withdrawn(cancelled_frame([])) == []
+    with pytest.raises(ProtocolError, match="cut short"):
+        read_withdrawn(cancelled_frame([], [*IDS, b"short"]))
 
 
 def files_of(directory: Path) -> ScheduleFiles:

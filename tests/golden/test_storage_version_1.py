@@ -63,6 +63,7 @@ FILES = {
     "delay_rescheduled",
     "delay_scheduled",
     "delay_cancelled",
+    "delay_withdrawn",
     "delay_schedule_log",
     "delay_dispatch_log",
 }

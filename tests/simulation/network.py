@@ -215,9 +215,11 @@ class Line(HttpTransport):
             told.stale = answer.stale
         return answer
 
-    def cancel(self, message_ids: tuple[str, ...]) -> tuple[Cancellation, ...]:
+    def cancel(
+        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+    ) -> tuple[Cancellation, ...]:
         """See `HttpTransport.cancel`."""
-        outcomes = super().cancel(message_ids)
+        outcomes = super().cancel(message_ids, is_withdrawn=is_withdrawn)
         for message_id, outcome in zip(message_ids, outcomes, strict=True):
             if outcome is Cancellation.CANCELLED:
                 self._ears.rows.accepted.add(parse_message_id(message_id))

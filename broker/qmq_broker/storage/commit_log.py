@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.ids.repeats import RepeatFinder, StoredFrame, Verdict
-from qmq_broker.storage.ids.runs import is_remembered
+from qmq_broker.storage.ids.repeats import RepeatFinder, StoredFrame, Verdict, Withdrawn
+from qmq_broker.storage.ids.runs import is_remembered, runs_of
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
@@ -87,11 +87,14 @@ class CommitLog:
                 self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
         return [_placed(verdict) for verdict in verdicts]
 
-    def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
+    def cancel(
+        self, wanted: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()
+    ) -> list[Fate | None]:
         """Write cancellations for those of `wanted` that are pending; not durable on return.
 
         Returns the fate of each: `CANCELLED` if it is cancelled now or was before, another fate if
-        it is too late, None if the message is unknown.
+        it is too late, None if the message is unknown. Messages with the ids `withdrawn` count as
+        stored from now on.
         """
         marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
         before = [self._schedule.fate(mark) for mark in marks]
@@ -100,9 +103,14 @@ class CommitLog:
             for mark, one, fate in zip(marks, wanted, before, strict=True)
             if fate is Fate.PENDING
         }
-        if new:
-            self.log.append([(cancelled_frame(list(new.values())), ())])
+        unknown = [one for one in dict.fromkeys(withdrawn) if not self._knows(one)]
+        if new or unknown:
+            frame = cancelled_frame(list(new.values()), unknown)
+            (offset,) = self.log.append([(frame, ())])
             self._schedule.stage_cancelled(new.values())
+            if unknown:
+                at_ms = self.log.last_stored_at_ms
+                self._window.add(runs_of(unknown), offset=offset, stored_at_ms=at_ms)
         return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
 
     def note_time(self) -> None:
@@ -142,10 +150,16 @@ class CommitLog:
                 next_sequences[run.subject] = first + run.count
             one.first_sequences = tuple(first_sequences)
 
-    def _read_frame(self, offset: int) -> StoredFrame:
-        """A frame already in the log, to compare a repeat with."""
+    def _knows(self, message_id: bytes) -> bool:
+        """Whether a message with this id would not be stored again."""
+        return self._window.is_empty_for_good or bool(self._window.find(runs_of([message_id])))
+
+    def _read_frame(self, offset: int) -> StoredFrame | Withdrawn:
+        """What stands in the log, to compare a repeat with."""
         try:
             header = read_header(self.log.read(offset, FRAME_HEADER_BYTES))
+            if header.kind is FrameKind.CANCELLED:
+                return Withdrawn()
             return stored_frame(offset, self.log.read(offset, header.frame_bytes))
         except ProtocolError as error:
             raise CorruptionError(

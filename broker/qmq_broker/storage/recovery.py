@@ -31,7 +31,7 @@ from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.ids.journal import IdJournal
-from qmq_broker.storage.ids.runs import IdRun, is_remembered, scanned_id_runs
+from qmq_broker.storage.ids.runs import IdRun, is_remembered, runs_of, scanned_id_runs
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.keepers import Keepers, LogOffsets
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
@@ -40,12 +40,14 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
+from qmq_broker.storage.schedule.cancelled import read_withdrawn
 from qmq_broker.storage.schedule.copy import UNCOPIED_MAX, ScheduleCopier
 from qmq_broker.storage.schedule.opening import clear_strays
 from qmq_broker.storage.schedule.opening import load as load_schedule
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.staging import stage_delayed, stage_scanned
 from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import FrameKind
 
 _log = logging.getLogger(__name__)
 #: A well-kept clock may be set back by this much.
@@ -258,8 +260,11 @@ class Recovery:
         self._schedule.publish(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
-        """Stage one frame; returns the ids it holds if a client sent it."""
+        """Stage one frame; returns the ids by which repeats of what it holds are recognized."""
         try:
+            if frame.header.kind is FrameKind.CANCELLED:
+                withdrawn = read_withdrawn(frame.data)
+                return runs_of(withdrawn) if withdrawn else None
             if is_new:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.publish()

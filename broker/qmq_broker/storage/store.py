@@ -194,11 +194,13 @@ class Store:
         self.publish()
         self._step()
 
-    def cancel(self, wanted: Sequence[Cancelled]) -> list[Fate | None]:
+    def cancel(
+        self, wanted: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()
+    ) -> list[Fate | None]:
         """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
         self._check()
         self._check_place()
-        fates = self._commit_log.cancel(wanted)
+        fates = self._commit_log.cancel(wanted, withdrawn)
         self.sync()
         return fates
 

@@ -120,6 +120,19 @@ def test_D1_D4_the_double_keeps_delayed_messages_until_their_time() -> None:
     assert transport.cancel((late,)) == ("too_late",)
 
 
+def test_D4_the_double_does_not_store_what_was_withdrawn_before_it_came() -> None:
+    clock = FakeClock(now_ms=5)
+    broker = MemoryBroker(clock=clock)
+    transport, late, known = MemoryTransport(broker), "ab" * 16, "cd" * 16
+    broker.put(Message("orders", "known", message_id=known))
+    assert transport.cancel((late,)) == ("unknown",)
+    assert transport.cancel((late, known), is_withdrawn=True) == ("unknown", "too_late")
+    broker.put(Message("orders", "late", message_id=late))
+    broker.put(Message("orders", "late", message_id=late, delay=1))
+    clock.advance(1_000)
+    assert [message.body for message in broker.messages("orders")] == ["known"]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_dead_letters_of_the_double_are_delivered_again(ordered: bool) -> None:
     broker = MemoryBroker()

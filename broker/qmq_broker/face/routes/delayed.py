@@ -154,6 +154,8 @@ class _Delayed:
         self._broker.serving.check_delivers()
         sees = _theirs(request)
         due_at_ms = wanted.deliver_at_ms
+        if wanted.withdrawn:  # before anybody looks: what is unknown then stays unknown
+            await self._cancel((), withdrawn=ids)
         found = await self._look(lambda: self._find(ids, due_at_ms))
         known = await self._take_back(ids, found, sees)
         if None in known:
@@ -236,14 +238,16 @@ class _Delayed:
         ]
         return found | self._query.find_all(elsewhere) if elsewhere else found
 
-    async def _cancel(self, found: Sequence[Found]) -> list[Fate | None]:
+    async def _cancel(
+        self, found: Sequence[Found], *, withdrawn: Sequence[bytes] = ()
+    ) -> list[Fate | None]:
         """In the writer's thread: durable when it is answered, and so is what was found before."""
         fates: list[Fate | None] = []
         for first in range(0, max(1, len(found)), CANCELLED_MAX):
             places = [_cancelled(one) for one in found[first : first + CANCELLED_MAX]]
             done: asyncio.Future[list[Fate | None]] = asyncio.get_running_loop().create_future()
             on_done = partial(_resolve, done)
-            self._broker.delayed.changes.cancel(places, on_done)
+            self._broker.delayed.changes.cancel(places, on_done, withdrawn)
             fates += await done
         return fates
 

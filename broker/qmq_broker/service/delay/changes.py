@@ -20,12 +20,16 @@ class DelayChanges:
         self._store = store
         self._writer = writer
 
-    def cancel(self, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
+    def cancel(
+        self, places: Sequence[Cancelled], on_done: OnCancelled, withdrawn: Sequence[bytes] = ()
+    ) -> None:
         """Cancel those of these that are pending; `on_done` is called once that is durable.
+
+        Messages with the ids `withdrawn` that are not stored yet never will be.
 
         Requires: the fates of their buckets were read before, so that the writer meets no damage,
         which would end the broker. At most `CANCELLED_MAX` places.
         """
         if len(places) > CANCELLED_MAX:
             raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")
-        self._writer.change(lambda: self._store.cancel(places), on_done)
+        self._writer.change(lambda: self._store.cancel(places, withdrawn), on_done)

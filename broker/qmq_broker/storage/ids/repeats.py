@@ -2,7 +2,8 @@
 
 A repeat with the same content under the same subject is answered with its first place and not
 stored again; with other content the whole frame is refused. A frame that mixes new messages and
-repeats is rebuilt without the repeats. Earlier frames of the same append count as stored.
+repeats is rebuilt without the repeats. Earlier frames of the same append count as stored. A message
+that was withdrawn before it came counts as a repeat, whatever its content.
 
 The common case, a frame with nothing remembered in it, costs one look-up per run of its ids.
 """
@@ -89,12 +90,17 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
         )
 
 
+class Withdrawn(msgspec.Struct):
+    """What stands in the log in the place of messages that were withdrawn before they came."""
+
+
 class Verdict(msgspec.Struct, kw_only=True, eq=False):
     """What to do with one frame of an append."""
 
     #: What is stored of it: all of it, the new messages only, or nothing.
     stored: StoredFrame | None
-    #: Only if there are repeats: where each record of the request is, in order.
+    #: Only if there are repeats: where each record of the request is, in order; without those that
+    #: were withdrawn.
     origins: list[tuple[StoredFrame, int]] = []
     #: Records that were already there.
     repeats: int = 0
@@ -114,8 +120,10 @@ class Verdict(msgspec.Struct, kw_only=True, eq=False):
 class RepeatFinder:
     """Judges the frames of one append, in order. Made anew for each append."""
 
-    def __init__(self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame]) -> None:
-        """`read_frame` gives the frame at an offset of the log."""
+    def __init__(
+        self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame | Withdrawn]
+    ) -> None:
+        """`read_frame` gives what stands at an offset of the log."""
         self._window = window
         self._read_frame = read_frame
         #: Ids of earlier frames of this append; the place is an index into `_earlier`.
@@ -145,7 +153,7 @@ class RepeatFinder:
         self._noted = len(self._earlier)
         return [found for run in runs for found in self._new_ids.find(run)]
 
-    def _readable(self, place: int) -> StoredFrame | None:
+    def _readable(self, place: int) -> StoredFrame | Withdrawn | None:
         """A frame to compare with; None if it is damaged: then its messages are stored again."""
         try:
             return self._read_frame(place)
@@ -157,7 +165,8 @@ class RepeatFinder:
         self, frame: MessageFrame, known: Sequence[IdRunPlace], earlier: Sequence[IdRunPlace]
     ) -> Verdict:
         by_place = {place: self._readable(place) for _, place in known}
-        sources = [(run, found) for run, place in known if (found := by_place[place])]
+        sources: list[tuple[IdRun, StoredFrame | Withdrawn]] = []
+        sources += [(run, found) for run, place in known if (found := by_place[place])]
         sources += [(run, self._earlier[place]) for run, place in earlier]
         fresh = StoredFrame(frame=frame, runs=[])
         #: The new records of this frame by id, with their index in what will be stored.
@@ -166,6 +175,9 @@ class RepeatFinder:
         for subject, record in frame.records():
             message_id = record_message_id(record)
             source = _source(sources, message_id)
+            if isinstance(source, Withdrawn):
+                verdict.repeats += 1
+                continue
             if source is None and message_id not in own:
                 own[message_id] = (len(own), subject, record)
                 verdict.origins.append((fresh, len(own) - 1))
@@ -229,7 +241,9 @@ def _is_before(run: IdRun, other: IdRun) -> bool:
     return (run.instance, run.next_counter) <= (other.instance, other.first_counter)
 
 
-def _source(sources: Iterable[tuple[IdRun, StoredFrame]], message_id: bytes) -> StoredFrame | None:
+def _source(
+    sources: Iterable[tuple[IdRun, StoredFrame | Withdrawn]], message_id: bytes
+) -> StoredFrame | Withdrawn | None:
     instance, counter = split_message_id(message_id)
     for run, stored in sources:
         if run.instance == instance and run.first_counter <= counter < run.next_counter:

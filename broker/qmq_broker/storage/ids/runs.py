@@ -9,7 +9,7 @@ The expected columns are kept: all but the last two are the same for 65,536 ids 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
@@ -61,6 +61,11 @@ def id_runs(frame: MessageFrame) -> list[IdRun]:
     An id that occurs twice in the frame makes two overlapping runs.
     """
     return _id_runs(frame.data, frame.lengths, frame.positions[0])
+
+
+def runs_of(message_ids: Iterable[bytes]) -> list[IdRun]:
+    """These ids as runs, in order. Requires: there is one, and none occurs twice."""
+    return _joined(sorted(map(int.from_bytes, message_ids)))
 
 
 def scanned_id_runs(header: FrameHeader, data: bytes) -> list[IdRun]:

@@ -28,7 +28,7 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import Summarizer, read_summary
 from qmq_broker.storage.queues.packing import pack_entries
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
-from qmq_broker.storage.schedule.cancelled import read_cancelled
+from qmq_broker.storage.schedule.cancelled import read_cancelled, read_withdrawn
 from qmq_broker.storage.upkeep.inspect_log import SegmentSurvey, survey_segment
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame
@@ -131,6 +131,7 @@ class _Messages:
             return
         if scanned.header.kind is FrameKind.CANCELLED:
             read_cancelled(scanned.data)
+            read_withdrawn(scanned.data)
             return
         frame = log_frame(scanned)
         self._summarizer.add_messages(frame)
