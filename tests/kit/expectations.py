@@ -31,6 +31,8 @@ class Promises:
     ordered_subjects: frozenset[str] = frozenset()
     #: Records after which the broker may store a known id again; None: never.
     dedupe_window_messages: int | None = None
+    #: Requests that the network sent twice: each may store its messages again beyond that.
+    doubled_requests: int = 0
     #: A broker crash excuses redelivery of a message acked at most this long before. The action
     #: log is synced every 100 ms; the rest is the scheduler of a busy machine.
     ack_durable_ms: int = 1_000

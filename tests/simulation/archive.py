@@ -59,6 +59,8 @@ class Archive:
         self._missed = _NOTHING
         #: What it had lost at the last look, by the store's account.
         self._lost = _NOTHING
+        #: What was kept by then.
+        self._kept = _NOTHING
         self._was_forced = False
         #: What was found wrong, in sentences.
         self.faults: list[str] = []
@@ -115,14 +117,16 @@ class Archive:
         self._judge_place(keeper, kept)
         if self._confirmed is not None:
             for log in self._logs:
-                is_less = lost[log] < self._lost[log] and not may_find
+                # A word that comes late may say that it had read what is gone by now.
+                gained = max(0, kept[log] - self._kept[log])
+                is_less = lost[log] < self._lost[log] - gained and not may_find
                 is_more = lost[log] > self._lost[log] and not may_lose
                 if is_less or is_more or lost[log] < self._missed[log]:
                     self._accuse(
                         f"B12: {kept} is kept, lost {lost}, before {self._lost}, "
                         f"{self._missed} was not there"
                     )
-        self._lost = lost
+        self._lost, self._kept = lost, kept
 
     def _judge_place(self, keeper: Keeper, kept: LogOffsets) -> None:
         firsts = LogOffsets(keeper.first_offset, keeper.first_actions_offset)

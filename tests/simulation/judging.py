@@ -300,6 +300,7 @@ class Judge:
         sync_ms = (SLOW_SYNC_US if is_slow else SYNC_US) // MS
         return Promises(
             dedupe_window_messages=window,
+            doubled_requests=self._world.network.doubled,
             ordered_subjects=frozenset({ORDERS}) if self._plan.is_ordered else frozenset(),
             ack_durable_ms=_ACK_DURABLE_MS + 2 * sync_ms,
             lease_ms=LEASE_MS,

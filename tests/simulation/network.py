@@ -69,6 +69,8 @@ class Network:
 
     def __init__(self, scheduler: Scheduler, on_hand_out: OnHandOut, on_replay: OnReplay) -> None:
         self.weather = Weather()
+        #: How many requests were sent twice.
+        self.doubled = 0
         self._scheduler = scheduler
         self._on_hand_out, self._on_replay = on_hand_out, on_replay
         self._face: Face | None = None
@@ -95,6 +97,7 @@ class Network:
             call = partial(Call, route, body, content_type=content_type)
             self._carry(process, call, reply)
             if self._draw(weather.doubles):
+                self.doubled += 1
                 self._carry(process, call, _Reply(), delay_us=rng.randrange(_SLOW_US))
         try:
             process.wait(reply.came, timeout_us, f"waits for {route}")

@@ -34,11 +34,11 @@ def stored_twice(ledger: Ledger, findings: Findings) -> None:
 
 
 def _second_senders(ledger: Ledger, message_id: str) -> int:
-    """How often this message may have been sent again: takeovers of its row, crashes, silences."""
+    """How often this message may have come again: takeovers of its row, crashes, silences, the network."""
     writes = ledger.owner_writes.get(message_id, ())
     takeovers = sum(write.action == "claim" and write.changed_rows > 0 for write in writes)
     faults = sum(span.kind in CRASHES | SILENCES for span in ledger.faults.spans)
-    return takeovers + faults
+    return takeovers + faults + ledger.promises.doubled_requests
 
 
 def sequences(ledger: Ledger, findings: Findings) -> None:
