@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
     RELEASED = 9
     #: Delayed messages once more, with another due time.
     RESCHEDULED = 10
-    #: Delayed messages that will not be delivered.
+    #: Messages that will not be delivered.
     CANCELLED = 11
     #: Delayed messages in the schedule log of their time.
     SCHEDULED = 12
