@@ -9,6 +9,7 @@ import pytest
 
 from qmq_broker.errors import FilesFullError
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
+from qmq_broker.service.delay.releasing import IN_FLIGHT_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
@@ -212,4 +213,20 @@ def test_large_messages_due_together_are_released_in_bounded_frames(tmp_path: Pa
     assert rig.pass_and_release(1_000) == 5
     assert rig.broker.delayed.releaser.counts.commits == 3
     assert sorted(rig.bodies()) == large
+    rig.close()
+
+
+def test_B10_large_messages_due_together_are_read_a_few_frames_at_a_time(tmp_path: Path) -> None:
+    """Two thousand of the longest messages would be eight gigabytes."""
+    frame_bytes = 10_000
+    rig = DelayRig(tmp_path, limits=ServiceLimits(own_frame_bytes=frame_bytes))
+    bodies = [b"%02d" % number + b"x" * 2_000 for number in range(60)]
+    rig.send_delayed(dict.fromkeys(bodies, rig.now_ms + 1_000))
+    rig.clock.pass_ms(1_000)
+    releaser = rig.broker.delayed.releaser
+    releaser.step()
+    under_way = [len(release.messages) for release in releaser._in_flight]
+    assert under_way == [frame_bytes // 2_100] * IN_FLIGHT_MAX
+    assert rig.release() == len(bodies)
+    assert rig.bodies() == bodies
     rig.close()

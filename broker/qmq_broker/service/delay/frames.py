@@ -30,27 +30,21 @@ class Release:
 class ReleaseFrames:
     """Makes the release frames of one broker, in the thread that releases."""
 
-    def __init__(
-        self, schedule: Schedule, bytes_max: int, counts: DelayCounts, damage: Damage
-    ) -> None:
-        """`bytes_max`: of the records in one frame; a longer message gets a frame to itself.
-
-        `counts` and `damage` are told what cannot be read.
-        """
+    def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
+        """`counts` and `damage` are told what cannot be read."""
         self._schedule = schedule
-        self._bytes_max = bytes_max
         self._counts = counts
         self._damage = damage
 
     def make(self, taken: Rows, is_overdue: bool) -> list[Release]:
-        """Frames of these messages: one bucket each, bounded.
+        """Frames of these messages: of one bucket each, and of as many subjects as fit.
 
-        Unreadable messages are recorded and left out.
+        Unreadable messages are recorded and left out. Requires: together they fit a frame.
         """
         releases: list[Release] = []
         for indexes in _indexes_by(taken.buckets).values():
             messages = taken if len(indexes) == len(taken) else taken.picked(indexes)
-            for part in _portions(messages, self._bytes_max):
+            for part in _portions(messages):
                 release = self._release(part, is_overdue)
                 if release is not None:
                     releases.append(release)
@@ -100,17 +94,13 @@ def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
     return dict(indexes)
 
 
-def _portions(messages: Rows, bytes_max: int) -> Iterator[Rows]:
-    """The largest groups of these messages that fit a frame."""
-    first, room_bytes = 0, bytes_max
+def _portions(messages: Rows) -> Iterator[Rows]:
+    """These messages in parts whose subjects fit a frame; mostly one."""
+    first = 0
     subjects: set[int] = set()
-    sizes = zip(messages.record_bytes, messages.subjects, strict=True)
-    for index, (size, subject) in enumerate(sizes):
+    for index, subject in enumerate(messages.subjects):
         subjects.add(subject)
-        is_full = size > room_bytes or len(subjects) > SUBJECTS_PER_FRAME_MAX
-        if index > first and is_full:
+        if len(subjects) > SUBJECTS_PER_FRAME_MAX:
             yield messages.part(first, index)
-            first, room_bytes = index, bytes_max
-            subjects = {subject}
-        room_bytes -= size
+            first, subjects = index, {subject}
     yield messages.part(first, len(messages))

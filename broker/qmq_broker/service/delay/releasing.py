@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from qmq_broker.clock import Clock
@@ -73,7 +74,8 @@ class Releaser:
         self._writer = writer
         self._clock = clock
         self._post = post
-        self._frames = ReleaseFrames(schedule, limits.own_frame_bytes, self.counts, self.damage)
+        self._frames = ReleaseFrames(schedule, self.counts, self.damage)
+        self._frame_bytes_max = limits.own_frame_bytes
         #: What arrived, and what was committed when, since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
@@ -82,7 +84,7 @@ class Releaser:
         self._changed = threading.Condition()
         self._is_stopped = False
         self._in_flight: set[Release] = set()
-        #: Messages whose release was refused; they go first.
+        #: Messages that were taken and not released: what a frame had no room for, and what was refused.
         self._held: deque[tuple[Rows, bool]] = deque()
         self._paused_until_s = 0.0
         #: How many overdue messages may go now, as of that time.
@@ -111,7 +113,7 @@ class Releaser:
         if now_s < self._paused_until_s:
             return self._paused_until_s - now_s
         while len(self._in_flight) < IN_FLIGHT_MAX:
-            taken, is_overdue = self._take(now_ms, now_s)
+            taken, is_overdue = self._take_frameful(now_ms, now_s)
             if not len(taken):
                 return self._wait_s(now_ms)
             try:
@@ -208,8 +210,18 @@ class Releaser:
             self.counts.forget_damaged(bucket)
         self.near.read_again(again, now_ms)
 
+    def _take_frameful(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
+        """As many of the next messages as fit one frame: two thousand large ones do not fit the memory."""
+        taken, is_overdue = self._take(now_ms, now_s)
+        ends = accumulate(taken.record_bytes)
+        count = max(1, sum(end <= self._frame_bytes_max for end in ends))
+        if count < len(taken):
+            self._held.appendleft((taken.part(count, len(taken)), is_overdue))
+            taken = taken.part(0, count)
+        return taken, is_overdue
+
     def _take(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
-        """The next messages to release: refused ones, those overdue at the start, those due now."""
+        """The next messages to release: those held, those overdue at the start, those due now."""
         if self._held:
             return self._held.popleft()
         per_s = self._overdue_per_s
