@@ -129,6 +129,9 @@ class Prefetch:
                 self._running[threading.get_ident()] = Running(
                     started_at_s=now_s, received=tuple(batch)
                 )
+                if self._waiting and self._wait_s() == 0.0:
+                    self._arrived.notify()  # more is due than whoever put it knew
+                self._tell_room()
             return batch
 
     def finish(self, count: int) -> None:
@@ -151,7 +154,7 @@ class Prefetch:
     def room(self, *, is_blocking: bool) -> int:
         """How many messages to ask for; 0 when there are enough or the stop began.
 
-        Waits until at least half the credit is free, so that requests stay few.
+        Waits until at least half the credit is free, so that requests stay few, or a worker is idle.
         """
         with self._finished:
             room = self._room()
@@ -213,8 +216,20 @@ class Prefetch:
 
     def _room(self) -> int:
         credit = self._credit()
-        free = credit - self._in_hand
-        return free if free * 2 >= credit else 0
+        free = max(0, credit - self._in_hand - self._unfilled())
+        return free if free * 2 >= credit or self._has_idle() else 0
+
+    def _has_idle(self) -> bool:
+        """Whether a worker waits for more: it shall not wait for the others, which may be stuck."""
+        options = self._options
+        return len(self._waiting) < options.batch_size and len(self._running) < options.concurrency
+
+    def _unfilled(self) -> int:
+        """Places in batches under way that nothing can join: what came for them would only wait."""
+        batch_size = self._options.batch_size
+        if batch_size == 1:
+            return 0
+        return sum(batch_size - len(running.received) for running in self._running.values())
 
     def _credit(self) -> int:
         options = self._options
@@ -231,6 +246,9 @@ class Prefetch:
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count
+        self._tell_room()
+
+    def _tell_room(self) -> None:
         if self._is_asked and self._room():
             self._finished.notify_all()
 

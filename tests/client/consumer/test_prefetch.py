@@ -222,3 +222,83 @@ def test_messages_without_an_idle_worker_are_put_at_once() -> None:
     )
     prefetch.put(received(1))
     assert prefetch.in_hand == 1
+
+
+def working(prefetch: Prefetch, *, until: threading.Event) -> threading.Thread:
+    """A worker that takes one batch and is not done with it before `until`."""
+
+    def work() -> None:
+        batch = prefetch.take(is_blocking=True)
+        until.wait(LONG_S)
+        if batch:
+            prefetch.finish(len(batch))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    return worker
+
+
+def test_C6_a_worker_without_work_is_given_some_although_all_others_hang() -> None:
+    prefetch = prefetch_of(concurrency=4)
+    prefetch.put(received(1, 1, 1))
+    may_end = threading.Event()
+    workers = [working(prefetch, until=may_end) for _ in range(3)]
+    wait_for(lambda: len(prefetch.running()) == 3)
+    assert prefetch.room(is_blocking=False) == 1
+    prefetch.put(received(1))
+    assert prefetch.room(is_blocking=False) == 0
+    may_end.set()
+    for worker in workers:
+        worker.join(LONG_S)
+
+
+def test_nothing_is_asked_for_that_could_only_wait_behind_batches_that_are_not_full() -> None:
+    """It would come to no handler before its lease ends, and be given back and asked for again."""
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=100)
+    prefetch.put(received(1))
+    assert len(prefetch.take(is_blocking=False)) == 1
+    clock.advance(60_000)
+    assert prefetch.room(is_blocking=False) == 0
+    prefetch.finish(1)
+    assert prefetch.room(is_blocking=False) == 100
+
+
+def test_a_batch_that_waits_for_company_is_filled() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=10, max_wait_ms=100)
+    prefetch.put(received(*[1] * 6))
+    assert prefetch.room(is_blocking=False) == 4
+    prefetch.put(received(*[1] * 4))
+    assert sizes(prefetch) == [10]
+
+
+def test_what_comes_alone_does_not_wait_behind_a_batch_while_a_worker_is_idle() -> None:
+    prefetch = prefetch_of(concurrency=2, batch_size=4, max_wait_ms=50_000, lease_ms=100_000)
+    prefetch.put(received(1, 1))
+    may_end = threading.Event()
+    workers = [working(prefetch, until=may_end) for _ in range(2)]
+    wait_for(lambda: prefetch.idle == 2)
+    prefetch.put(received(2))
+    wait_for(lambda: len(prefetch.running()) == 2, within_s=LONG_S)
+    assert sorted(len(one.received) for one in prefetch.running()) == [1, 2]
+    may_end.set()
+    for worker in workers:
+        worker.join(LONG_S)
+
+
+def test_who_waits_for_room_is_woken_when_the_last_message_is_taken_from_idle_workers() -> None:
+    options = ConsumerOptions(subject="s", group="g", concurrency=3)
+    prefetch = Prefetch(options, FakeClock(), look_s=10 * LONG_S)
+    prefetch.put(received(1, 1))
+    prefetch.take(is_blocking=False)
+    rooms: list[int] = []
+    asking = threading.Thread(target=lambda: rooms.append(prefetch.room(is_blocking=True)))
+    asking.start()
+    wait_for(lambda: prefetch._is_asked)
+    may_end = threading.Event()
+    worker = working(prefetch, until=may_end)
+    asking.join(LONG_S)
+    assert rooms == [1]
+    may_end.set()
+    worker.join(LONG_S)
