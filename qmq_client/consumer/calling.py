@@ -56,6 +56,7 @@ class Calls:
 
     def run(self, decoded: list[Decoded], session: Session | None) -> None:
         """Call the handler, on this thread or on the loop; returns or raises what it does."""
+        _note_begun(decoded)
         with handling([dict(one.record.headers) for one in decoded]):
             if self._handler.is_async:
                 self._async_calls.call(self._inside(decoded, session))
@@ -72,6 +73,7 @@ class Calls:
 
     async def run_on_loop(self, decoded: list[Decoded], session: AsyncSession) -> None:
         """Call an asynchronous handler from a task of its loop."""
+        _note_begun(decoded)
         with handling([dict(one.record.headers) for one in decoded]):
             await self._inside(decoded, session)
 
@@ -152,3 +154,8 @@ class Calls:
 
     def _deliveries(self, decoded: list[Decoded]) -> list[Delivery]:
         return [Delivery(one.received, one.message, self._grip) for one in decoded if one.message]
+
+
+def _note_begun(decoded: list[Decoded]) -> None:
+    for one in decoded:
+        one.received.is_begun = True

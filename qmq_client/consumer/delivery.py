@@ -51,6 +51,8 @@ class Received(msgspec.Struct, eq=False, gc=False):
     wish: Outcome | None = None
     #: Whether the handler may still say so.
     takes_wishes: bool = False
+    #: Whether the handler was called with it.
+    is_begun: bool = False
 
     @property
     def message_id(self) -> str:

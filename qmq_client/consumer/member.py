@@ -33,7 +33,7 @@ from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import Failures, Outage, is_outage
-from qmq_client.consumer.prefetch import Prefetch
+from qmq_client.consumer.prefetch import Prefetch, Running
 from qmq_client.consumer.settling import Settling
 from qmq_client.consumer.work import Work
 from qmq_client.errors import HandlerTimeoutError, TransportError
@@ -318,8 +318,8 @@ class Member:
             left = [one for one in running.received if not one.is_settled]
             if not left:
                 continue
-            text = error_text(HandlerTimeoutError(timeout_ms))
-            count = self._work.note(left, given_back(text))
+            outcome = _overdue(running, timeout_ms)
+            count = self._work.note(left, outcome)
             self.counters.add("timed_out", count)
             _LOG.warning(
                 "handler_timed_out consumer=%s messages=%d message_id=%s attempt=%d error=%s",
@@ -327,7 +327,7 @@ class Member:
                 count,
                 left[0].message_id,
                 left[0].attempt,
-                f"{text}; it still runs and occupies one of {self.options.concurrency} threads",
+                f"{outcome.text}; it still runs and occupies one of {self.options.concurrency} threads",
             )
         if stuck >= self.options.concurrency and not self.options.at_most_once:
             # Nobody here will begin what waits; others of the group may.
@@ -347,6 +347,12 @@ class Member:
             for one in due:
                 one.lease_ends_at_s = now_s + lease_s
             self.ledger.extend(due, options.lease_ms)
+
+
+def _overdue(running: Running, timeout_ms: int) -> Outcome:
+    if any(one.is_begun for one in running.received):
+        return given_back(error_text(HandlerTimeoutError(timeout_ms)))
+    return given_back_untried(f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None)
 
 
 def _failed_pass(error: TransportError, pause_s: float) -> Pass:

@@ -240,6 +240,39 @@ def test_C5_an_effect_committed_after_the_timeout_is_not_repeated(
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
+def test_C4_what_waited_in_vain_for_its_inbox_is_given_back_and_is_no_attempt_that_failed(
+    bench: Bench, engine: sa.Engine
+) -> None:
+    hanging, is_away = Hanging(), threading.Event()
+    calls: list[int] = []
+
+    def opened() -> Session:
+        if is_away.is_set():
+            hanging.hang()
+            raise sa.exc.OperationalError("BEGIN", {}, ConnectionError("nobody answers"))
+        return Session(engine)
+
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1_000, max_attempts=1, inbox=opened)
+    def handler(body: int, session: Session) -> None:
+        calls.append(body)
+
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    member.pull_once(is_blocking=False)
+    is_away.set()
+    hanging.begin(member)
+    bench.clock.advance(1_000)
+    member.settle_once()
+    assert bench.counters(consumers)["timed_out"] == 1
+    assert bench.broker.dead_letters(SUBJECT, GROUP) == []
+    is_away.clear()
+    hanging.end()
+    bench.clock.advance(2_000)
+    drain(consumers)
+    assert calls == [1]
+
+
 def test_F31_threads_give_back_a_message_whose_handler_hangs_and_handle_the_others(
     bench: Bench,
 ) -> None:
