@@ -197,7 +197,6 @@ class SettingAside:
 
     def _begin(self, group: Group, runs: Sequence[Redelivery], now_ms: int) -> bool:
         """Hand copies of these messages to the writer, as many as fit one frame."""
-        self._back_group(now_ms)
         going = _Going(group=group, runs=[], ticket=self._next_ticket)
         self._next_ticket += 1
         records = self._copies(going, runs, now_ms)
@@ -205,11 +204,12 @@ class SettingAside:
             return False
         frame = build_message_frame({COPIES: records}, kind=FrameKind.DELAYED, limits=LOG_LIMITS)
         try:
+            self._back_group(now_ms)
             self._writer.submit(
                 parse_message_frame(frame, LOG_LIMITS, is_verified=True),
                 lambda outcome: self._on_done(going, outcome),
             )
-        except (BusyError, PoisonedError) as error:
+        except (BusyError, NoRoomError, PoisonedError) as error:
             _log.warning("messages not set aside: reason=%s", error)
             return False
         self._going = going

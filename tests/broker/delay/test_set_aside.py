@@ -272,6 +272,25 @@ def test_D3_the_first_that_cannot_be_set_aside_is_set_aside_later(
     assert (rig.state.aside.count, rig.state.redeliveries.count) == (1, 0)
 
 
+def test_B6_the_first_that_the_action_log_has_no_room_for_is_set_aside_later(
+    rig: AsideRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else is driven by time goes on meanwhile."""
+
+    def full(_: object) -> None:
+        raise NoRoomError("no space left on device")
+
+    rig.send(b"a")
+    rig.settle(rig.pull().nack(MONTH_MS))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store.actions, "append", full)
+        rig.broker.step()
+    assert rig.state.redeliveries.count == 1
+    rig.clock.pass_ms(HOUR_MS)
+    rig.turn()
+    assert (rig.state.aside.count, rig.state.redeliveries.count) == (1, 0)
+
+
 def test_what_is_over_the_limit_waits_in_the_heap(tmp_path: Path) -> None:
     rig = AsideRig(tmp_path, limits=ServiceLimits(aside_per_group=2))
     rig.put_away(b"a", b"b", b"c")

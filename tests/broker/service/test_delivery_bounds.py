@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.errors import BusyError
+from qmq_broker.errors import BusyError, NoRoomError
 from qmq_broker.service.delivery.holding import clamp
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
@@ -217,3 +217,25 @@ def test_a_pull_calls_nothing_for_each_message_but_its_checksum(rig: Rig) -> Non
     rig.send(*[b"x" * 50] * 1_000)
     calls_of_a_pull(rig, 10)
     assert calls_of_a_pull(rig, 900) - calls_of_a_pull(rig, 100) < 1.1 * 800
+
+
+def test_B6_C3_leases_that_a_full_disk_kept_from_ending_end_when_there_is_room(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody pulls meanwhile, and what else is driven by time goes on."""
+
+    def full(_: object) -> None:
+        raise NoRoomError("no space left on device")
+
+    groups = ("one", "two", "three")
+    rig.send(b"a")
+    for group in groups:
+        rig.pull(group=group, lease_ms=1_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store.actions, "append", full)
+        rig.clock.pass_ms(1_000)
+        rig.broker.step()
+    assert [state.in_flight for state in rig.broker.delivery.groups()] == [1, 1, 1]
+    rig.clock.pass_ms(1_000)
+    rig.broker.step()
+    assert [state.in_flight for state in rig.broker.delivery.groups()] == [0, 0, 0]

@@ -10,9 +10,12 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
+from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
@@ -40,6 +43,10 @@ from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+
+_log = logging.getLogger(__name__)
+#: When to try again to end leases that the action log had no room for.
+NO_ROOM_PAUSE_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +204,19 @@ class Delivery:
     def step(self, now_ms: int) -> StepCounts:
         """One bounded pass: end leases that are due and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
+        refusals: list[NoRoomError] = []
         for group in self.registry.take_due(now_ms):
-            leases_ended += self._end_leases(group, now_ms)
+            try:
+                leases_ended += self._end_leases(group, now_ms)
+            except NoRoomError as error:
+                refusals.append(error)
+                self.registry.schedule(group, now_ms + NO_ROOM_PAUSE_MS)
+                continue
             self._reschedule(group, now_ms)
             if self._has_more(group.state, now_ms):
                 pulls_woken += self.waiting.wake_group(group.key)
+        if refusals:
+            _log.warning("leases not ended: groups=%d reason=%s", len(refusals), refusals[0])
         return StepCounts(
             leases_ended=leases_ended,
             pulls_woken=pulls_woken,
