@@ -174,17 +174,19 @@ class Member:
         self._pull_failures.answered()
         self._receive(deliveries, asked_at_s)
         self._settling.report(outgoing, deliveries.head.stale)
-        count = len(deliveries.messages)
-        return Pass(count=count, pause_s=self._filling_s(count))
+        return Pass(count=len(deliveries.messages), pause_s=self._filling_s(deliveries))
 
-    def _filling_s(self, count: int) -> float:
+    def _filling_s(self, deliveries: Deliveries) -> float:
         """How long to let messages gather at the broker before the next pull.
 
-        While a batch may wait to fill, pulls for a few messages each would only be requests more.
+        While a batch may wait to fill, pulls for a few messages each would only be requests more. What
+        was delivered before joins no batch.
         """
-        if 0 < count < self.options.batch_size:
-            return self.options.max_wait_ms / 2_000
-        return 0.0
+        options = self.options
+        if not options.max_wait_ms:
+            return 0.0
+        fresh = sum(one.attempt == 1 for one in deliveries.messages)
+        return options.max_wait_ms / 2_000 if 0 < fresh < options.batch_size else 0.0
 
     def work_once(self, *, is_blocking: bool = True) -> Pass:
         """One handler call; may wait for messages."""

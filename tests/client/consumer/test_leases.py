@@ -267,3 +267,21 @@ def test_while_a_batch_may_wait_to_fill_messages_gather_at_the_broker(bench: Ben
     bench.clock.advance(200)
     assert member.work_once(is_blocking=False).count == 1
     assert batches == [[1, 2, 3], [4]]
+
+
+def test_what_comes_alone_is_followed_by_the_next_pull_at_once(bench: Bench) -> None:
+    """It joins no batch, so nothing is gained by letting more gather."""
+
+    @consumer(SUBJECT, group=GROUP, batch_size=3, max_wait_ms=15_000)
+    def handler(body: list[Any]) -> None:
+        raise ValueError("not yet")
+
+    bench.put(1)
+    (member,) = bench.consumers(handler).members
+    assert member.pull_once(is_blocking=False).pause_s == 7.5
+    bench.clock.advance(15 * SECOND)
+    member.work_once(is_blocking=False)
+    member.settle_once()
+    bench.clock.advance(2 * SECOND)
+    again = member.pull_once(is_blocking=False)
+    assert (again.count, again.pause_s) == (1, 0.0)
