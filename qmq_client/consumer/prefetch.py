@@ -65,6 +65,8 @@ class Prefetch:
         self._waiting: deque[Received] = deque()
         #: How many of those come alone.
         self._alone = 0
+        #: Messages that one call takes, to judge by the last answer: those that come alone fill no batch.
+        self._per_call = options.batch_size
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
         self._in_hand = 0
@@ -89,17 +91,19 @@ class Prefetch:
     def put(self, received: Sequence[Received]) -> bool:
         """Add messages that were just handed out; False, and nothing done, when the stop began.
 
-        When there is an idle worker for each of them, returns when one has begun, or after a moment:
-        the next request would hold the interpreter, and the handler would wait for that.
+        When idle workers take all of them, returns when one has begun, or after a moment: the next
+        request would hold the interpreter, and the handler would wait for that.
         """
         with self._arrived:
             if self._is_stopping:
                 return False
-            begin_now = 0 < len(received) <= self._idle and not self._waiting
+            alone = _alone_of(received)
+            self._per_call = 1 if 2 * alone > len(received) else self._options.batch_size
+            begin_now = 0 < len(received) <= self._idle * self._per_call and not self._waiting
             if not self._waiting:
                 self._oldest_at_s = self._clock.monotonic_s()
             self._waiting.extend(received)
-            self._alone += _alone_of(received)
+            self._alone += alone
             self._in_hand += len(received)
             self._arrived.notify(len(received))
             if begin_now and self._wait_s() == 0.0:
@@ -129,9 +133,10 @@ class Prefetch:
                 self._running[threading.get_ident()] = Running(
                     started_at_s=now_s, received=tuple(batch)
                 )
-                if self._waiting and self._wait_s() == 0.0:
+                if self._idle and self._waiting and self._wait_s() == 0.0:
                     self._arrived.notify()  # more is due than whoever put it knew
-                self._tell_room()
+                if self._is_asked and self._has_idle():
+                    self._tell_room()
             return batch
 
     def finish(self, count: int) -> None:
@@ -221,28 +226,28 @@ class Prefetch:
 
     def _has_idle(self) -> bool:
         """Whether a worker waits for more: it shall not wait for the others, which may be stuck."""
-        options = self._options
-        return len(self._waiting) < options.batch_size and len(self._running) < options.concurrency
+        return len(self._waiting) < self._per_call and len(self._running) < self._options.concurrency
 
     def _unfilled(self) -> int:
         """Places in batches under way that nothing can join: what came for them would only wait."""
-        batch_size = self._options.batch_size
-        if batch_size == 1:
+        per_call = self._per_call
+        if per_call == 1:
             return 0
-        return sum(batch_size - len(running.received) for running in self._running.values())
+        return sum(max(0, per_call - len(running.received)) for running in self._running.values())
 
     def _credit(self) -> int:
         options = self._options
         message_s = self._message_s
+        working_set = options.concurrency * self._per_call
         if message_s is None:
-            return options.working_set
+            return working_set
         if self._running:
             now_s = self._clock.monotonic_s()
             longest_s = max(running.message_s(now_s) for running in self._running.values())
             message_s = max(message_s, longest_s)
         ahead_s = min(_AHEAD_S, options.lease_ms / 4_000)
         ahead = ahead_s * options.concurrency / max(message_s, 1e-6)
-        return max(options.working_set, min(int(ahead), options.in_hand_max))
+        return max(working_set, min(int(ahead), options.in_hand_max))
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count

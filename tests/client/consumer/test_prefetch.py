@@ -302,3 +302,32 @@ def test_who_waits_for_room_is_woken_when_the_last_message_is_taken_from_idle_wo
     assert rooms == [1]
     may_end.set()
     worker.join(LONG_S)
+
+
+def test_of_what_comes_alone_one_is_asked_for_by_each_worker_of_a_slow_handler() -> None:
+    """A batch of them would wait, be given back and asked for again: an attempt of each, each time."""
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, concurrency=2, batch_size=50)
+    prefetch.put(received(*[2] * 60, *[1] * 40))
+    assert len(prefetch.take(is_blocking=False)) == 1
+    clock.advance(20_000)
+    assert len(prefetch.take_waiting()) == 99
+    assert prefetch.room(is_blocking=False) == 1
+    prefetch.finish(1)
+    assert prefetch.room(is_blocking=False) == 2
+    prefetch.put(received(2, 1))
+    assert len(prefetch.take_waiting()) == 2
+    assert prefetch.room(is_blocking=False) == 100, "most of the last answer is new again"
+
+
+def test_an_idle_worker_has_begun_when_its_batch_is_put() -> None:
+    options = ConsumerOptions(subject="s", group="g", batch_size=4)
+    prefetch = Prefetch(options, SYSTEM_CLOCK, begin_s=LONG_S)
+    may_end = threading.Event()
+    worker = working(prefetch, until=may_end)
+    wait_for(lambda: prefetch.idle == 1)
+    prefetch.put(received(1, 1, 1))
+    assert [len(one.received) for one in prefetch.running()] == [3]
+    assert prefetch.room(is_blocking=False) == 0
+    may_end.set()
+    worker.join(LONG_S)
