@@ -45,6 +45,8 @@ _LOG: Final = logging.getLogger("qmq.consumer")
 _ANSWER_SHARE: Final = 0.25
 #: What waits for a handler until this share of its lease is left is given back.
 _BEGIN_SHARE: Final = 0.25
+#: Between two pulls that bring nothing, whatever `wait_ms` is: an idle consumer does not spin.
+_EMPTY_S: Final = 0.1
 #: For a cancelled handler to tell of it by itself.
 _CANCEL_GRACE_S: Final = 1.0
 #: For connections of an asynchronous inbox to be closed.
@@ -174,15 +176,20 @@ class Member:
         self._pull_failures.answered()
         self._receive(deliveries, asked_at_s)
         self._settling.report(outgoing, deliveries.head.stale)
-        return Pass(count=len(deliveries.messages), pause_s=self._filling_s(deliveries))
+        waited_s = self._clock.monotonic_s() - asked_at_s
+        return Pass(
+            count=len(deliveries.messages), pause_s=self._gathering_s(deliveries, waited_s)
+        )
 
-    def _filling_s(self, deliveries: Deliveries) -> float:
+    def _gathering_s(self, deliveries: Deliveries, waited_s: float) -> float:
         """How long to let messages gather at the broker before the next pull.
 
         While a batch may wait to fill, pulls for a few messages each would only be requests more. What
         was delivered before joins no batch.
         """
         options = self.options
+        if not deliveries.messages:
+            return max(0.0, _EMPTY_S - waited_s)
         if not options.max_wait_ms:
             return 0.0
         fresh = sum(one.attempt == 1 for one in deliveries.messages)

@@ -44,8 +44,9 @@ SETTLE_AFTER_S: Final = 0.02
 _UNEXPECTED_PAUSE_S: Final = 1.0
 #: Of the deadline, kept for handlers to react to their cancelling and for the last settlements.
 _LAST_SHARE: Final = 0.2
-#: How often threads look for a stop or for leases to prolong.
+#: How often threads look for a stop or for leases to prolong, and for calls over their time.
 _LOOK_S: Final = 1.0
+_LOOK_S_MIN: Final = 0.01
 _JOIN_S: Final = 0.1
 #: After a second signal, for the outcomes that are known.
 _HURRIED_S: Final = 1.0
@@ -288,7 +289,8 @@ class Consumers:
         options = member.options
         # The next message of a key waits for the outcome of the one before.
         settle_after_s = 0.0 if options.ordered else SETTLE_AFTER_S
-        look_s = min(_LOOK_S, min(options.lease_ms, options.timeout_ms or options.lease_ms) / 8_000)
+        shortest_ms = min(options.lease_ms, options.timeout_ms or options.lease_ms)
+        look_s = max(_LOOK_S_MIN, min(_LOOK_S, shortest_ms / 8_000))
         while not self._settling_ends.is_set():
             if member.ledger.wait(look_s):
                 self._settling_ends.wait(settle_after_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from qmq_client.consumer import StaleDelivery, consumer
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
@@ -285,3 +287,16 @@ def test_what_comes_alone_is_followed_by_the_next_pull_at_once(bench: Bench) -> 
     bench.clock.advance(2 * SECOND)
     again = member.pull_once(is_blocking=False)
     assert (again.count, again.pause_s) == (1, 0.0)
+
+
+@pytest.mark.parametrize(("answer_ms", "pause_s"), [(0, 0.1), (40, 0.06), (1_000, 0.0)])
+def test_a_pull_that_brought_nothing_is_not_followed_by_the_next_at_once(
+    bench: Bench, answer_ms: int, pause_s: float
+) -> None:
+    @consumer(SUBJECT, group=GROUP, wait_ms=0)
+    def handler(body: Any) -> None: ...
+
+    (member,) = bench.consumers_far_away(handler, answer_ms=answer_ms).members
+    assert member.pull_once().pause_s == pytest.approx(pause_s)
+    bench.put(1)
+    assert member.pull_once().pause_s == 0.0

@@ -297,3 +297,23 @@ def test_F31_threads_give_back_a_message_whose_handler_hangs_and_handle_the_othe
         PullRequest(subject=SUBJECT, group=GROUP, consumer="other", max_messages=5)
     )
     assert again.messages == (), "it waits for the backoff, by a clock that stands still"
+
+
+def test_a_very_short_timeout_is_looked_for_a_hundred_times_a_second_and_not_thousands(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @consumer(SUBJECT, group=GROUP, timeout_ms=1)
+    def handler(body: int) -> None: ...
+
+    consumers = bench.consumers(handler)
+    (member,) = consumers.members
+    looks_s: list[float] = []
+
+    def wait(timeout_s: float) -> bool:
+        looks_s.append(timeout_s)
+        consumers._settling_ends.set()
+        return False
+
+    monkeypatch.setattr(member.ledger, "wait", wait)
+    consumers._settle(member)
+    assert looks_s == [0.01]
