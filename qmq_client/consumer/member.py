@@ -177,9 +177,7 @@ class Member:
         self._receive(deliveries, asked_at_s)
         self._settling.report(outgoing, deliveries.head.stale)
         waited_s = self._clock.monotonic_s() - asked_at_s
-        return Pass(
-            count=len(deliveries.messages), pause_s=self._gathering_s(deliveries, waited_s)
-        )
+        return Pass(count=len(deliveries.messages), pause_s=self._gathering_s(deliveries, waited_s))
 
     def _gathering_s(self, deliveries: Deliveries, waited_s: float) -> float:
         """How long to let messages gather at the broker before the next pull.
@@ -361,7 +359,9 @@ class Member:
 def _overdue(running: Running, timeout_ms: int) -> Outcome:
     if any(one.is_begun for one in running.received):
         return given_back(error_text(HandlerTimeoutError(timeout_ms)))
-    return given_back_untried(f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None)
+    return given_back_untried(
+        f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None
+    )
 
 
 def _failed_pass(error: TransportError, pause_s: float) -> Pass:

@@ -3,7 +3,8 @@
 The credit follows the handler: as many messages as all workers finish in a quarter of a second, at
 least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
 consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
-while it hangs.
+while it hangs, and a batch under way as full. What does come too early for a slow handler is given
+back, which counts as a delivery, so that must stay rare.
 """
 
 from __future__ import annotations
@@ -226,7 +227,9 @@ class Prefetch:
 
     def _has_idle(self) -> bool:
         """Whether a worker waits for more: it shall not wait for the others, which may be stuck."""
-        return len(self._waiting) < self._per_call and len(self._running) < self._options.concurrency
+        return (
+            len(self._waiting) < self._per_call and len(self._running) < self._options.concurrency
+        )
 
     def _unfilled(self) -> int:
         """Places in batches under way that nothing can join: what came for them would only wait."""

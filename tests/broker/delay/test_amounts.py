@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import FilesFullError
+from qmq_broker.errors import BusyError, FilesFullError
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
 from qmq_broker.service.delay.releasing import IN_FLIGHT_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
@@ -229,4 +229,27 @@ def test_B10_large_messages_due_together_are_read_a_few_frames_at_a_time(tmp_pat
     assert under_way == [frame_bytes // 2_100] * IN_FLIGHT_MAX
     assert rig.release() == len(bodies)
     assert rig.bodies() == bodies
+    rig.close()
+
+
+def test_of_releases_that_are_refused_together_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(*_: object) -> None:
+        raise BusyError("the disk is behind", retry_after_s=1.0)
+
+    rig = DelayRig(tmp_path, limits=ServiceLimits(own_frame_bytes=1))
+    bodies = [b"%d" % number for number in range(9)]
+    rig.send_delayed(dict.fromkeys(bodies, rig.now_ms + 1_000))
+    rig.clock.pass_ms(1_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.broker.writer, "submit", busy)
+        for _ in range(3):
+            rig.broker.delayed.releaser.step()
+            rig.run_posted()
+            rig.broker.delayed.releaser.step()
+            rig.clock.pass_ms(1_000)
+    assert caplog.text.count("release refused") == 3
+    assert rig.release() == len(bodies)
+    assert sorted(rig.bodies()) == bodies
     rig.close()

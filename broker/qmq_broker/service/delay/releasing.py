@@ -187,8 +187,9 @@ class Releaser:
             self.near.arrive(arrival)
 
     def _hold(self, release: Release, refusal: Exception, now_s: float) -> None:
-        _log.warning("release refused: messages=%d reason=%s", len(release.messages), refusal)
         self._held.append((release.messages, release.is_overdue))
+        if now_s >= self._paused_until_s:  # those that were under way with it are not told
+            _log.warning("release refused: messages=%d reason=%s", len(release.messages), refusal)
         self._paused_until_s = now_s + PAUSE_S
 
     def _settle(self, release: Release, placed: Placed, done_ms: int) -> None:
