@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.routing import Route
 
+from qmq_broker.errors import DiskFullError
 from qmq_broker.face.routes.admin import admin_app
 from qmq_broker.face.routes.operations import OPERATIONS
 from qmq_broker.face.routes.rules import HOT_ROUTES, route_name
@@ -167,6 +168,34 @@ def test_a_status_that_is_met_is_in_the_document(client: Client, document: Any, 
         queries = ("", "subject=no&group=no", "subject=/", "id=1")
         replies = [client.get(f"{path}?{query}") for query in queries]
     assert [reply for reply in replies if str(reply.status) not in known] == []
+
+
+GROUP_NAMED = {"subject": SUBJECT, "group": GROUP}
+#: Of what is noted in the action log: what asks for it.
+NOTED: dict[str, dict[str, Any]] = {
+    "POST /v1/pull": {**GROUP_NAMED, "consumer": "two"},
+    "POST /v1/groups/pause": GROUP_NAMED,
+    "POST /v1/groups/seek": {**GROUP_NAMED, "to": "earliest"},
+    "POST /v1/groups/configure": {**GROUP_NAMED, "max_attempts": 3},
+    "POST /v1/groups/remove": GROUP_NAMED,
+}
+
+
+@pytest.mark.parametrize("name", [*NOTED, "POST /v1/settle"])
+def test_B6_a_disk_without_any_room_is_an_answer_in_the_document(
+    rig: Rig, client: Client, document: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(_: object) -> None:
+        raise DiskFullError("no space left on device")
+
+    rig.send(b"y")
+    given = rig.pull()
+    settlements = [{"token": given.token, "acks": [[given.first, given.next]]}]
+    rig.send(b"z")
+    body = NOTED.get(name, {**GROUP_NAMED, "consumer": "one", "settlements": settlements})
+    monkeypatch.setattr(rig.store.actions, "append", full)
+    assert client.post(name.partition(" ")[2], body).status == 507
+    assert "507" in operations(document)[name]["responses"]
 
 
 def test_its_bodies_are_those_that_are_decoded(client: Client, document: Any) -> None:

@@ -84,15 +84,15 @@ _DUE_FROM: Final = _number("from", "Due at this time or later, ms since 1970.")
 _DUE_TO: Final = _number("to", "Due before this time.")
 #: A body that is too long, or that makes no sense.
 _BODY: Final = (413, 422)
-_HOT: Final = (411, 413, 415, 422, 429)
+_HOT: Final = (411, 413, 415, 422, 429, 507)
 
 
 def _group_change(about: str, body: type) -> Operation:
-    return Operation(about=about, body=body, answer=GroupStatus, statuses=(404, 409, *_BODY))
+    return Operation(about=about, body=body, answer=GroupStatus, statuses=(404, 409, 507, *_BODY))
 
 
 def _dead_change(about: str) -> Operation:
-    return Operation(about=about, body=DeadRequest, answer=DeadAnswer, statuses=(404, *_BODY))
+    return Operation(about=about, body=DeadRequest, answer=DeadAnswer, statuses=(404, 507, *_BODY))
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
@@ -100,7 +100,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="Store messages: all of them or none.",
         body=JsonSend,
         answer=SendAnswer,
-        statuses=(409, *_HOT, 507),
+        statuses=(409, *_HOT),
         has_frames=True,
     ),
     "POST /v1/pull": Operation(
