@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,18 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, CANCELLED, DELAY_LATENESS, LIFECYCLE
+from qmq_pipeline.work.workers import LocalWorkers
 from tests.crash.delay_world import Releases
 from tests.pipeline.rows import rows_of
-from tests.pipeline.world import FAR_MS, START_MS, DataDirectory, OutboxDatabase, messages
+from tests.pipeline.world import (
+    FAR_MS,
+    START_MS,
+    STORE,
+    DataDirectory,
+    OutboxDatabase,
+    messages,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +94,34 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
     # Those put off are as late as the others, by the time they were put off to.
     assert [row["count"] for row in on_time] == [len(sound) + len(twice), len(put_off)]
     assert max(row["max_ms"] for row in on_time) < 1_000
+    database.close()
+
+
+def test_P4_what_was_withdrawn_from_its_outbox_before_it_came_is_not_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its key was used again in the broker's window: that was taken for a repeat, and not stored."""
+    directory = DataDirectory(tmp_path / "broker", replace(STORE, dedupe_ids=1_000))
+    database = OutboxDatabase(tmp_path / "orders.db")
+    sound, (withdrawn,) = messages(MessageIds(3), 5), messages(MessageIds(4), 1)
+    directory.store.cancel((), [withdrawn.message_id])
+    directory.append([*sound, withdrawn], at_ms=START_MS + 500)
+    directory.close()
+    database.insert([*sound, withdrawn], created_at_ms=START_MS)
+    config = PipelineConfig(
+        tables=str(tmp_path / "tables"),
+        place=Place(path=str(directory.path)),
+        databases=(database.section,),
+    )
+    with LocalWorkers(1) as workers:
+        ingest_outbox(workers, config)
+        rows = ingest(workers, config).rows
+    assert (rows["messages"], rows["cancelled"]) == (5, 1)
+    (row,) = rows_of(config.tables, CANCELLED)
+    assert (row["message_id"], row["subject"]) == (withdrawn.message_id.hex(), None)
+    found = audit(spark, config)
+    assert found.is_clean
+    assert (found.committed, found.stored) == (6, 5)
     database.close()
 
 

@@ -1,6 +1,7 @@
-"""Frames of the commit log that cancel delayed messages, as rows of `cancelled`.
+"""Frames of the commit log that cancel messages, as rows of `cancelled`.
 
-Messages of the broker's own subjects are left out, here as in `decode.py`.
+Messages of the broker's own subjects are left out, here as in `decode.py`. Of what was withdrawn before it
+came, nobody knows the subject.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.schedule.cancelled import read_cancelled
+from qmq_broker.storage.schedule.cancelled import read_cancelled, read_withdrawn
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.tables.columns import hex_text, longs, times
@@ -24,8 +25,11 @@ def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
         if frame.header.kind is not FrameKind.CANCELLED:
             continue
         told = read_cancelled(frame.data)
-        found = [one for one in told if not one.subject.startswith(OWN_PREFIX)]
-        ids = np.frombuffer(b"".join(one.message_id for one in found), np.uint8).reshape(-1, 16)
+        found: list[tuple[bytes, str | None]] = [
+            (one.message_id, one.subject) for one in told if not one.subject.startswith(OWN_PREFIX)
+        ]
+        found += [(message_id, None) for message_id in read_withdrawn(frame.data)]
+        ids = np.frombuffer(b"".join(one for one, _ in found), np.uint8).reshape(-1, 16)
         halves = ids.view(">u8")
         at_ms = np.full(len(found), frame.header.stored_at_ms, np.int64)
         yield pa.RecordBatch.from_arrays(
@@ -35,7 +39,7 @@ def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
                 hex_text(ids),
                 longs(halves[:, 0]),
                 longs(halves[:, 1]),
-                pa.array([one.subject for one in found], pa.string()),
+                pa.array([subject for _, subject in found], pa.string()),
                 times(at_ms),
             ],
             schema=CANCELLED.arrow(),

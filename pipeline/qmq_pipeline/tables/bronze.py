@@ -67,7 +67,7 @@ SCHEDULED: Final = Table(
         Column("now_due_at", "time", "its current due time: not `due_at` if it was rescheduled"),
     ),
 )
-#: Delayed messages that were cancelled.
+#: Messages that were cancelled: delayed ones, and those withdrawn from their outbox before they came.
 CANCELLED: Final = Table(
     name="cancelled",
     layer="bronze",
@@ -76,7 +76,11 @@ CANCELLED: Final = Table(
     columns=(
         *_FRAME_COLUMNS,
         *_ID_COLUMNS,
-        Column("subject", "text", "the subject it will not enter"),
+        Column(
+            "subject",
+            "text",
+            "the subject it will not enter; null if it was withdrawn before it came",
+        ),
         Column("cancelled_at", "time", "when, by the broker's clock"),
     ),
 )
