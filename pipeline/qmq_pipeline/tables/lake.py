@@ -364,7 +364,7 @@ class Lake:
             return spark.sql(table.nothing())
         base = self.url(self.folder(table))
         reader = spark.read.schema(table.ddl()).option("basePath", base)
-        return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names)
+        return reader.parquet(*self._patterns(table, paths)).select(*table.names)
 
     def read_parts(
         self, spark: SparkSession, table: Table, ranges: Iterable[RangeFacts]
@@ -376,7 +376,10 @@ class Lake:
             return spark.sql(table.nothing()).selectExpr("*", f"CAST(NULL AS STRING) AS {PART}")
         base = self.url(self.folder(table))
         reader = spark.read.schema(schema).option("basePath", base)
-        return reader.parquet(*(f"{base}/{path}" for path in paths)).select(*table.names, PART)
+        return reader.parquet(*self._patterns(table, paths)).select(*table.names, PART)
+
+    def _patterns(self, table: Table, paths: Iterable[str]) -> Iterator[str]:
+        return (self._files.pattern(f"{self.folder(table)}/{path}") for path in paths)
 
     def _frame_files(self, table: Table, folder: str) -> Iterator[DataFile]:
         prefix = f"{self.folder(table)}/"

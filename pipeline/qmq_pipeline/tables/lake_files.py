@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ ROW_GROUP_ROWS: Final = 100_000
 COMPRESSION: Final = "snappy"
 #: In one step from this machine to an object store.
 _SENT_BYTES: Final = 1024 * 1024
+#: What has a meaning in Spark's patterns of paths.
+_IN_PATTERNS: Final = re.compile(r"[][*?{}\\]")
 #: Hadoop's name of a store, and pyarrow's.
 _ARROW_SCHEMES: Final = {"s3a": "s3"}
 
@@ -128,6 +131,10 @@ class LakeFiles:
     def url(self, path: str) -> str:
         """A path in Spark's notation."""
         return f"{self.root.rstrip('/')}/{path}"
+
+    def pattern(self, path: str) -> str:
+        """The same for what Spark is to read, which it takes for a pattern: this path alone matches it."""
+        return _IN_PATTERNS.sub(r"\\\g<0>", self.url(path))
 
     def names(self, folder: str, *, is_deep: bool = False) -> Iterator[str]:
         """Paths of the files in a folder; if `is_deep`, also of those below it."""
