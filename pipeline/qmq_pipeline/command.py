@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -224,7 +224,8 @@ class Job:
         self._watching.close()
         self._own.close()
         if self._session is not None and self._is_own:
-            self._session.stop()
+            with suppress(Exception):  # its JVM may be gone, which was told
+                self._session.stop()
         self._session = None
         self._telling.close()
 

@@ -7,6 +7,7 @@ Spark's message in the JVM's stack. The last line of that traceback has our clas
 from __future__ import annotations
 
 import re
+from traceback import walk_tb
 from typing import Final
 
 from qmq_client.wire.errors import QmqError
@@ -33,12 +34,27 @@ def explain(error: BaseException, log: str) -> QmqError:
     if found:
         name, words = found[-1]
         return carried(name if hasattr(errors, name) else PipelineError.__name__, words.strip())
+    if _is_of_lost_jvm(error):
+        return PipelineError(
+            "Spark's JVM ended in the middle of its work; maybe memory was short. Run the job again: "
+            f"it continues from its last commit. The JVM's output is in {log}."
+        )
     if not _is_of_spark(error, text):
         return _of_this_process(error, log)
     lines = _PYTHON.findall(text)
     said = f"{lines[-1][0]}: {lines[-1][1]}" if lines else _first(text) or type(error).__name__
     said = said.strip()[:500].rstrip(".")
     return PipelineError(f"Spark failed: {said}. Details are in {log}.")
+
+
+def _is_of_lost_jvm(error: BaseException) -> bool:
+    """Whether the bridge to the JVM has found nobody at the other end, or nobody any more."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if not frames or not frames[-1].f_globals["__name__"].startswith("py4j."):
+        return False
+    name, has_answer = type(error).__name__, "Trace:" in str(error)
+    is_cut_off = name == "Py4JNetworkError" or (name == "Py4JError" and not has_answer)
+    return isinstance(error, OSError) or is_cut_off
 
 
 def _is_of_spark(error: BaseException, text: str) -> bool:
