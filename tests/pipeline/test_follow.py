@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -20,7 +21,13 @@ from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
-from qmq_pipeline.errors import ExpiredRangeError, LakeError, LakeInUseError
+from qmq_pipeline.errors import (
+    ExpiredRangeError,
+    LakeError,
+    LakeInUseError,
+    PipelineError,
+    SourceError,
+)
 from qmq_pipeline.jobs.follow import follow
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
@@ -28,6 +35,7 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.gold import pulled
+from tests.pipeline.quick import quick_environment
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -92,6 +100,34 @@ def test_tables_that_vanish_end_it_and_no_new_ones_are_begun(
         follow(workers, config, SignalFlag(), every_s=0.01, on_batch=on_batch)
     assert told.value.path == config.tables
     assert not (tables.exists() and any(tables.iterdir()))
+
+
+def test_another_store_with_a_shorter_log_is_told_at_the_next_look(
+    directory: DataDirectory, config: PipelineConfig, tmp_path: Path
+) -> None:
+    """Not only once it has grown beyond: retention does not wait for what nobody reads until then."""
+    other = DataDirectory(tmp_path / "other")
+    other.append(messages(MessageIds(2), 5))
+    other.close()
+    directory.append(messages(MessageIds(1), 20))
+
+    class Enough(SignalFlag):
+        """Set after some looks that found nothing."""
+
+        left = 3
+
+        def wait(self, timeout_s: float = inf) -> bool:
+            self.left -= 1
+            return not self.left or super().wait(timeout_s)
+
+    def on_batch(_: Mapping[str, int]) -> None:
+        directory.close()
+        shutil.rmtree(directory.path)
+        other.path.rename(directory.path)
+
+    with LocalWorkers(1) as workers, pytest.raises(SourceError, match="are of store"):
+        follow(workers, config, Enough(), every_s=0.01, on_batch=on_batch)
+    directory.open()
 
 
 def test_while_another_job_writes_the_tables_news_wait_and_none_is_lost(
@@ -242,3 +278,97 @@ def test_ctrl_c_ends_the_command_with_all_committed_and_exit_code_0(
 def _next(output: IO[str]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = json.loads(output.readline())
     return found
+
+
+#: Follows like the command, and dies at the second commit of messages: before it, or right after.
+DYING = """
+import os, signal, sys
+from qmq_client.commands.root import root
+from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.schemas import MESSAGES
+
+when, *arguments = sys.argv[1:]
+commit, commits = Lake.commit, []
+
+def counted(lake, table, *given, **named):
+    commits.extend([table] if table is MESSAGES else [])
+    is_last = len(commits) == 2
+    if is_last and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    made = commit(lake, table, *given, **named)
+    if is_last and table is MESSAGES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+
+Lake.commit = counted
+root(arguments)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_P2_who_is_killed_in_the_middle_of_a_batch_leaves_each_row_once_to_the_next(
+    directory: DataDirectory, config: PipelineConfig, when: str
+) -> None:
+    directory.append(messages(MessageIds(1), 30))
+    where = ["--tables", config.tables, "--path", str(directory.path)]
+    how = ["--follow", "--every", "0.1", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING, when, "pipeline", "ingest", *how, *where],
+        env=quick_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        assert _next(command.stdout)["rows"]["messages"] == 30
+        directory.append(messages(MessageIds(2), 20))
+        assert command.stdout.read() == "", "nothing is told of the batch that broke off"
+    assert command.returncode == -signal.SIGKILL
+    assert rows_of(config) == (30 if when == "before" else 50)
+    directory.append(messages(MessageIds(3), 10))
+    stop = SignalFlag()
+    with LocalWorkers(1) as workers:
+        follow(workers, config, stop, every_s=0.1, on_batch=lambda _: stop.set())
+    assert sequences(config) == [*range(60)]
+
+
+def test_P2_a_worker_that_is_killed_in_the_middle_of_a_batch_ends_it_and_the_next_goes_on(
+    directory: DataDirectory, config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch has several commits: one is made, and the worker dies on the way to the next."""
+    small = replace(config, partition_bytes=4096, ranges_per_commit=2)
+    started: list[subprocess.Popen[str]] = []
+    popen, calls, stop = subprocess.Popen, list[int](), SignalFlag()
+
+    def start(*given: Any, **named: Any) -> subprocess.Popen[str]:
+        started.append(popen(*given, **named))
+        return started[-1]
+
+    def kill_in_the_second_chunk(done: int, total: int) -> None:
+        calls.append(done)
+        if calls == [1, 2, 1]:
+            assert total == 2
+            started[0].kill()
+            started[0].wait()
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    directory.append(messages(MessageIds(1), 400), frame_records=20)
+    seen: list[Mapping[str, int]] = []
+    with LocalWorkers(1, on_tasks=kill_in_the_second_chunk) as workers:
+        with pytest.raises(PipelineError, match=r"ended with code -9 .* Run the job again"):
+            follow(workers, small, SignalFlag(), every_s=0.1, on_batch=seen.append)
+        committed = rows_of(small)
+        assert 0 < committed < 400
+        assert [one["messages"] for one in seen] == [committed]
+        follow(workers, small, stop, every_s=0.1, on_batch=lambda _: stop.set())
+    assert len(started) == 2
+    assert sequences(small) == [*range(400)]
+
+
+def sequences(config: PipelineConfig) -> list[int]:
+    """Of all messages that count."""
+    lake = Lake(config.tables)
+    files = [file for one in lake.ranges(MESSAGES) for file in one.files]
+    batches = [
+        batch for file in files for batch in lake.read_file(MESSAGES, file.path, ["sequence"])
+    ]
+    return sorted(number for batch in batches for number in batch["sequence"].to_pylist())

@@ -163,9 +163,9 @@ class _Follower:
             )
 
     def _has_news(self) -> bool:
-        """Whether a log has something that is not in the tables."""
+        """Whether a log does not end where the tables do; a run refuses one that ends before."""
         return any(
-            watch.look().next_offset > self._ends[log] for log, watch in self._watches.items()
+            watch.look().next_offset != self._ends[log] for log, watch in self._watches.items()
         )
 
     def _run_once(self, *, skip_expired: bool) -> None:
