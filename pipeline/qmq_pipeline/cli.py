@@ -16,6 +16,8 @@ import click
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
 from qmq_pipeline.command import (
+    LOG_OPTIONS,
+    DependentOption,
     Seconds,
     audit_options,
     broker_of,
@@ -23,6 +25,7 @@ from qmq_pipeline.command import (
     full_option,
     job_options,
     running_job,
+    skip_option,
     until_signalled,
 )
 from qmq_pipeline.tables.sequences import named
@@ -59,11 +62,19 @@ def pipeline(context: click.Context) -> None:
 
 @pipeline.command()
 @job_options
-@click.option("--skip-expired", is_flag=True, help="Continue behind what retention has deleted.")
-@click.option("--follow", is_flag=True, help="Keep ingesting until SIGINT or SIGTERM.")
+@skip_option
+@click.option(
+    "--follow",
+    cls=DependentOption,
+    needs=LOG_OPTIONS,
+    is_flag=True,
+    help="Keep ingesting until SIGINT or SIGTERM.",
+)
 @click.option(
     "--every",
     "every_s",
+    cls=DependentOption,
+    needs=("--follow",),
     type=Seconds(0.1),
     default=10.0,
     show_default=True,
@@ -91,8 +102,6 @@ def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.follow import follow
 
     with running_job(options) as job:
-        if job.config.place is None:
-            raise click.UsageError("--follow needs --path or --broker: it follows a log")
         with until_signalled() as stop:
             done = follow(
                 job.workers(),
@@ -171,6 +180,8 @@ def audit(*, cross_check: bool, **options: Any) -> None:
 @job_options
 @click.option(
     "--keeper",
+    cls=DependentOption,
+    needs=("--broker",),
     metavar="NAME",
     help="Name by which the broker waits for this archive.  [default: archive]",
 )
@@ -229,9 +240,12 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
     from qmq_pipeline.jobs.replay import replay as work
 
     with running_job(options) as job:
+        target = parse_target(to)
+        if target.group is not None and (name or options["same_ids"]):
+            raise click.UsageError("--name and --same-ids need --to subject:NAME")
         order = Order(
             where=where,
-            target=parse_target(to),
+            target=target,
             name=name or str(SYSTEM_CLOCK.now_ms()),
             with_same_ids=options["same_ids"],
             limit=options["limit"],
@@ -260,7 +274,7 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
     multiple=True,
     help="Table to expose; all by default. May be repeated.",
 )
-@expose_options
+@expose_options("--as")
 def expose(*, format_: str, **options: Any) -> None:
     """Let programs that read Delta or Iceberg find the tables; copies nothing.
 
@@ -277,12 +291,12 @@ def expose(*, format_: str, **options: Any) -> None:
 @job_options
 @audit_options
 @full_option
-@click.option("--skip-expired", is_flag=True, help="Continue behind what retention has deleted.")
+@skip_option
 @click.option(
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
 @click.option("--expose", "format_", type=_FORMATS, help="Expose the tables at the end.")
-@expose_options
+@expose_options("--expose")
 def run(
     *, skip_expired: bool, is_full: bool, out: str, format_: str | None, **options: Any
 ) -> None:

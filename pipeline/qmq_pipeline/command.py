@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +40,8 @@ _WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
 #: Exit code of a program that Ctrl-C ended, as shells report it.
 INTERRUPTED: Final = 130
 _SECONDS_MAX: Final = 100 * 365 * 86_400.0
+#: One of them says where the logs are.
+LOG_OPTIONS: Final = ("--path", "--broker")
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -61,8 +63,31 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class DependentOption(click.Option):
+    """An option that has an effect only beside another one: without it, it is refused, not ignored."""
+
+    def __init__(self, *declared: Any, needs: tuple[str, ...], **named: Any) -> None:
+        """`needs`: one of these must be given, like `--path` or, with its value, `--as iceberg`."""
+        super().__init__(*declared, **named)
+        self._needs = needs
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Raises click's error for a wrong call. `opts` has what the command line gives, no defaults."""
+        if self.name in opts and not any(_is_given(one, ctx, opts) for one in self._needs):
+            raise click.UsageError(f"{self.opts[0]} needs {' or '.join(self._needs)}", ctx)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+def _is_given(wanted: str, context: click.Context, given: Mapping[str, Any]) -> bool:
+    option, _, value = wanted.partition(" ")
+    names = (one.name for one in context.command.params if option in one.opts)
+    return any(name in given and value in ("", given[name]) for name in names)
+
+
 def job_options(function: _Function) -> _Function:
-    """Options that every job has."""
+    """Options that every job has, so that one set of them fits all jobs."""
     for option in reversed(
         (
             click.option(
@@ -78,10 +103,18 @@ def job_options(function: _Function) -> _Function:
             click.option(
                 "--broker", "broker_url", metavar="URL", help="Read from a running broker."
             ),
-            click.option("--token-file", metavar="FILE", help="Holds the token for the broker."),
+            click.option(
+                "--token-file",
+                cls=DependentOption,
+                needs=("--broker",),
+                metavar="FILE",
+                help="Holds the token for the broker.",
+            ),
             click.option(
                 "--wait",
                 "wait_s",
+                cls=DependentOption,
+                needs=("--broker",),
                 type=Seconds(0, WAIT_S_MAX),
                 default=WAIT_S,
                 show_default=True,
@@ -141,26 +174,38 @@ def audit_options(function: _Function) -> _Function:
     return function
 
 
-def expose_options(function: _Function) -> _Function:
-    """Where tables are exposed."""
-    for option in reversed(
-        (
-            click.option(
-                "--catalog",
-                default="",
-                metavar="NAME",
-                help="For Iceberg: a catalog from pyiceberg's configuration; its default one if not given.",
-            ),
-            click.option(
-                "--namespace",
-                default="qmq",
-                show_default=True,
-                help="For Iceberg: the namespace in the catalog.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+def expose_options(format_option: str) -> Callable[[_Function], _Function]:
+    """Where tables are exposed in the format that `format_option` names."""
+    of_iceberg: dict[str, Any] = {"cls": DependentOption, "needs": (f"{format_option} iceberg",)}
+
+    def add(function: _Function) -> _Function:
+        function = click.option(
+            "--namespace",
+            default="qmq",
+            show_default=True,
+            help="For Iceberg: the namespace in the catalog.",
+            **of_iceberg,
+        )(function)
+        return click.option(
+            "--catalog",
+            default="",
+            metavar="NAME",
+            help="For Iceberg: a catalog from pyiceberg's configuration; its default one if not given.",
+            **of_iceberg,
+        )(function)
+
+    return add
+
+
+def skip_option(function: _Function) -> _Function:
+    """For jobs that read logs into tables."""
+    return click.option(
+        "--skip-expired",
+        cls=DependentOption,
+        needs=LOG_OPTIONS,
+        is_flag=True,
+        help="Continue behind what retention has deleted.",
+    )(function)
 
 
 def full_option(function: _Function) -> _Function:

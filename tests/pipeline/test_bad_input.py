@@ -39,12 +39,12 @@ def test_a_folder_that_is_a_file_is_named_with_what_to_look_at(
     tmp_path: Path, broker: Path
 ) -> None:
     (tmp_path / "tables").write_text("a file")
-    result = qmq("ingest", "--tables", tmp_path / "tables", "--path", broker)
-    assert result.exit_code == 1
-    (line,) = result.stderr.strip().splitlines()
-    assert f"{tmp_path}/tables" in line
-    assert "See that it is there, may be written, and has room." in line
-    assert "Spark" not in line
+    for job in (("ingest", "--path", broker), ("audit",), ("ingest", "--path", broker, "--follow")):
+        result = qmq(*job, "--tables", tmp_path / "tables", "--quiet")
+        assert result.exit_code == 2
+        (line,) = result.stderr.strip().splitlines()
+        assert line.startswith(f"Error: {tmp_path}/tables: this is no folder")
+        assert line.endswith("Give --tables a folder")
     assert (tmp_path / "tables").read_text() == "a file"
 
 
@@ -82,9 +82,38 @@ def test_a_window_without_any_time_is_a_wrong_call_and_not_clean(
 
 
 def test_a_look_needs_a_time_to_wait(tmp_path: Path, broker: Path) -> None:
-    result = qmq("ingest", "--tables", tmp_path / "t", "--path", broker, "--every", "nan")
+    result = qmq(
+        "ingest", "--tables", tmp_path / "t", "--path", broker, "--follow", "--every", "nan"
+    )
     assert result.exit_code == 2
     assert "Invalid value for '--every': not a number of seconds" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("ingest --path {} --every 10", "--every needs --follow"),
+        ("ingest --database orders --follow", "--follow needs --path or --broker"),
+        ("ingest --database orders --skip-expired", "--skip-expired needs --path or --broker"),
+        ("run --database orders --skip-expired", "--skip-expired needs --path or --broker"),
+        ("ingest --path {} --token-file token", "--token-file needs --broker"),
+        ("audit --path {} --wait 5", "--wait needs --broker"),
+        ("archive --path {} --keeper a", "--keeper needs --broker"),
+        ("expose --as delta --catalog a", "--catalog needs --as iceberg"),
+        ("run --path {} --expose delta --namespace a", "--namespace needs --expose iceberg"),
+        ("run --path {} --catalog a", "--catalog needs --expose iceberg"),
+        ("replay --where TRUE --to group:a --same-ids", "need --to subject:NAME"),
+        ("replay --where TRUE --to group:a --name b", "need --to subject:NAME"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_a_wrong_call(
+    tmp_path: Path, broker: Path, line: str, told: str
+) -> None:
+    job, *options = line.format(broker).split()
+    result = qmq(job, "--tables", tmp_path / "tables", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr
+    assert not (tmp_path / "tables").exists()
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,12 @@ class Lake:
     def __init__(self, root: str, files: LakeFiles | None = None) -> None:
         """`files`: an alternative way to read and write them, instead of `LakeFiles`.
 
-        Raises `LakeError` for an address without a known file system.
+        Raises `LakeError` for an address without a known file system, and for a file.
         """
         # Otherwise creating a folder on the way would change where a `..` behind it leads.
         self.root = root if "://" in root else os.path.abspath(root)
         self._files = LakeFiles(self.root) if files is None else files
+        self._files.refuse_file()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Lake, (self.root,)

@@ -65,6 +65,21 @@ class LakeFiles:
             ) from error
         self._is_disk = isinstance(self._files, pafs.LocalFileSystem)
 
+    def refuse_file(self) -> None:
+        """Raise `LakeError` where no folder can be: at the name of a file, or below one."""
+        if not self._is_disk:
+            return
+        try:
+            os.stat(self._full(""))
+        except NotADirectoryError as error:
+            raise LakeError(
+                path=self.root,
+                reason="this is no folder: it, or what it is in, is a file",
+                remedy="Give --tables a folder",
+            ) from error
+        except OSError:
+            pass  # it is not there yet, or whoever uses it says why it cannot be used
+
     def create(self) -> None:
         """Make the folder, and those above it; on a disk they survive a power cut."""
         made: list[str] = []
