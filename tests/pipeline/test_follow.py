@@ -102,6 +102,16 @@ def test_tables_that_vanish_end_it_and_no_new_ones_are_begun(
     assert not (tables.exists() and any(tables.iterdir()))
 
 
+class Enough(SignalFlag):
+    """Set after some looks that found nothing."""
+
+    left = 3
+
+    def wait(self, timeout_s: float = inf) -> bool:
+        self.left -= 1
+        return not self.left or super().wait(timeout_s)
+
+
 def test_another_store_with_a_shorter_log_is_told_at_the_next_look(
     directory: DataDirectory, config: PipelineConfig, tmp_path: Path
 ) -> None:
@@ -111,21 +121,31 @@ def test_another_store_with_a_shorter_log_is_told_at_the_next_look(
     other.close()
     directory.append(messages(MessageIds(1), 20))
 
-    class Enough(SignalFlag):
-        """Set after some looks that found nothing."""
-
-        left = 3
-
-        def wait(self, timeout_s: float = inf) -> bool:
-            self.left -= 1
-            return not self.left or super().wait(timeout_s)
-
     def on_batch(_: Mapping[str, int]) -> None:
         directory.close()
         shutil.rmtree(directory.path)
         other.path.rename(directory.path)
 
     with LocalWorkers(1) as workers, pytest.raises(SourceError, match="are of store"):
+        follow(workers, config, Enough(), every_s=0.01, on_batch=on_batch)
+    directory.open()
+
+
+def test_the_same_store_with_a_shorter_log_is_told_at_the_next_look(
+    directory: DataDirectory, config: PipelineConfig, tmp_path: Path
+) -> None:
+    """It was restored from a backup, whose log ends before what was read: behind that nothing is new for long."""
+    backup = tmp_path / "backup"
+    directory.append(messages(MessageIds(1), 20))
+    shutil.copytree(directory.path, backup)
+    directory.append(messages(MessageIds(2), 20))
+
+    def on_batch(_: Mapping[str, int]) -> None:
+        directory.close()
+        shutil.rmtree(directory.path)
+        backup.rename(directory.path)
+
+    with LocalWorkers(1) as workers, pytest.raises(SourceError, match="restored from a backup"):
         follow(workers, config, Enough(), every_s=0.01, on_batch=on_batch)
     directory.open()
 

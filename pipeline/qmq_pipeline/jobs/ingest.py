@@ -146,6 +146,7 @@ class _Run:
                 facts[self._tables[0].name].insert(0, gap)
                 gap = None
             known = commit(self._lake, self._tables, facts, known, is_from_start=is_from_start)
+            self._watch.last_frame = _last_frame(facts[self._tables[0].name][-1])
             result = _added(result, facts)
             on_progress(
                 Progress(
@@ -175,6 +176,7 @@ class _Run:
                 f"store {last.source}",
                 remedy="Give each broker a folder of its own",
             )
+        self._watch.last_frame = _last_frame(last)
         if not self._has_stamp(
             bounds, last
         ):  # or retention has passed that frame since it was seen
@@ -189,10 +191,10 @@ class _Run:
         return bounds
 
     def _has_stamp(self, bounds: LogBounds, last: RangeFacts) -> bool:
-        offset, stamp_crc = last.notes.get("last_frame", (-1, 0))
+        offset, stamp_crc = _last_frame(last) or (-1, 0)
         if offset < bounds.first_offset:
             return True
-        return self._watch.reader.stamp_crc(int(offset)) == int(stamp_crc)
+        return self._watch.reader.stamp_crc(offset) == stamp_crc
 
     def _gap(
         self, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
@@ -239,6 +241,12 @@ def _added(before: Ingested, found: Written) -> Ingested:
     return replace(
         before, rows=rows, quarantined=joined([before.quarantined, _lost(found)]), ranges=ranges
     )
+
+
+def _last_frame(facts: RangeFacts) -> tuple[int, int] | None:
+    """Offset and checksum of the last frame of a range."""
+    offset, stamp_crc = facts.notes.get("last_frame", (-1, 0))
+    return None if offset < 0 else (int(offset), int(stamp_crc))
 
 
 def _lost(found: Written) -> Runs:

@@ -22,7 +22,12 @@ from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, ScanSource
+from qmq_broker.storage.logs.frame_scan import (
+    HEAD_BYTES_MAX,
+    FrameScan,
+    ScannedFrame,
+    ScanSource,
+)
 from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
@@ -127,19 +132,18 @@ class LogReader:
         return self._cut(offset, bounds.next_offset)
 
     def stamp_crc(self, offset: int) -> int | None:
-        """The log's checksum of the frame at `offset`; None if no whole frame is there."""
-        try:
-            return read_stamp(self._segments(), offset).stamp_crc
-        except ProtocolError:
-            return None
+        """The log's checksum of the frame at `offset`; None if no whole frame is there, or no segment."""
+        with closing(self._one_pass()) as files:
+            try:
+                # At a broker this is one request, and whatever is read of the head then comes out of it.
+                files.read(offset, HEAD_BYTES_MAX)
+                return read_stamp(files, offset).stamp_crc
+            except (ProtocolError, DiskError):
+                return None
 
     def has_stamp(self, offset: int, stamp_crc: int) -> bool:
         """Whether the frame at `offset` has this checksum, as far as the log still has it."""
-        try:
-            is_same = self.stamp_crc(offset) == stamp_crc
-        except DiskError:  # its segment is gone
-            is_same = False
-        return is_same or offset < self.bounds().first_offset
+        return self.stamp_crc(offset) == stamp_crc or offset < self.bounds().first_offset
 
     def ranges(
         self, first_offset: int, next_offset: int, range_bytes: int = RANGE_BYTES

@@ -34,10 +34,11 @@ from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
 
 #: Bytes of one read, roughly: large enough for the disk's speed, small enough to stay in the cache.
 SCAN_BLOCK_BYTES: Final = 1024 * 1024
-#: A searched block overlaps the next one by the longest head, so that no head is cut in two.
-_OVERLAP_BYTES: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
+#: The head of a frame has a sequence for each of its subjects.
+HEAD_BYTES_MAX: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
 _OFFSET_BYTES: Final = 8
-_ZEROS: Final = bytes(SCAN_BLOCK_BYTES + _OVERLAP_BYTES)
+#: A searched block overlaps the next one by the longest head, so that no head is cut in two.
+_ZEROS: Final = bytes(SCAN_BLOCK_BYTES + HEAD_BYTES_MAX)
 
 
 class ScanSource(Protocol):

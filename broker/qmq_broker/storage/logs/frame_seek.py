@@ -16,7 +16,7 @@ from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.frame_scan import claims_behind
+from qmq_broker.storage.logs.frame_scan import ScanSource, claims_behind
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.logs.summary import SegmentSummary, SummaryOf, no_summary
@@ -101,7 +101,7 @@ def read_message_frame(segments: Segments, offset: int) -> MessageFrame:
         raise _corruption(segments, offset, error) from error
 
 
-def read_stamp(segments: Segments, offset: int) -> FrameHeader:
+def read_stamp(segments: ScanSource, offset: int) -> FrameHeader:
     """The header of the frame at `offset`, its stamp verified; raises `ProtocolError`."""
     header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
     verify_stamp(header, segments.read(offset, header.head_bytes))
