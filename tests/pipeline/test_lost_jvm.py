@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
+import subprocess
+import tempfile
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +31,73 @@ def call_nobody() -> None:
         there = JavaParameters(port=taken.getsockname()[1])
         pool = GatewayProperty(JavaParameters().auto_convert, PythonProxyPool())
         JavaClient(there, PythonParameters(), pool).send_command("")
+
+
+def call_one_who_dies() -> None:
+    """Call a JVM that takes the call and then is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with suppress(OSError):  # the end of the server
+                while True:
+                    server.accept()[0].close()
+
+        thread = Thread(target=hang_up)
+        thread.start()
+        there = JavaParameters(port=server.getsockname()[1])
+        pool = GatewayProperty(JavaParameters().auto_convert, PythonProxyPool())
+        try:
+            answer = JavaClient(there, PythonParameters(), pool).send_command("")
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    get_return_value(answer, None, "o1", "count")
+
+
+def test_the_bridge_s_own_traceback_is_not_shown_and_other_logs_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Py4JError):
+        call_one_who_dies()
+    assert [one.module for one in caplog.records] == ["java_gateway"], "it logs what it raises"
+    caplog.clear()
+    root, filters = logging.getLogger(), list(logging.getLogger().filters)
+    session.quieten()
+    try:
+        with pytest.raises(Py4JError) as lost:
+            call_one_who_dies()
+        logging.error("of the program")
+    finally:
+        root.filters[:] = filters
+    assert [one.message for one in caplog.records] == ["of the program"]
+    assert "JVM ended in the middle" in str(explain(lost.value, ""))
+
+
+def test_logs_of_processes_that_ended_long_ago_are_removed_at_a_start_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    now_ms, week_ms = 1_800_000_000_000, 7 * 86_400_000
+    start = f"qmq-spark-{os.getuid()}-"
+    names = {
+        f"{start}{ended.pid}.log",
+        f"{start}{'9' * 30}.log",
+        f"{start}{os.getppid()}.log",
+        f"{start}{ended.pid}.log.gz",
+        f"{start}mine.log",
+        f"qmq-spark-{os.getuid()}1-{ended.pid}.log",
+        f"{start}{os.getpid()}.log",
+    }
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, (now_ms - week_ms) / 1000))
+    session.remove_old_logs(now_ms)
+    assert {one.name for one in tmp_path.iterdir()} == names, "a week is not over"
+    session.remove_old_logs(now_ms + 1_000)
+    gone = names - {one.name for one in tmp_path.iterdir()}
+    assert gone == {f"{start}{ended.pid}.log", f"{start}{'9' * 30}.log"}
 
 
 class Orphan:

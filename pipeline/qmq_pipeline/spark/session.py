@@ -75,6 +75,8 @@ _MANAGER: Final = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedChe
 _MANAGER_MOVED_IN: Final = (4, 1)
 #: These repeat an exception's text as JSON with the JVM's stack.
 _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+#: Files of the JVM's output stay so long after their process: an error may have named them.
+_LOG_KEPT_MS: Final = 7 * 86_400_000
 #: Settings that our sources and jobs need in any session.
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -144,14 +146,14 @@ def _start(options: SessionOptions) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     log_file = options.log_file or log_path()
+    remove_old_logs(SystemClock().now_ms())
     try:
         session = _started(builder, arguments, classes.file, log_file)
     except Exception as error:  # the gateway raises whatever the launcher said
         raise JavaError(
             f"Spark did not start: {_first_line(error)}. Java's output is in {log_file}."
         ) from error
-    for name in _LOUD_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    quieten()
     if classes.is_made:
         atexit.register(_close_jvm_output, session)
     return session
@@ -175,6 +177,43 @@ def _started(
 def log_path() -> Path:
     """The JVM's log file if none is given."""
     return Path(tempfile.gettempdir()) / f"qmq-spark-{os.getuid()}-{os.getpid()}.log"
+
+
+def remove_old_logs(now_ms: int) -> None:
+    """Remove the log files of this user's processes that ended a week ago: who is killed removes none."""
+    folder, _, own_name = str(log_path()).rpartition("/")
+    start = own_name.removesuffix(f"{os.getpid()}.log")
+    for name in os.listdir(folder):
+        process = name.removeprefix(start).removesuffix(".log")
+        if not (name == f"{start}{process}.log" and process.isdecimal()):
+            continue
+        with contextlib.suppress(OSError):  # another process removes it, or it is not ours
+            found = os.lstat(f"{folder}/{name}")
+            is_old = found.st_mtime * 1000 < now_ms - _LOG_KEPT_MS
+            if is_old and found.st_uid == os.getuid() and not _is_running(int(process)):
+                os.unlink(f"{folder}/{name}")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # the number is another user's by now
+        return True
+    return True
+
+
+def quieten() -> None:
+    """Let nobody but us tell that something failed in the JVM, or on the way to it."""
+    for name in _LOUD_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_of_bridge)
+
+
+def _is_not_of_bridge(record: logging.LogRecord) -> bool:
+    """The bridge writes the traceback of a broken line to the root logger, and raises an error as well."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def has_session() -> bool:
