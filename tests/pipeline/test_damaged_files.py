@@ -5,9 +5,11 @@ what that line says helps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
 from qmq_client.wire.message_id import MessageIds
@@ -17,6 +19,7 @@ from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     AUDIT_RUN,
@@ -27,8 +30,10 @@ from qmq_pipeline.tables.schemas import (
     PRODUCERS,
 )
 from qmq_pipeline.tables.table import Table
+from qmq_pipeline.work.tallies import tally_piece
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.gold import shop
+from tests.pipeline.rot import turn_a_bit
 from tests.pipeline.rows import rows_of
 from tests.pipeline.world import DataDirectory, messages
 
@@ -133,6 +138,86 @@ def test_a_damaged_state_and_a_damaged_audit_cost_no_more_than_themselves(
     left = Lake(config.tables).newest(AUDIT_RUN)
     assert left is not None
     assert left.name == runs[0]
+
+
+def data_file(config: PipelineConfig, table: Table) -> Path:
+    lake = Lake(config.tables)
+    path = next(file.path for one in lake.ranges(table) for file in one.files if file.rows)
+    return Path(config.tables, lake.folder(table), path)
+
+
+def test_a_bit_that_a_disk_has_turned_is_told_whichever_column_it_is_in(
+    directory: DataDirectory, config: PipelineConfig, workers: LocalWorkers
+) -> None:
+    directory.append(messages(MessageIds(1), 20))
+    ingest(workers, config)
+    file = data_file(config, MESSAGES)
+    whole = file.read_bytes()
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    columns = [group.column(number).path_in_schema for number in range(group.num_columns)]
+    assert len(columns) >= len(MESSAGES.names)
+    for column in columns:
+        turn_a_bit(file, column)
+        with pytest.raises(LakeError, match="it is not as it was written") as told:
+            rows_of(config.tables, MESSAGES)
+        assert told.value.path == str(file)
+        assert "Restore it from a copy of this folder, or ingest into another one" in str(
+            told.value
+        )
+        file.write_bytes(whole)
+    assert len(rows_of(config.tables, MESSAGES)) == 20
+
+
+def test_a_tally_is_not_made_anew_of_a_damaged_file(
+    directory: DataDirectory, config: PipelineConfig, workers: LocalWorkers
+) -> None:
+    """With its old one, which was made when the file was whole, an audit needs none of the rows."""
+    directory.append(messages(MessageIds(1), 20))
+    ingest(workers, config)
+    file = data_file(config, MESSAGES)
+    turn_a_bit(file, "record_crc")
+    assert audit(nobody, config).stored == 20
+    path = f"{file.parent.name}/{file.name}"
+    with pytest.raises(LakeError, match="it is not as it was written"):
+        tally_piece(config.tables, MESSAGES.name, path)
+
+
+@pytest.mark.parametrize("damage", ["it is not as it was written", "it is missing"])
+def test_a_data_file_that_spark_cannot_read_is_named_with_what_helps(
+    spark: SparkSession,
+    directory: DataDirectory,
+    config: PipelineConfig,
+    workers: LocalWorkers,
+    damage: str,
+) -> None:
+    config = replace(config, tables=f"{config.tables} [a folder] 100%25")
+    directory.append(messages(MessageIds(1), 20))
+    ingest(workers, config)
+    lake, file = Lake(config.tables), data_file(config, MESSAGES)
+    turn_a_bit(file, "sequence")
+    rows = lake.read(spark, MESSAGES).selectExpr("sum(sequence)")
+    if "missing" in damage:
+        file.unlink()
+    with pytest.raises(Exception, match="Encountered error while reading file") as raised:
+        rows.collect()
+    told = explain(raised.value, "the.log")
+    assert isinstance(told, LakeError)
+    assert told.path == str(file)
+    assert damage in str(told)
+    assert "estore it from a copy of this folder" in str(told)
+
+
+def test_what_spark_says_of_a_file_names_it_wherever_the_tables_are() -> None:
+    for root, shown in (
+        ("/data/my tables", "file:/data/my tables"),
+        ("s3a://bucket/tables", "s3a://bucket/tables"),
+    ):
+        path = f"{root}/silver/lifecycle/run=1/part=a/b.parquet"
+        said = f"[PATH_NOT_FOUND] Path does not exist: {path.replace(root, shown)}. SQLSTATE: 42K03"
+        told = explain(RuntimeError(said), "the.log")
+        assert isinstance(told, LakeError)
+        assert told.path == path
+        assert f"remove the folder {root}/silver/lifecycle: the next run makes" in str(told)
 
 
 def test_a_damaged_derived_table_is_made_anew_when_its_folder_is_removed(

@@ -37,6 +37,7 @@ from qmq_pipeline.work.merge import merge_piece
 from qmq_pipeline.work.ranges import TABLES_OF, file_name, ingest_range
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.gold import pulled
+from tests.pipeline.rot import turn_a_bit
 from tests.pipeline.world import FAR_MS, DataDirectory, messages
 
 DAY_MS = 24 * 3_600_000
@@ -329,7 +330,7 @@ def test_a_fold_goes_on_in_the_middle_of_what_was_merged(
     assert folded(merged.next, 2**62) == 0
 
 
-@pytest.mark.parametrize("damage", ["missing", "other rows"])
+@pytest.mark.parametrize("damage", ["missing", "another bit", "other rows"])
 def test_a_file_that_is_not_what_its_commit_says_ends_the_merge_and_nothing_is_lost(
     workers: LocalWorkers, directory: DataDirectory, config: PipelineConfig, damage: str
 ) -> None:
@@ -339,7 +340,10 @@ def test_a_file_that_is_not_what_its_commit_says_ends_the_merge_and_nothing_is_l
     path = Path(config.tables, "bronze", "messages", before[1].ranges[0].files[0].path)
     if damage == "missing":
         path.unlink()
-        said = r"a file is missing that a commit of messages names: .*Bring it back"
+        said = "it is missing, and a commit names it"
+    elif damage == "another bit":
+        turn_a_bit(path, "sequence")
+        said = "it is not as it was written .* ingest into another one"
     else:
         pq.write_table(pq.ParquetFile(path).read().slice(1), path)
         said = "has other rows than its commit says"

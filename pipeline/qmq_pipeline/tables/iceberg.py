@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.errors import LakeError, OptionError, UnreachableError
+from qmq_pipeline.tables.damage import told_by_name
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.listing import Change
 from qmq_pipeline.tables.table import Table
@@ -71,6 +72,7 @@ class IcebergListing:
     """See `listing.py`."""
 
     def __init__(self, lake: Lake, table: Table, catalog: Catalog, namespace: str) -> None:
+        self._lake = lake
         self._table = table
         self._catalog = catalog
         self._namespace = namespace
@@ -118,7 +120,9 @@ class IcebergListing:
             for file in change.added:
                 url = f"{self._folder}/{file.path}"
                 metadata = transaction.table_metadata
-                snapshot.append_data_file(parquet_file_to_data_file(found.io, metadata, url))
+                with told_by_name(self._lake.root, f"{self._lake.folder(self._table)}/{file.path}"):
+                    data_file = parquet_file_to_data_file(found.io, metadata, url)
+                snapshot.append_data_file(data_file)
 
     def _open(self) -> IcebergTable | None:
         """The table; refuses one of that name that lists something else."""

@@ -41,7 +41,7 @@ from qmq_pipeline.tables.table import Table
 from qmq_pipeline.tables.tallies import TALLY, Columns, Tallying, tally_columns, tally_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 #: Folder of the commits, in that of a table.
 COMMITS: Final = "_commits"
@@ -52,6 +52,8 @@ _KEPT: Final = "_kept"
 #: Folder of what one run wrote of a derived table.
 _RUN: Final = "run="
 _DIGITS: Final = 20
+#: Tells Spark's reader to verify the checksums of pages.
+_VERIFY: Final = "parquet.page.verify-checksum.enabled"
 #: Column of a data frame with the part of a derived table that a row belongs to; not in any file.
 PART: Final = "part"
 
@@ -330,7 +332,7 @@ class Lake:
         tally = f"{self.folder(table)}/{tally_path(path)}"
         try:
             batches = list(self._files.read_rows(tally, TALLY.names))
-        except (OSError, pa.ArrowInvalid):
+        except (OSError, LakeError):
             return None  # it is made from the file, and whoever cannot write it says why
         return tally_columns(pa.Table.from_batches(batches, TALLY.arrow()))
 
@@ -352,7 +354,7 @@ class Lake:
     def read_file(
         self, table: Table, path: str, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Some columns of one data file, without Spark."""
+        """Some columns of one data file, without Spark. Raises `LakeError` if it is missing or damaged."""
         yield from self._files.read_rows(f"{self.folder(table)}/{path}", columns)
 
     def read(
@@ -363,8 +365,7 @@ class Lake:
         paths = [file.path for one in chosen for file in one.files if file.rows]
         if not paths:
             return spark.sql(table.nothing())
-        base = self.url(self.folder(table))
-        reader = spark.read.schema(table.ddl()).option("basePath", base)
+        reader = self._reader(spark, table, table.ddl())
         return reader.parquet(*self._patterns(table, paths)).select(*table.names)
 
     def read_parts(
@@ -375,9 +376,12 @@ class Lake:
         schema = f"{table.ddl()}, {PART} STRING"
         if not paths:
             return spark.sql(table.nothing()).selectExpr("*", f"CAST(NULL AS STRING) AS {PART}")
-        base = self.url(self.folder(table))
-        reader = spark.read.schema(schema).option("basePath", base)
+        reader = self._reader(spark, table, schema)
         return reader.parquet(*self._patterns(table, paths)).select(*table.names, PART)
+
+    def _reader(self, spark: SparkSession, table: Table, schema: str) -> DataFrameReader:
+        reader = spark.read.schema(schema).option(_VERIFY, "true")
+        return reader.option("basePath", self.url(self.folder(table)))
 
     def _patterns(self, table: Table, paths: Iterable[str]) -> Iterator[str]:
         return (self._files.pattern(f"{self.folder(table)}/{path}") for path in paths)

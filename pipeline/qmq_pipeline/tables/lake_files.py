@@ -23,6 +23,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from qmq_pipeline.errors import LakeError, LakeInUseError
+from qmq_pipeline.tables.damage import told_by_name
 from qmq_pipeline.tables.table import Table
 
 LOCK: Final = "LOCK"
@@ -217,6 +218,7 @@ class LakeFiles:
             "compression": COMPRESSION,
             "use_dictionary": table.repeating,
             "write_statistics": table.compared,
+            "write_page_checksum": True,
         }
         rows = 0
         writer: pq.ParquetWriter | None = None
@@ -239,14 +241,13 @@ class LakeFiles:
 
     def read_rows(self, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of a Parquet file."""
-        with self._files.open_input_file(self._full(path)) as file:
-            yield from pq.ParquetFile(file).iter_batches(columns=list(columns))
+        with self._parquet(path) as parquet:
+            yield from parquet.iter_batches(columns=list(columns))
 
     def count_values(self, path: str, columns: Sequence[str]) -> dict[str, int]:
         """Column of a Parquet file → number of its values that are not null; columns it lacks are left out."""
         counts = dict.fromkeys(columns, 0)
-        with self._files.open_input_file(self._full(path)) as file:
-            parquet = pq.ParquetFile(file)
+        with self._parquet(path) as parquet:
             known = [name for name in columns if name in parquet.schema_arrow.names]
             for number in range(parquet.num_row_groups):
                 for name in known:
@@ -257,8 +258,8 @@ class LakeFiles:
         """Column of a Parquet file → its least and greatest value; columns without values or
         statistics are left out.
         """
-        with self._files.open_input_file(self._full(path)) as file:
-            metadata = pq.ParquetFile(file).metadata
+        with self._parquet(path) as parquet:
+            metadata = parquet.metadata
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         found: dict[str, Statistics] = {}
         for place in range(metadata.num_columns if groups else 0):
@@ -276,6 +277,12 @@ class LakeFiles:
         """The number of rows of a Parquet file, and its length."""
         with self._files.open_input_file(self._full(path)) as file:
             return pq.ParquetFile(file).metadata.num_rows, file.size()
+
+    @contextmanager
+    def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+        """A Parquet file, whose checksums are verified; raises `LakeError` if it is missing or damaged."""
+        with told_by_name(self.root, path), self._files.open_input_file(self._full(path)) as file:
+            yield pq.ParquetFile(file, page_checksum_verification=True)
 
     def sync_names(self, paths: Iterable[str]) -> None:
         """Make the names of files, and of the folders they are in, survive a power cut.

@@ -50,14 +50,7 @@ def merge_piece(
 
 def _rows(lake: Lake, table: Table, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
     """All rows: in order of the log, or by subject if the files are sorted by subject."""
-    try:
-        batches = [batch for one in files for batch in lake.read_file(table, one.path, table.names)]
-    except FileNotFoundError as error:
-        raise LakeError(
-            path=lake.root,
-            reason=f"a file is missing that a commit of {table.name} names: {error}",
-            remedy="Bring it back, or ingest the log into another folder",
-        ) from error
+    batches = [batch for one in files for batch in lake.read_file(table, one.path, table.names)]
     rows = pa.Table.from_batches(batches, table.arrow())
     if table in BY_SUBJECT:
         rows = rows.take(pa.compute.sort_indices(rows["subject"]))
