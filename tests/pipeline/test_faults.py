@@ -28,6 +28,7 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.waiting import wait_for
+from tests.pipeline.rows import rows_of
 from tests.pipeline.world import STORE, DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -137,6 +138,29 @@ def test_F40_P3_follow_and_archive_name_what_is_in_quarantine(
         )
     runs = {"orders": [(lost.start, lost.stop)]}
     assert (archived.quarantined, followed.quarantined) == (runs, runs)
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_F40_P2_what_was_ingested_before_it_was_damaged_and_given_up_stays_and_news_come(
+    directory: DataDirectory, config: PipelineConfig, frames: int
+) -> None:
+    """The frame that was read last tells whether the log is still the same one, and it is not there any more."""
+    directory.append(messages(MessageIds(1), 100), frame_records=10)
+    with LocalWorkers(1) as workers:
+        ingest(workers, config)
+        offset, _ = Lake(config.tables).ranges(MESSAGES)[-1].notes["last_frame"]
+        directory.close()
+        with (directory.path / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(offset + 200 - 900 * (frames - 1))
+            file.write(b"\xff" * 900)
+        disk = OsDisk(str(directory.path))
+        (report,) = quarantine_damage(disk, SYSTEM_CLOCK)
+        disk.close()
+        assert report.lost[0].count == 10 * frames
+        directory.open()
+        directory.append(messages(MessageIds(2), 30), frame_records=10)
+        assert ingest(workers, config).rows["messages"] == 30
+    assert sorted(row["sequence"] for row in rows_of(config.tables, MESSAGES)) == list(range(130))
 
 
 @pytest.mark.parametrize("kind", ["log", "archive"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.wire.frame import FrameKind
 from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.log_tables import Written, checked_place, commit, prepared, written
 from qmq_pipeline.jobs.merge import merge
@@ -181,7 +182,8 @@ class _Run:
             bounds, last
         ):  # or retention has passed that frame since it was seen
             bounds = self._watch.look_anew()
-        if last.next > bounds.next_offset or not self._has_stamp(bounds, last):
+        is_same = self._has_stamp(bounds, last) or self._is_in_quarantine(last)
+        if last.next > bounds.next_offset or not is_same:
             raise SourceError(
                 source=self._place.name,
                 reason=f"its {self._log} is not the one that was ingested up to offset {last.next}: "
@@ -195,6 +197,18 @@ class _Run:
         if offset < bounds.first_offset:
             return True
         return self._watch.reader.stamp_crc(offset) == stamp_crc
+
+    def _is_in_quarantine(self, last: RangeFacts) -> bool:
+        """Whether the frame that was read last was damaged since, and the broker has given it up."""
+        offset, _ = _last_frame(last) or (-1, 0)
+        try:
+            return any(
+                frame.header.kind is FrameKind.LOST
+                and frame.offset <= offset < frame.offset + frame.header.frame_bytes
+                for frame in self._watch.reader.frames(LogRange(last.first, last.next))
+            )
+        except SourceError:  # it is another log, whose frames do not begin or end there
+            return False
 
     def _gap(
         self, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
