@@ -277,9 +277,11 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
         databases=(database.section,),
         outbox_safety_s=0.0,
         merge_commits=2,
+        window_bytes=1024,
     )
-    ids = MessageIds(1)
+    ids, first = MessageIds(1), messages(MessageIds(2), 1, subjects=SUBJECTS)
     for count, scans in ((10, (3,)), (40, (4, 5))):
+        directory.append(first)  # the second time it is a copy, of one in a window without other news
         for rows in scans:  # a scan merges those before it, which are two in the end
             database.insert(messages(ids, rows), created_at_ms=START_MS)
             ingest_outbox(spark, config)
@@ -291,7 +293,7 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
         done = lifecycle(spark, config)
         assert len(Lake(config.tables).ranges(MESSAGES)) == 1
     assert [one.rows for one in Lake(config.tables).ranges(OUTBOX)] == [7, 5, 0]
-    assert done.lifecycle == 55 + 12
+    assert done.lifecycle == 55 + 12 + 2
     parts = contents(config.tables, LIFECYCLE)
     lifecycle(spark, config, is_full=True)
     assert contents(config.tables, LIFECYCLE) == parts
