@@ -281,7 +281,9 @@ def test_P2_what_came_in_is_found_where_it_was_merged_with_what_was_seen(
     )
     ids, first = MessageIds(1), messages(MessageIds(2), 1, subjects=SUBJECTS)
     for count, scans in ((10, (3,)), (40, (4, 5))):
-        directory.append(first)  # the second time it is a copy, of one in a window without other news
+        directory.append(
+            first
+        )  # the second time it is a copy, of one in a window without other news
         for rows in scans:  # a scan merges those before it, which are two in the end
             database.insert(messages(ids, rows), created_at_ms=START_MS)
             ingest_outbox(spark, config)
