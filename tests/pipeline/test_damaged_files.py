@@ -20,6 +20,7 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.tables.commits import RangeFacts
 from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     AUDIT_RUN,
@@ -32,6 +33,7 @@ from qmq_pipeline.tables.schemas import (
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.tallies import tally_piece
 from qmq_pipeline.work.workers import LocalWorkers
+from tests.pipeline.exposed import a_world
 from tests.pipeline.gold import shop
 from tests.pipeline.rot import turn_a_bit
 from tests.pipeline.rows import rows_of
@@ -205,6 +207,30 @@ def test_a_data_file_that_spark_cannot_read_is_named_with_what_helps(
     assert told.path == str(file)
     assert damage in str(told)
     assert "estore it from a copy of this folder" in str(told)
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_missing_file_is_not_exposed_and_what_was_exposed_stays(
+    tmp_path: Path, form: str
+) -> None:
+    with a_world(tmp_path, tmp_path / "warehouse") as world:
+        for first in (0, 10):
+            file = world.write(
+                MESSAGES, f"day=2026-01-31/{first}.parquet", range(first, first + 10)
+            )
+            facts = RangeFacts(
+                source="store", first=first, next=first + 10, rows=file.rows, files=(file,)
+            )
+            world.lake.commit(MESSAGES, [facts])
+            if not first:
+                world.expose(form)
+        missing = Path(world.lake.root, "bronze", "messages", file.path)
+        missing.unlink()
+        with pytest.raises(LakeError, match="it is missing, and a commit names it") as told:
+            world.expose(form)
+        assert told.value.path == str(missing)
+        assert "If a file is still missing: restore it from a copy" in str(told.value)
+        assert len(world.read(form, MESSAGES)) == 10
 
 
 def test_what_spark_says_of_a_file_names_it_wherever_the_tables_are() -> None:

@@ -91,21 +91,6 @@ def test_a_second_time_lists_what_is_new_and_nothing_when_nothing_is(
     )
 
 
-def test_a_file_that_is_missing_is_told_with_what_helps_and_what_was_exposed_stays(
-    world: World, form: str
-) -> None:
-    commit(world, MESSAGES, 0, 10)
-    world.expose(form)
-    commit(world, MESSAGES, 10, 30)
-    missing = world.lake.ranges(MESSAGES)[1].files[0].path
-    Path(world.lake.url(f"bronze/messages/{missing}")).unlink()
-    with pytest.raises(LakeError, match="it is missing, and a commit names it") as told:
-        world.expose(form)
-    assert told.value.path == world.lake.url(f"bronze/messages/{missing}")
-    assert "If a file is still missing: restore it from a copy" in str(told.value)
-    assert len(world.read(form, MESSAGES)) == 10
-
-
 def by_number(row: Row) -> int:
     number: int = row["sequence"]
     return number
