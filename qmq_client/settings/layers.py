@@ -116,10 +116,9 @@ def _read_keys(
     faults: list[ConfigurationError],
 ) -> Layer:
     """The known keys of one table; the others become faults."""
-    known = [f"{section}.{field}" for field in struct.__struct_fields__]
-    given = {f"{section}.{key}": (value, origin) for key, value in values.items()}
-    faults += [unknown(path, known, origin) for path in given if path not in known]
-    return {path: value for path, value in given.items() if path in known}
+    known = struct.__struct_fields__
+    faults += [unknown(key, known, origin, of=f"{section}.") for key in values if key not in known]
+    return {f"{section}.{key}": (value, origin) for key, value in values.items() if key in known}
 
 
 def read_environment(
@@ -205,11 +204,14 @@ def _is_name_path(path: str) -> bool:
     return path.startswith("database.") and path.endswith(".name")
 
 
-def unknown(name: str, known: Sequence[str] | Mapping[str, str], origin: str) -> ConfigurationError:
-    """The fault of a name that is not among the known; it names the nearest."""
+def unknown(name: str, known: Sequence[str], origin: str, *, of: str = "") -> ConfigurationError:
+    """The fault of a name that is not among the known; it names the nearest.
+
+    `of`: what stands before each of them. It is not compared, or all of them would be near.
+    """
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-    return wrong(name, f"not known (in {origin})", remedy)
+    remedy = f"Did you mean {of + near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
+    return wrong(of + name, f"not known (in {origin})", remedy)
 
 
 def wrong(setting: str, value: str, remedy: str) -> ConfigurationError:

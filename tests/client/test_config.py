@@ -144,6 +144,7 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
         ("[colours]\nred = 1", "Known: broker, watchdog, registry, database."),
         ("broker = 1", "broker: not one table"),
         ('[[database]]\nname = "a"\nurl = "b"\nshema = "c"', "Did you mean 'database.a.schema'?"),
+        ('[[database]]\nname = "orders"\nurl = "b"\nretention = 1', "Known: name, url, "),
         ('[[database]]\nurl = "b"', "database 1: has no name"),
         ('[database]\nname = "a"', "Write [[database]] in qmq.toml."),
         ('[[database]]\nname = "a"', "missing required field `url`"),
