@@ -70,7 +70,7 @@ class _Probe:
 
 
 class Publisher:
-    """Publishes for one producer. `hand_over` from any thread, everything else from one."""
+    """Publishes for one producer. `queue`, `receipts` and `stats` are for any thread, the rest for one."""
 
     def __init__(
         self,
@@ -368,7 +368,11 @@ class Publisher:
         """When it begins, when its kind changes, and each time its failures have doubled."""
         failures, kind = self._breaker.failures, error.partition(":")[0]
         if kind != self._outage_kind or failures & (failures - 1) == 0:
-            _log.warning("broker takes nothing, failures=%d: %s", failures, error)
+            _log.warning(
+                "broker takes nothing, the watchdog sends the rows, failures=%d: %s",
+                failures,
+                error,
+            )
         self._outage_kind = kind
 
     def _leave(self, rows: Sequence[OutboxRow]) -> None:

@@ -185,6 +185,7 @@ def test_W8_an_outage_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_i
         for number in range(9):
             send(number * 10.0)  # no wait of the breaker is longer
         assert re.findall(r"failures=(\d+)", caplog.text) == ["1", "2", "4", "8"]
+        assert caplog.text.count("the watchdog sends the rows") == 4
         caplog.clear()
         world.broker.faults.is_unreachable = False
         send(100.0)
