@@ -31,6 +31,7 @@ _COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")
 _LISTED_MAX: Final = 1_000
 #: Requests of one command, in case the broker always reports more.
 _REQUESTS_MAX: Final = 10_000
+_DONE: Final = {"replay": "replayed", "purge": "purged"}
 
 
 @click.group()
@@ -208,7 +209,7 @@ def _change(
     if as_json:
         print_json({"count": count, "gone": gone})
     else:
-        click.echo(f"{count} dead letters: {change} done")
+        click.echo(f"dead letters {_DONE[change]}: {count}")
     if gone:
         click.echo(f"{gone} could not be replayed: their messages are gone", err=True)
         raise SystemExit(ATTENTION)
@@ -220,7 +221,7 @@ def _preview(change: str, letters: Sequence[Mapping[str, Any]]) -> None:
         click.echo(f"no dead letters to {change}", err=True)
         return
     many = f"{len(letters)} or more" if len(letters) >= _LISTED_MAX else str(len(letters))
-    click.echo(f"{many} dead letters to {change}; add --yes to do it", err=True)
+    click.echo(f"dead letters to {change}: {many}; add --yes to do it", err=True)
     raise SystemExit(ATTENTION)
 
 

@@ -54,6 +54,8 @@ def tail(
 ) -> None:
     """Print the last messages of SUBJECT, oldest first; with --json one object per line.
 
+    A line has the sequence, when the message was sent, its id, its key and tags if any, and its body.
+
     Messages lost to retention or a quarantine are skipped, and counted on standard error. Exit code 1
     when there is no such subject; with --follow, wait for it, and for a broker that is away after it
     has answered once.
