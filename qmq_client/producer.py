@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -34,8 +34,13 @@ from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.checking.rights import PRODUCER, PRODUCER_IN_ORDER
-from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import root_engine
+from qmq_client.outbox.database.to_write import (
+    TO_WRITE,
+    connected_to_write,
+    connected_to_write_async,
+)
 from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
@@ -53,6 +58,9 @@ from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
 from qmq_client.wire.record import encode_record
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 _producers: Final[WeakSet[Producer]] = WeakSet()
 
@@ -105,7 +113,7 @@ class Producer:
         if is_ordered:
             self._store.prepare_ordering()
         if self.options.sqlite_begin == "IMMEDIATE":
-            self.engine.update_execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+            self.engine.update_execution_options(**TO_WRITE)
         root = root_engine(self.engine)
         self._dialect.prepare_application(root)
         watch(root)
@@ -151,8 +159,7 @@ class Producer:
                 value="a producer with an asynchronous engine",
                 remedy="Write `await producer.send_now_async(message)`.",
             )
-        with self.engine.connect() as connection:
-            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+        with connected_to_write(self.engine) as connection:
             return self._send_alone(connection, messages)
 
     async def send_now_async(self, message: Message) -> str:
@@ -166,10 +173,7 @@ class Producer:
         """
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.send_now_many, messages)
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
-        async with AsyncEngine(self.engine).connect() as connection:
-            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+        async with self._own_async_connection() as connection:
             return await connection.run_sync(self._send_alone, messages)
 
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> Cancellation:
@@ -197,11 +201,11 @@ class Producer:
         `TransportError`: then it will not be sent any more if nobody was sending it, but the broker may
         have it from an attempt whose answer was lost. Ask again then, too.
         """
-        with self._own_connection() as connection:
+        with connected_to_write(self.engine) as connection:
             was_there = self._cancel_alone(connection, message_id)
         outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
         if outcome and not was_there:
-            with self._own_connection() as connection:
+            with connected_to_write(self.engine) as connection:
                 self._cancel_alone(connection, message_id, is_at_broker=True)
         return outcome
 
@@ -346,11 +350,10 @@ class Producer:
         with connection.begin():
             return self.send_many(messages, session=connection)
 
-    @contextmanager
-    def _own_connection(self) -> Iterator[sa.Connection]:
-        with self.engine.connect() as connection:
-            connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
-            yield connection
+    def _own_async_connection(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        return connected_to_write_async(AsyncEngine(self.engine))
 
     def _cancel_alone(
         self, connection: sa.Connection, message_id: str, is_at_broker: bool = False
@@ -362,10 +365,7 @@ class Producer:
             )
 
     async def _cancel_alone_async(self, message_id: str, is_at_broker: bool = False) -> bool:
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
-        async with AsyncEngine(self.engine).connect() as connection:
-            await connection.execution_options(**{BEGIN_OPTION: BEGIN_TO_WRITE})
+        async with self._own_async_connection() as connection:
             return await connection.run_sync(self._cancel_alone, message_id, is_at_broker)
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:

@@ -22,15 +22,17 @@ from sqlalchemy.orm import Session
 
 from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
+from qmq_client.outbox.database.to_write import (
+    TO_WRITE,
+    connected_to_write,
+    connected_to_write_async,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_TO_WRITE = {BEGIN_OPTION: BEGIN_TO_WRITE}
 
 
 class SessionSource(Protocol):
@@ -94,16 +96,13 @@ def transaction(engine: Any) -> Any:
 
 @contextmanager
 def _transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with engine.connect() as connection:
-        connection.execution_options(**_TO_WRITE)
-        with as_current(connection), connection.begin():
-            yield connection
+    with connected_to_write(engine) as connection, as_current(connection), connection.begin():
+        yield connection
 
 
 @asynccontextmanager
 async def _async_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    async with engine.connect() as connection:
-        await connection.execution_options(**_TO_WRITE)
+    async with connected_to_write_async(engine) as connection:
         with as_current(connection):
             async with connection.begin():
                 yield connection
@@ -120,7 +119,7 @@ def _around(function: Callable[P, R], source: SessionSource, requires_new: bool)
             if not isinstance(session, Session):
                 raise _refuse(function, "async def")
             with session.begin(), as_current(session):
-                session.connection(execution_options=_TO_WRITE)
+                session.connection(execution_options=TO_WRITE)
                 return function(*args, **kwargs)
 
     return in_transaction
@@ -141,7 +140,7 @@ def _around_async(
             raise _refuse(function, "def")
         async with made as session, session.begin():
             with as_current(session):
-                await session.connection(execution_options=_TO_WRITE)
+                await session.connection(execution_options=TO_WRITE)
                 return await function(*args, **kwargs)
 
     return in_transaction

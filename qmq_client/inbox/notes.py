@@ -18,14 +18,14 @@ from sqlalchemy.orm import Session, SessionTransaction
 from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
 from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
-from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE, dialect_of
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.to_write import TO_WRITE
 from qmq_client.outbox.table import AS_NAMED
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name
 
 #: Rows per delete: each is a short transaction between those of the handlers.
 PURGED_ROWS_PER_TRANSACTION: Final = 1_000
-_OPTIONS: Final = {BEGIN_OPTION: BEGIN_TO_WRITE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Notes:
     def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
         """Note these ids in a new transaction of the session."""
         connection = session.connection(
-            bind_arguments=self._bind_arguments, execution_options=_OPTIONS
+            bind_arguments=self._bind_arguments, execution_options=TO_WRITE
         )
         transaction = session.get_transaction()
         self._dialect.begin(connection)
@@ -88,7 +88,7 @@ class Notes:
         """Delete up to `limit` ids; how many. The caller commits."""
         connection = session.connection(
             bind_arguments=self._bind_arguments,
-            execution_options={**_OPTIONS, **self._dialect.purge_options},
+            execution_options={**TO_WRITE, **self._dialect.purge_options},
         )
         self._dialect.begin(connection)
         return self._dialect.purge(connection, self.group, older_than_ms=older_than_ms, limit=limit)

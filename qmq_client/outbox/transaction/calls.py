@@ -98,7 +98,7 @@ class Calls:
             return
         unit: Unit | None = link.unit
         if unit is not None:
-            try:
+            try:  # what `_finish` does, and a call less: most transactions end here
                 unit.finish(link.connection())
             except BaseException:
                 self._give_up(link, given)
