@@ -26,7 +26,7 @@ from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.publishing.ordering import Turns, turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
-from qmq_client.settings.config import WatchdogSection
+from qmq_client.settings.sections import WatchdogSection
 from qmq_client.transport.port import Transport
 from qmq_watchdog.beside import Beside, two_threads
 from qmq_watchdog.claiming import Claim, Claims
@@ -41,7 +41,7 @@ PROBE_ROWS: Final = 100
 KEYS_FOLLOWED_MAX: Final = 500
 #: Claims grow while a batch stays below half of this and shrink above it. This bounds the memory of
 #: batches, except for the first one whose records are larger than those before, which ends at
-#: `CLAIM_BYTES_MAX` of `claiming.py`. Less where the line to the broker is too slow for it …
+#: `CLAIM_BYTES_MAX` of the outbox. Less where the line to the broker is too slow for it …
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
 #: … down to this, which 20 kbit/s carry within a request's time.
 BATCH_BYTES_AIM_MIN: Final = 64 * 1024
@@ -57,7 +57,7 @@ COUNTED_ROWS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Bounds of a sweep; see `qmq_client.settings.config.WatchdogSection` for the reasons."""
+    """Bounds of a sweep; see `qmq_client.settings.sections.WatchdogSection` for the reasons."""
 
     batch_rows: int = WatchdogSection().batch_rows
     lease_ms: int = WatchdogSection().lease_ms
