@@ -35,11 +35,11 @@ def an_acknowledgement_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def messages_visible_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = ConsumeQueue.stage
 
-    def stage_and_publish(self: ConsumeQueue, entries: bytes) -> None:
+    def stage_and_show(self: ConsumeQueue, entries: bytes) -> None:
         stage(self, entries)
-        self.publish()
+        self.make_visible()
 
-    monkeypatch.setattr(ConsumeQueue, "stage", stage_and_publish)
+    monkeypatch.setattr(ConsumeQueue, "stage", stage_and_show)
 
 
 def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +134,10 @@ def the_journal_is_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> N
     """It tells of frames that a power cut may take."""
 
     def sync(self: Store) -> None:
-        self._queues.publish()
+        self._queues.make_visible()
         self._queues.write_journal(self.written_offset, 0)
         self._commit_log.log.sync()
-        self._publish()
+        self._make_visible()
         self._step()
 
     monkeypatch.setattr(Store, "sync", sync)

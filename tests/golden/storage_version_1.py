@@ -137,7 +137,7 @@ def write_queues(root: Path, entries: bytes) -> tuple[bytes, bytes]:
     disk.make_directory("state")
     queues = ConsumeQueues(disk, StoreOptions(), STORE_ID)
     queues.stage("flight.departed", 0, entries, offset=88)
-    queues.publish()
+    queues.make_visible()
     queues.flush(920)
     queues.close()
     queue = root / "consumequeue" / "flight.departed" / f"{0:020d}"

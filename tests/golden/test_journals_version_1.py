@@ -50,7 +50,7 @@ def write_entries(root: Path) -> bytes:
     queues.load(0, Retained(STORE_ID, 0, {}))
     queues.start_journal(next_offset=0)
     queues.stage("flight.departed", 0, golden("queue_entries")[:60], offset=FIRST_OFFSET)
-    queues.publish()
+    queues.make_visible()
     queues.write_journal(NEXT_OFFSET, NEXT_OFFSET)
     queues.close()
     return (root / "entries" / NAME).read_bytes()

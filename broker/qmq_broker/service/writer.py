@@ -192,7 +192,7 @@ class CommitWriter:
                 break
         if submissions:
             outcomes = self._commit([submission.frame for submission in submissions])
-            self._post(lambda: self._publish(submissions, outcomes))
+            self._post(lambda: self._answer(submissions, outcomes))
         return CommitCounts(
             requests=len(submissions),
             messages=sum(submission.frame.header.record_count for submission in submissions),
@@ -248,7 +248,7 @@ class CommitWriter:
             began_s = clock.monotonic_s()
             placed.extend(self._store.append(frames))
             appended_s = clock.monotonic_s()
-            self._store.publish()
+            self._store.commit()
             measures.append_s.note(appended_s - began_s)
             measures.sync_s.note(clock.monotonic_s() - appended_s)
 
@@ -278,7 +278,7 @@ class CommitWriter:
             return self._poison
         return None
 
-    def _publish(
+    def _answer(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
     ) -> None:
         subjects: dict[str, None] = {}  # in the order of the log, and pulls are woken in it

@@ -250,14 +250,14 @@ class Recovery:
                     self._copier.copy_all()
             if runs is not None and frame.offset >= window_offset:
                 self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
-        schedule.publish(commit.next_offset, commit.last_stored_at_ms)
+        schedule.make_visible(commit.next_offset, commit.last_stored_at_ms)
 
     def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
         try:
             stage_delayed(self._schedule, frame)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error
-        self._schedule.publish(next_offset, frame.header.stored_at_ms)
+        self._schedule.make_visible(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
         """Stage one frame; returns the ids by which repeats of what it holds are recognized."""
@@ -267,7 +267,7 @@ class Recovery:
                 return runs_of(withdrawn) if withdrawn else None
             if is_new:
                 stored = stage_scanned(self._queues, frame)
-                self._queues.publish()
+                self._queues.make_visible()
                 return None if stored is None else stored.runs
             if is_remembered(frame.header, frame.data):
                 return scanned_id_runs(frame.header, frame.data)

@@ -1,6 +1,6 @@
 """Everything one broker owns on disk, behind one face.
 
-A data directory belongs to one `Store` of one process. `append` and `publish` make messages durable
+A data directory belongs to one `Store` of one process. `append` and `commit` make messages durable
 and then visible, while other threads read queues and records. The actions of consumers have a log
 of their own. The files are described in `files/layout.py` and `docs/format/`.
 """
@@ -55,8 +55,10 @@ _TOKEN_BIT: Final = 1 << _TOKEN_BITS
 class Store:
     """One data directory, open.
 
-    `append`, `publish`, `sync`, `step` and `close` belong to the writer thread; `queue`, `subjects`
-    and `read_records` may be called from any thread, and `actions` belongs to a thread of its own.
+    What writes to the commit log or moves its beginning belongs to the writer thread: `append`,
+    `commit`, `sync`, `step`, `cancel`, `note_time`, `give_up_below`, `keep`, `end_keeper`, `close`.
+    `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
+    thread of its own.
     After a `PoisonedError` only `close` is left, then a restart.
     """
 
@@ -175,23 +177,23 @@ class Store:
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write the new messages of these frames in one gathering write.
 
-        Neither durable nor visible on return: nobody may be answered before `publish`. A frame with
+        Neither durable nor visible on return: nobody may be answered before `commit`. A frame with
         a message id that is already stored with other content gets `Placed.conflict` and is not
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
         self._check()
         return self._commit_log.append(frames)
 
-    def publish(self) -> None:
+    def commit(self) -> None:
         """Make everything appended durable, then visible, with one sync; raises `PoisonedError`."""
         self._check()
         self._commit_log.log.sync()
         self._check_place()
-        self._publish()
+        self._make_visible()
 
     def sync(self) -> None:
-        """`publish` and `step`, for callers to whom no answer waits."""
-        self.publish()
+        """`commit` and `step`, for callers to whom no answer waits."""
+        self.commit()
         self._step()
 
     def cancel(
@@ -342,16 +344,16 @@ class Store:
     def _stop_clean(self) -> None:
         self._check_place()
         self._commit_log.log.sync()
-        self._publish()
+        self._make_visible()
         self.actions.sync()
         self.index.finish()
         self.retention.finish()
         self._saver.stop_clean(self.disk)
 
-    def _publish(self) -> None:
-        self._queues.publish()
+    def _make_visible(self) -> None:
+        self._queues.make_visible()
         log = self._commit_log.log
-        self.schedule.publish(log.durable_offset, log.last_stored_at_ms)
+        self.schedule.make_visible(log.durable_offset, log.last_stored_at_ms)
 
     def _log_range(self) -> LogRange:
         return LogRange(self.first_offset, self.durable_offset)

@@ -83,13 +83,13 @@ def test_a_group_beyond_the_bound_has_no_rows(
 
 def test_a_commit_is_timed_and_its_requests_are_counted(client: Client) -> None:
     rig = client.rig
-    before = rig.store.publish
+    before = rig.store.commit
 
     def slow_sync() -> None:
         rig.clock.pass_ms(30)
         before()
 
-    rig.store.publish = slow_sync  # type: ignore[method-assign]  # the slow disk
+    rig.store.commit = slow_sync  # type: ignore[method-assign]  # the slow disk
     rig.submit(frame_of(b"a"))
     rig.send(b"b")
     found = scrape(client)

@@ -33,7 +33,7 @@ class CountingStore:
 
     def __init__(self, rig: Rig) -> None:
         self.calls: list[str] = []
-        self.on_publish: Callable[[], object] = lambda: None
+        self.on_commit: Callable[[], object] = lambda: None
         self.on_step: Callable[[], object] = lambda: None
         self._store = rig.store
         rig.broker.writer._store = self  # type: ignore[assignment]  # in its place
@@ -42,10 +42,10 @@ class CountingStore:
         self.calls.append(f"append {len(frames)}")
         return self._store.append(frames)
 
-    def publish(self) -> None:
-        self.calls.append("publish")
-        self._store.publish()
-        self.on_publish()
+    def commit(self) -> None:
+        self.calls.append("commit")
+        self._store.commit()
+        self.on_commit()
 
     def step(self) -> bool:
         self.calls.append("step")
@@ -58,7 +58,7 @@ def test_everything_that_waits_is_one_append_and_one_sync(rig: Rig) -> None:
     outcomes = [rig.submit(make_frame([b"a"], subject=f"s{number}")) for number in range(5)]
     counts = rig.broker.writer.step()
     assert (counts.requests, counts.messages) == (5, 5)
-    assert store.calls == ["append 5", "publish", "step"]
+    assert store.calls == ["append 5", "commit", "step"]
     rig.run_posted()
     assert all(isinstance(outcome, Placed) for (outcome,) in outcomes)
 
@@ -79,8 +79,8 @@ def test_no_answer_waits_for_what_the_store_does_by_time(rig: Rig) -> None:
     rig.broker.writer._post = lambda call: order.extend([*store.calls, "answered"])
     rig.submit(make_frame([b"a"]))
     rig.broker.writer.step()
-    assert order == ["append 1", "publish", "answered"]
-    assert store.calls == ["append 1", "publish", "step"]
+    assert order == ["append 1", "commit", "answered"]
+    assert store.calls == ["append 1", "commit", "step"]
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_while_requests_keep_coming_the_store_has_its_turn_by_time_and_at_the_en
         else:
             rig.broker.writer.stop()
 
-    store.on_publish = commit
+    store.on_commit = commit
     rig.submit(make_frame([b"a"]))
     rig.broker.writer.run()
-    commits = [store.calls[: i + 1].count("publish") for i in _places_of("step", store.calls)]
+    commits = [store.calls[: i + 1].count("commit") for i in _places_of("step", store.calls)]
     assert commits == turns
 
 
@@ -115,7 +115,7 @@ def test_the_store_has_its_turn_when_no_request_follows(rig: Rig) -> None:
     store.on_step = rig.broker.writer.stop
     rig.submit(make_frame([b"a"]))
     rig.broker.writer.run()
-    assert store.calls[:3] == ["append 1", "publish", "step"]
+    assert store.calls[:3] == ["append 1", "commit", "step"]
 
 
 def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
@@ -234,14 +234,14 @@ class BrokenStore:
             raise self._error
         return self._rig.store.append(frames)
 
-    def publish(self) -> None:
+    def commit(self) -> None:
         raise self._error
 
     def step(self) -> bool:
         return False
 
 
-@pytest.mark.parametrize("call", ["append", "publish"])
+@pytest.mark.parametrize("call", ["append", "commit"])
 @pytest.mark.parametrize("error", [PoisonedError("no more"), OSError("gone"), AssertionError()])
 def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
     rig: Rig, call: str, error: Exception

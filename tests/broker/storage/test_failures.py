@@ -157,7 +157,7 @@ def test_B6_a_stop_on_a_full_disk_loses_nothing_and_leaves_the_rest_to_the_start
     world = World(disk)
     world.send(world.frame(orders=10))
     world.store.append([parse_message_frame(delayed_frame({b"later": 2**40}))])
-    world.store.publish()
+    world.store.commit()
     world.act()
     disk.failing = ("write", path)
     if is_marked:

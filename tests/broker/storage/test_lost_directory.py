@@ -115,7 +115,7 @@ def test_B1_what_is_lost_during_the_sync_is_not_answered(
 
     monkeypatch.setattr(os_file, "sync_data", lose_meanwhile)
     with pytest.raises(PoisonedError, match=r"replaced|removed|No such file"):
-        store.publish()
+        store.commit()
     assert visible(store) == {}
     store.close()
 

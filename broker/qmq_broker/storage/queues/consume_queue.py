@@ -88,7 +88,7 @@ class ConsumeQueue:
         self._tail[1].extend(entries)
         self.staged_sequence += len(entries) // ENTRY_BYTES
 
-    def publish(self) -> None:
+    def make_visible(self) -> None:
         """Make everything added visible. Requires: its records are durable."""
         self.next_sequence = self.staged_sequence
 

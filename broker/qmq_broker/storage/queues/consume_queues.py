@@ -137,7 +137,7 @@ class ConsumeQueues:
                 entries = run.entries[max(0, known - run.first_sequence) * ENTRY_BYTES :]
                 if entries:
                     self.stage(run.subject, known, entries, offset=chunk.first_offset)
-            self.publish()
+            self.make_visible()
             self.copied_offset = found.copied_offset
             known_offset = max(known_offset, chunk.next_offset)
         self._set_journaled()
@@ -292,10 +292,10 @@ class ConsumeQueues:
         self._staged[subject] = queue
         self.unflushed_bytes += len(entries)
 
-    def publish(self) -> None:
+    def make_visible(self) -> None:
         """Make everything staged visible. Requires: the commit log was synced."""
         for queue in self._staged.values():
-            queue.publish()
+            queue.make_visible()
         self._unflushed.update(self._staged)
         self._unjournaled.update(self._staged)
         self._staged.clear()

@@ -66,7 +66,7 @@ class _Settled(NamedTuple):
 class Schedule:
     """All delayed messages of a store.
 
-    `stage_…`, `publish` and `fate` belong to the writer; the rest may be called in any thread.
+    `stage_…`, `make_visible` and `fate` belong to the writer; the rest may be called in any thread.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Schedule:
         # One may be in a frame twice: it was loaded as it arrived
         return found if len(by_sequence) == len(found) else sorted(by_sequence.values())
 
-    def publish(self, durable_offset: int, stored_at_ms: int) -> None:
+    def make_visible(self, durable_offset: int, stored_at_ms: int) -> None:
         """Make everything staged visible. Requires: the commit log was synced up to there."""
         arrivals = []
         with self.lock:

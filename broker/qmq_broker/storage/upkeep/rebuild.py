@@ -128,7 +128,7 @@ def _make_queues(
                 raise CorruptionError(
                     segment=segments.path(frame.offset), offset=frame.offset, reason=str(error)
                 ) from error
-            queues.publish()
+            queues.make_visible()
             if queues.unflushed_bytes > UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
             if scan.next_offset >= next_offset:
