@@ -63,7 +63,7 @@ def pool(engine: sa.Engine, threads: int) -> Findings:
         yield found("pool.small", read, f"create_engine(…, pool_size={threads})")
 
 
-def relay(engine: sa.Engine) -> Findings:
+def publisher_connections(engine: sa.Engine) -> Findings:
     """The publisher's connections, which inherit the listeners of the application's pool.
 
     Requires: a server.

@@ -282,8 +282,8 @@ CHECKS: Final = (
         _BREAKS,
         "O1",
         _SERVERS,
-        "This user may read the outbox but neither send nor relay: as the user of a producer or of "
-        "a watchdog it leaves messages unsent, or their rows undeleted. Somebody who only looks "
+        "This user may read the outbox but neither send nor publish: as the user of a producer or "
+        "of a watchdog it leaves messages unsent, or their rows undeleted. Somebody who only looks "
         "needs no more.",
     ),
     check_of(

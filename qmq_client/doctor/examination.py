@@ -68,7 +68,7 @@ def examine(
         findings += _of_outbox(connection, tables, thresholds)
         findings += _of_clock(connection, clock, thresholds)
     if application_engine.dialect.name in _SERVERS:
-        findings += application.relay(application_engine)
+        findings += application.publisher_connections(application_engine)
     if session_factory is not None:
         findings += application.sessions(application_engine, session_factory, tables.outbox)
     if threads is not None:

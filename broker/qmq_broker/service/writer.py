@@ -5,7 +5,8 @@ so the device decides the size of a commit. A commit is one append and one sync;
 into the loop, each request is answered and the messages become visible. The first failed write or
 sync poisons the writer: nothing is acknowledged any more, and every waiting request is told why.
 
-`submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test).
+`submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test); what
+`run_soon`, `change` and `stop` ask for may be asked in any thread.
 """
 
 from __future__ import annotations
