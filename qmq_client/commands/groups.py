@@ -201,8 +201,9 @@ def remove(
     """Remove a group, its position and its dead letters; the next pull creates it again."""
     address = broker_address(broker, config_file)
     if not yes:
-        _list(address, subject, group, as_json)
-        click.echo("nothing was removed; give --yes to forget it", err=True)
+        found = _list(address, subject, group, as_json)
+        missing = f"there is no group {group} on subject {subject}"
+        click.echo("nothing was removed; add --yes to do it" if found else missing, err=True)
         raise SystemExit(ATTENTION)
     body = {"subject": subject, "group": group}
     answer = post_json(address, "/v1/groups/remove", body, known=("subject", "group"))
@@ -255,12 +256,14 @@ def _is_over(found: Mapping[str, Any], messages_max: int | None, seconds_max: fl
     return seconds_max is not None and (found.get("lag_s") or 0) > seconds_max
 
 
-def _list(address: BrokerAddress, subject: str | None, group: str | None, as_json: bool) -> None:
+def _list(address: BrokerAddress, subject: str | None, group: str | None, as_json: bool) -> bool:
+    """Print these groups; whether there are any."""
     answer = _groups(address, subject, group)
     if as_json:
         print_json(answer)
     else:
         _print(_GROUP_COLUMNS, [_row(one, _GROUP_COLUMNS) for one in answer["groups"]])
+    return bool(answer["groups"])
 
 
 def _groups(address: BrokerAddress, subject: str | None, group: str | None) -> dict[str, Any]:

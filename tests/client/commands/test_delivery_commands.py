@@ -284,6 +284,7 @@ def test_groups_are_paused_moved_configured_resumed_and_removed(
     ("words", "exit_code", "told"),
     [
         (["groups", "pause", "shop", "nobody"], 1, "no group nobody"),
+        (["groups", "remove", "shop", "nobody"], 1, "no group nobody"),
         (["groups", "seek", "shop", "nobody", "somewhere"], 2, "is not a position"),
         (["groups", "configure", "shop", "nobody"], 2, "nothing to change"),
         (["groups", "configure", "shop", "nobody", "--no-tags", "--tag", "a"], 2, "--no-tags"),
