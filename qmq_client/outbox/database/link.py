@@ -59,7 +59,7 @@ class Link:
         self.unit: Any = None
         #: The connection through which they were sent; None once its owner is gone.
         self.connection: Callable[[], sa.Connection | None] = _nobody
-        #: The pool's entry.
+        #: The pool's wrapper of it, a new one each time that it is given out.
         self.proxied: ReferenceType[Any] = ref(proxied)
 
     def begin(self, proxied: Any) -> None:

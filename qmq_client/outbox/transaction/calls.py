@@ -70,7 +70,7 @@ def is_followed(dialect: Any) -> bool:
 class Calls:
     """The methods of one dialect, as SQLAlchemy knows them (`sqlalchemy.engine.Dialect`).
 
-    `given` is the pool's wrapper of a driver's connection.
+    `proxied` is the pool's wrapper of a driver's connection.
     """
 
     def __init__(self, dialect: Any, outbox: OutboxDialect) -> None:
@@ -85,30 +85,30 @@ class Calls:
         self._executemany = dialect.do_executemany
         self._execute_no_params = dialect.do_execute_no_params
 
-    def do_begin(self, given: Any) -> None:
-        link = find_link(given) or make_link(given)
+    def do_begin(self, proxied: Any) -> None:
+        link = find_link(proxied) or make_link(proxied)
         if link is not None:
-            link.begin(given)
-        self._begin(given)
+            link.begin(proxied)
+        self._begin(proxied)
 
-    def do_commit(self, given: Any) -> None:
-        link = find_link(given)
+    def do_commit(self, proxied: Any) -> None:
+        link = find_link(proxied)
         if link is None:
-            self._commit(given)
+            self._commit(proxied)
             return
         unit: Unit | None = link.unit
         if unit is not None:
             try:  # what `_finish` does, and a call less: most transactions end here
                 unit.finish(link.connection())
             except BaseException:
-                self._give_up(link, given)
+                self._give_up(link, proxied)
                 raise
             link.unit = None  # what is executed from here on is the COMMIT
             if unit.endings:
                 unit.note_commit()
         link.is_committing = True
         try:
-            self._commit(given)
+            self._commit(proxied)
         except BaseException:
             if unit is not None:
                 unit.hand_over(is_confirmed=False)
@@ -119,22 +119,22 @@ class Calls:
         if unit is not None:
             unit.hand_over(is_confirmed=True)
 
-    def do_rollback(self, given: Any) -> None:
+    def do_rollback(self, proxied: Any) -> None:
         """A pool also calls it behind each COMMIT; MySQL's driver would then make a round trip each time."""
-        link = find_link(given)
+        link = find_link(proxied)
         if link is None:
-            self._rollback(given)
+            self._rollback(proxied)
             return
         if link.is_begun or link.unit is not None:
             _drop(link)
         if self._idle_rollbacks is None or not self._idle_rollbacks.is_at_rest(link):
-            self._rollback(given)
+            self._rollback(proxied)
 
     def do_begin_twophase(self, connection: sa.Connection, xid: Any) -> None:
-        given = connection.connection
-        link = make_link(given)
+        proxied = connection.connection
+        link = make_link(proxied)
         if link is not None:
-            link.begin(given)
+            link.begin(proxied)
         self.followed["do_begin_twophase"](connection, xid)
 
     def do_prepare_twophase(self, connection: sa.Connection, xid: Any) -> None:
@@ -236,15 +236,15 @@ class Calls:
             link.unit.on_statement(connection, statement)
         return link
 
-    def _finish(self, link: Link, given: Any) -> None:
+    def _finish(self, link: Link, proxied: Any) -> None:
         """Write the waiting rows. An error here stops the COMMIT."""
         try:
             link.unit.finish(link.connection())
         except BaseException:
-            self._give_up(link, given)
+            self._give_up(link, proxied)
             raise
 
-    def _give_up(self, link: Link, given: Any) -> None:
+    def _give_up(self, link: Link, proxied: Any) -> None:
         """The waiting rows could not be written: end the transaction.
 
         SQLAlchemy takes a failed commit for the end of the transaction and sends no ROLLBACK. A
@@ -254,7 +254,7 @@ class Calls:
         link.end()
         if connection is not None and not connection.invalidated:
             with suppress(Exception):
-                self._rollback(given)
+                self._rollback(proxied)
 
 
 def _drop(link: Link) -> None:

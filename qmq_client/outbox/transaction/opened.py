@@ -53,5 +53,5 @@ def known_link(connection: sa.Connection) -> Link | None:
     """The link of a connection in which something may have been noted."""
     # `Connection.connection` raises for a closed connection, and makes a new one for an invalidated
     # one.
-    given = connection._dbapi_connection
-    return None if given is None else find_link(given)
+    proxied = connection._dbapi_connection
+    return None if proxied is None else find_link(proxied)

@@ -65,24 +65,24 @@ def insert_rows(
         if row.is_repeatable:
             skips_known = True
     text = outlet.insert_texts[len(rows), skips_known]
-    given = tuple(values)
+    parameters = tuple(values)
     inner: Any = connection
     engine = inner.engine
     is_listened_to = inner._echo or inner._has_events or engine._has_events
     try:
         if is_listened_to or engine.dialect.dispatch.do_execute:
-            inserted: int = connection.exec_driver_sql(text, given).rowcount
+            inserted: int = connection.exec_driver_sql(text, parameters).rowcount
             return skips_known or not 0 <= inserted < len(rows)
         cursor = connection.connection.cursor()
         try:
             if not link.was_open:
                 outlet.dialect.before_statement(connection, link, cursor, text)
-            cursor.execute(text, given)
+            cursor.execute(text, parameters)
             if not link.was_open:
                 outlet.dialect.note_answer(link, text)
         except BaseException as error:
             # As SQLAlchemy treats every error of a driver: its own type, handlers, lost connections.
-            connection._handle_dbapi_exception(error, text, given, cursor, None)
+            connection._handle_dbapi_exception(error, text, parameters, cursor, None)
     except sa.exc.DBAPIError as error:
         _explain(error, outlet, rows, outlet.insert_texts[1, skips_known])
         raise

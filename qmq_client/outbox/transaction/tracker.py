@@ -55,13 +55,13 @@ def _leave_to_the_parent() -> None:
     """In a forked child: cut its copies of open transactions, or it would send ROLLBACK for them."""
     null = os.open(os.devnull, os.O_RDWR)
     for link in all_links():
-        given = link.proxied()
-        if given is None or not link.is_begun:
+        proxied = link.proxied()
+        if proxied is None or not link.is_begun:
             continue
         with suppress(Exception):
             if (number := file_number(link.driver)) is not None:
                 os.dup2(null, number)
-                given.invalidate()
+                proxied.invalidate()
     os.close(null)
     forget_all()
 
@@ -97,8 +97,8 @@ def _before_commit(session: Session) -> None:
         return
     others: list[Begun] = info.get(OTHERS, [])
     for _, connection in (*enlisted.values(), *others):
-        given = connection._dbapi_connection  # see `known_link`
-        link = None if given is None else find_link(given)
+        proxied = connection._dbapi_connection  # see `known_link`
+        link = None if proxied is None else find_link(proxied)
         if link is not None and link.unit is not None:
             if others:
                 refuse_two(session, connection.engine.pool)
