@@ -181,7 +181,7 @@ class Recovery:
                 scanned_bytes=commit.scanned_bytes,
                 torn_bytes=commit.torn_bytes + actions.torn_bytes,
                 rewritten_bytes=_unsynced_bytes(commit) + _unsynced_bytes(actions),
-                is_rebuilt=not is_loaded,
+                is_rebuilt=not is_loaded and commit.next_offset > first_offset,
                 duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
             ),
         )

@@ -153,6 +153,10 @@ def test_a_clean_stop_is_known_at_the_next_start_and_nothing_is_read_again() -> 
     assert not Store.open(world.disk, FakeClock(), OPTIONS).recovery.clean
 
 
+def test_the_first_start_of_a_directory_rebuilds_nothing() -> None:
+    assert not Store.open(RecordingDisk(), FakeClock(), OPTIONS).recovery.is_rebuilt
+
+
 def test_a_clean_stop_makes_the_last_actions_durable() -> None:
     world = World(RecordingDisk())
     world.act()
