@@ -66,7 +66,7 @@ class DevError(Exception):
 
 
 class WrongCallError(DevError):
-    """There is no such check."""
+    """The command has no such argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         print(f"dev.py: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    if name == "clean":
+    if name == "clean" and not rest:
         return clean()
     if name not in MODULES:  # paths for pytest begin at the project, those for demo and bench here
         os.chdir(ROOT)
@@ -141,6 +141,8 @@ def wishes_of(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
     from benchmarks import options as bench
     from examples.flights import options as demo
 
+    if name == "clean":
+        raise WrongCallError(f"{name} takes no arguments; nothing was removed")
     if name == "check":
         refuse_unknown_checks(arguments)
     if name == "demo":

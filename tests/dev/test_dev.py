@@ -224,6 +224,7 @@ def test_check_runs_all_and_reports_each(
         (["demo", "--keep", "."], "is not an empty folder"),
         (["bench", "--quik"], "unrecognized arguments: --quik"),
         (["check", "spelling"], "no check 'spelling'; there are: lint, format"),
+        (["clean", "--help"], "clean takes no arguments; nothing was removed"),
     ],
 )
 def test_a_wrong_call_is_refused_before_anything_is_installed(
@@ -239,6 +240,7 @@ def test_a_wrong_call_is_refused_before_anything_is_installed(
     assert exit_code_of(call) == 2
     assert complaint in capsys.readouterr().err
     assert installs == []
+    assert dev.VENV.is_dir()
 
 
 def exit_code_of(call: list[str]) -> int | str | None:
