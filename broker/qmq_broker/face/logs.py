@@ -55,6 +55,15 @@ def show(value: object) -> str:
     return ascii(text)
 
 
+def printable(text: str) -> str:
+    """The text on one line, with everything escaped that a terminal could take for a command."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
+
+
 def start_logging(level: int) -> None:
     """Send every log line of this process to standard error."""
     handler = logging.StreamHandler()
@@ -74,9 +83,4 @@ class _Formatter(logging.Formatter):
     default_msec_format = "%s.%03d"
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        if line.isprintable():
-            return line
-        return "".join(
-            character if character.isprintable() else ascii(character)[1:-1] for character in line
-        )
+        return printable(super().format(record))

@@ -16,6 +16,8 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import GroupDefined
 from qmq_broker.storage.store import Store
+from qmq_client.wire.frame import parse_message_frame
+from qmq_client.wire.record import BodyKind
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
 from tests.crash.recording_disk import RecordingDisk
@@ -143,6 +145,26 @@ def test_dump_prints_ids_of_the_store_and_of_segments_in_hexadecimal(data: Path)
     for row in rows:
         assert row["store_id"] == format_["store_id"]
         assert len(bytes.fromhex(row["identity"])) == 8
+
+
+def test_dump_shows_bodies_of_every_kind_one_message_a_line(tmp_path: Path) -> None:
+    bodies = [
+        (BodyKind.JSON, b'{"number": 17,\n "paid": true}', {"number": 17, "paid": True}),
+        (BodyKind.TEXT, b"two\nlines\x1b[2J", "two\nlines\x1b[2J"),
+        (BodyKind.BYTES, b"\xff", None),
+    ]
+    opened = Store.open(OsDisk(str(tmp_path / "data")), FakeClock(), OPTIONS)
+    for kind, body, _ in bodies:
+        frame = make_frame([body], body_kind=kind)
+        opened.append([parse_message_frame(frame)])
+    opened.sync()
+    opened.close()
+    lines = run("dump", "records", tmp_path / "data", "--json", "--limit", "3").output.splitlines()
+    assert [json.loads(line).get("body") for line in lines] == [body for _, _, body in bodies]
+    shown = run("dump", "records", tmp_path / "data", "--limit", "3").output
+    assert len(shown.splitlines()) == 3
+    assert 'body={"number":17,"paid":true}' in shown
+    assert "body=two\\nlines\\x1b[2J" in shown
 
 
 def test_dump_finds_its_way_from_any_offset_for_one_subject(data: Path) -> None:

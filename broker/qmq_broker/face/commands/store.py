@@ -20,6 +20,7 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.face.logs import printable
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.upkeep.backup import Backup
 from qmq_broker.storage.upkeep.verify import Verification
@@ -212,7 +213,7 @@ def _say_copied(made: Backup, as_json: bool) -> None:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return printable(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:

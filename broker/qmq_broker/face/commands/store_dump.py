@@ -18,7 +18,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.commands.journal_dump import id_rows, waiting_rows
 from qmq_broker.face.commands.schedule_dump import dispatch_rows, schedule_rows
-from qmq_broker.face.routes.json_messages import record_to_json
+from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.delivery.snapshot import SnapshotImage
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
@@ -221,8 +221,14 @@ def _records_of(frame: ScannedFrame, subject: str | None) -> Iterator[Row]:
                     "record_bytes": len(data),
                     "stored_at_ms": frame.header.stored_at_ms,
                     "subject": run.subject,
-                } | msgspec.to_builtins(record_to_json(run.subject, data, sequence))
+                } | _fields_of(record_to_json(run.subject, data, sequence))
             index += 1
+
+
+def _fields_of(message: JsonDelivered) -> Row:
+    """The fields that are set; a JSON body as its value, for as it was sent it may have several lines."""
+    fields: Row = msgspec.json.decode(msgspec.json.encode(message))
+    return fields
 
 
 def _actions(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
