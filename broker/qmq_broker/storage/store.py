@@ -58,8 +58,7 @@ class Store:
     What writes to the commit log or moves its beginning belongs to the writer thread: `append`,
     `commit`, `sync`, `step`, `cancel`, `note_time`, `give_up_below`, `keep`, `end_keeper`, `close`.
     `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
-    thread of its own.
-    After a `PoisonedError` only `close` is left, then a restart.
+    thread of its own. After a `PoisonedError` only `close` is left, then a restart.
     """
 
     def __init__(
