@@ -136,7 +136,8 @@ class Member:
                     self._inbox.check()
 
     def close(self) -> None:
-        """Let go of connections that belong to the handlers' loop, before it ends."""
+        """Let go of connections that belong to the handlers' loop, before it ends; say the last words."""
+        self._work.failures.close()
         if self._inbox is None or not self._inbox.is_async or not self._async_calls.is_running:
             return
         try:
@@ -212,6 +213,7 @@ class Member:
         self._let_go(now_s)
         self._end_overdue(now_s)
         self._prolong(now_s)
+        self._work.failures.look()
         outgoing = self.ledger.drain()
         if not outgoing.entries:
             return Pass(count=0)

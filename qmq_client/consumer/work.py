@@ -32,6 +32,7 @@ from qmq_client.consumer.delivery import (
     unreadable,
 )
 from qmq_client.consumer.handler import Handler
+from qmq_client.consumer.handler_failures import HandlerFailures
 from qmq_client.consumer.inbox_outage import InboxOutage
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.current import as_current
@@ -82,6 +83,7 @@ class Work:
         self.inbox_outage = InboxOutage(
             self._probe, handler.options.name, counters=counters, clock=clock
         )
+        self.failures = HandlerFailures(handler.options.name, clock)
         self._calls = Calls(handler, grip, async_calls)
         self._counters = counters
         self._clock = clock
@@ -278,16 +280,19 @@ class Work:
     def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
         text = error_text(error)
         first = decoded[0].received
+        level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
         # Where it failed is told when it is news and when nobody will see it again.
-        is_told_whole = first.attempt in {1, self._handler.options.max_attempts}
-        _LOG.warning(
+        is_news = first.attempt in {1, self._handler.options.max_attempts}
+        is_told_whole = _LOG.isEnabledFor(level if is_news else logging.DEBUG)
+        _LOG.log(
+            level,
             "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s%s",
             self._handler.options.name,
             len(decoded),
             first.message_id,
             first.attempt,
             in_one_line(text),
-            error_traceback(error) if is_told_whole or _LOG.isEnabledFor(logging.DEBUG) else "",
+            error_traceback(error) if is_told_whole else "",
         )
         return given_back(text)
 
