@@ -45,9 +45,9 @@ class Calls:
     """Calls one handler. Thread safe."""
 
     def __init__(self, handler: Handler, grip: Grip, async_calls: AsyncCalls) -> None:
-        self._handler = handler
+        self.handler = handler
+        self.async_calls = async_calls
         self._grip = grip
-        self._async_calls = async_calls
         self._function = keep_in_process(handler.function, is_async=handler.is_async)
         self._is_batch = handler.options.batch_size > 1
         parts = handler.parameters.parts
@@ -58,16 +58,16 @@ class Calls:
         """Call the handler, on this thread or on the loop; returns or raises what it does."""
         _note_begun(decoded)
         with handling([dict(one.record.headers) for one in decoded]):
-            if self._handler.is_async:
-                self._async_calls.call(self._inside(decoded, session))
+            if self.handler.is_async:
+                self.async_calls.call(self._inside(decoded, session))
                 return
             call = self._prepared(decoded, session)
-            if not self._handler.middleware:
+            if not self.handler.middleware:
                 self._check_ran(call())
                 return
             around = self._handler_call(decoded, session)
             with ExitStack() as stack:
-                for middleware in self._handler.middleware:
+                for middleware in self.handler.middleware:
                     stack.enter_context(plain_manager(middleware, around))
                 self._check_ran(call())
 
@@ -78,7 +78,7 @@ class Calls:
             await self._inside(decoded, session)
 
     async def _inside(self, decoded: list[Decoded], session: Session | AsyncSession | None) -> None:
-        timeout_ms = self._handler.options.timeout_ms
+        timeout_ms = self.handler.options.timeout_ms
         if not timeout_ms:
             await self._awaited(decoded, session)
             return
@@ -94,12 +94,12 @@ class Calls:
         self, decoded: list[Decoded], session: Session | AsyncSession | None
     ) -> None:
         call = self._prepared(decoded, session)
-        if not self._handler.middleware:
+        if not self.handler.middleware:
             self._check_ran(await call())
             return
         around = self._handler_call(decoded, session)
         async with AsyncExitStack() as stack:
-            for middleware in self._handler.middleware:
+            for middleware in self.handler.middleware:
                 manager = middleware(around)
                 if isinstance(manager, AbstractAsyncContextManager):
                     await stack.enter_async_context(manager)
@@ -114,7 +114,7 @@ class Calls:
         if isinstance(returned, Coroutine | Generator):
             returned.close()
         raise ConfigurationError(
-            setting=f"handler of {self._handler.options.name}",
+            setting=f"handler of {self.handler.options.name}",
             value=f"returned a {type(returned).__name__}, which is not awaited",
             remedy="Make the decorated function itself `async def`, and await inside.",
         )
@@ -122,7 +122,7 @@ class Calls:
     def _handler_call(
         self, decoded: list[Decoded], session: Session | AsyncSession | None
     ) -> HandlerCall:
-        options = self._handler.options
+        options = self.handler.options
         return HandlerCall(
             subject=options.subject,
             group=options.group,
@@ -133,7 +133,7 @@ class Calls:
     def _prepared(
         self, decoded: list[Decoded], session: Session | AsyncSession | None
     ) -> Callable[[], Any]:
-        parameters = self._handler.parameters
+        parameters = self.handler.parameters
         values = [self._argument(part, decoded, session) for part in parameters.positional]
         named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
         return partial(self._function, *values, **named)

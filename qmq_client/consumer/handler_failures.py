@@ -127,7 +127,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         if following is None:
             return
         yield following
-        several = isinstance(following, BaseExceptionGroup)
-        following = (
-            following.exceptions[0] if several else following.__cause__ or following.__context__
-        )
+        if isinstance(following, BaseExceptionGroup):
+            following = following.exceptions[0]
+        else:
+            following = following.__cause__ or following.__context__

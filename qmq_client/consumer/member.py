@@ -18,6 +18,7 @@ import msgspec
 from qmq_client.clock import Clock
 from qmq_client.consumer.asking import pull_request
 from qmq_client.consumer.async_calls import AsyncCalls
+from qmq_client.consumer.calling import Calls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import (
     Grip,
@@ -30,6 +31,7 @@ from qmq_client.consumer.delivery import (
 )
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.identity import Identity
+from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.inbox_source import make_inbox
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import Failures, Outage, is_outage
@@ -92,6 +94,7 @@ class Member:
         clock: Clock,
         async_calls: AsyncCalls,
         outage: Outage,
+        inbox_outages: InboxOutages,
         on_exit: Callable[[BaseException], None],
     ) -> None:
         self.handler = handler
@@ -101,6 +104,7 @@ class Member:
         self.ledger = Ledger(is_kept=not handler.options.at_most_once)
         self._lines = lines
         self._inbox = make_inbox(handler.inbox, handler.options, is_async=handler.is_async)
+        self._inbox_outage = inbox_outages.of(self._inbox)
         self._async_calls = async_calls
         self._identity = identity
         self._clock = clock
@@ -109,19 +113,19 @@ class Member:
         self._settle_failures = Failures("settle", self.options.name, outage)
         self._settling = Settling(handler, self.ledger, counters=self.counters, identity=identity)
         self._is_stopping = False
+        grip = Grip(
+            settle=self._settle_by_hand,
+            extend=self._extend_by_hand,
+            refusal=_grip_refusal(handler),
+        )
         self._work = Work(
-            handler,
+            Calls(handler, grip, async_calls),
             self.ledger,
             inbox=self._inbox,
-            grip=Grip(
-                settle=self._settle_by_hand,
-                extend=self._extend_by_hand,
-                refusal=_grip_refusal(handler),
-            ),
+            inbox_outage=self._inbox_outage,
             counters=self.counters,
             clock=clock,
             on_exit=on_exit,
-            async_calls=async_calls,
         )
 
     def check(self) -> None:
@@ -152,7 +156,8 @@ class Member:
         room = self.prefetch.room(is_blocking=is_blocking)
         if not room:
             return Pass(count=0)
-        if pause_s := self._work.inbox_outage.pause_s():
+        pause_s = self._inbox_outage.pause_s(self._work.prober)
+        if pause_s or self._is_stopping:  # no stop waits for a probe
             return Pass(count=0, pause_s=pause_s)
         outgoing = self.ledger.drain()
         asked_at_s = self._clock.monotonic_s()
@@ -203,7 +208,7 @@ class Member:
             self._work.run(batch)
         finally:
             self._finish(batch)
-        if self._work.inbox_outage.is_open:
+        if self._inbox_outage.is_open:
             self._work.note(self.prefetch.take_waiting(), given_back_untried(_INBOX_AWAY))
         return Pass(count=len(batch))
 
@@ -265,7 +270,7 @@ class Member:
             lease_ends_at_s = math.inf  # nobody else ever gets them
         received = received_of(deliveries, lease_ends_at_s)
         self.counters.add("pulled", len(received))
-        if self._work.inbox_outage.is_open:  # it began while the broker was asked
+        if self._inbox_outage.is_open:  # it began while the broker was asked
             self._work.note(received, given_back_untried(_INBOX_AWAY))
         elif received and not self.prefetch.put(received):
             self._work.note(received, given_back_untried(_STOPPED))

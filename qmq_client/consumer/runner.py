@@ -25,6 +25,7 @@ from qmq_client.consumer.delivery import error_text
 from qmq_client.consumer.forked import Forks
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
 from qmq_client.consumer.identity import Identity
+from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
@@ -57,7 +58,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class StopReport:
     """How a stop went."""
 
-    #: Whether every thread ended and every outcome was sent.
+    #: Whether every thread ended and every outcome was sent. What only probes an inbox is not waited for.
     is_clean: bool
     #: Handler calls still running at the deadline; their leases end by themselves.
     running: int
@@ -85,6 +86,7 @@ class Consumers:
         self._own_transports = _own_transports(broker)
         self._async_calls = AsyncCalls()
         self._outage = Outage(clock or SYSTEM_CLOCK)
+        self._inbox_outages = InboxOutages(clock or SYSTEM_CLOCK)
         self._stop_requested = SignalFlag()
         self._stopping = threading.Event()
         self._settling_ends = threading.Event()
@@ -267,6 +269,7 @@ class Consumers:
             clock=clock,
             async_calls=self._async_calls,
             outage=self._outage,
+            inbox_outages=self._inbox_outages,
             on_exit=self._on_exit,
         )
 
@@ -301,7 +304,7 @@ class Consumers:
     def _join(self, kind: str, share: float, deadline_s: float) -> None:
         """Wait for these threads until `share` of the deadline has passed."""
         for thread in self._threads.alive(kind):
-            while thread.is_alive():
+            while thread.is_alive() and thread not in self._inbox_outages.pullers():
                 if self._hurried_at_s is not None:
                     self._ends_at_s = min(self._ends_at_s, self._hurried_at_s + _HURRIED_S)
                 left_s = self._ends_at_s - (1 - share) * deadline_s - SYSTEM_CLOCK.monotonic_s()
@@ -317,7 +320,7 @@ class Consumers:
             transport.close()
         for thread in self._threads.alive("pull", "settle"):
             thread.join(_JOIN_S)  # woken by the close
-        alive = self._threads.alive("pull", "settle", "work")
+        alive = set(self._threads.alive("pull", "settle", "work")) - self._inbox_outages.pullers()
         report = StopReport(
             is_clean=not alive and not any(len(member.ledger) for member in self.members),
             running=sum(len(member.prefetch.running()) for member in self.members),

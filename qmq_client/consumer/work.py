@@ -14,12 +14,10 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import Clock
-from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.calling import Calls, Decoded
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import (
     ACKED,
-    Grip,
     Outcome,
     Received,
     Verdict,
@@ -31,9 +29,8 @@ from qmq_client.consumer.delivery import (
     rejected,
     unreadable,
 )
-from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.handler_failures import HandlerFailures
-from qmq_client.consumer.inbox_outage import InboxOutage
+from qmq_client.consumer.inbox_outage import InboxOutage, Prober
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.current import as_current
 from qmq_client.message import record_to_message
@@ -67,28 +64,27 @@ class Work:
 
     def __init__(
         self,
-        handler: Handler,
+        calls: Calls,
         ledger: Ledger,
         *,
         inbox: Inbox | AsyncInbox | None,
-        grip: Grip,
+        inbox_outage: InboxOutage,
         counters: Counters,
         clock: Clock,
         on_exit: Callable[[BaseException], None],
-        async_calls: AsyncCalls,
     ) -> None:
-        self._handler = handler
+        self._handler = calls.handler
         self._ledger = ledger
         self._inbox = inbox
-        self.inbox_outage = InboxOutage(
-            self._probe, handler.options.name, counters=counters, clock=clock
-        )
-        self.failures = HandlerFailures(handler.options.name, clock)
-        self._calls = Calls(handler, grip, async_calls)
+        self._inbox_outage = inbox_outage
+        name = calls.handler.options.name
+        self.prober = Prober(probe=self._probe, consumer=name, counters=counters)
+        self.failures = HandlerFailures(name, clock)
+        self._calls = calls
         self._counters = counters
         self._clock = clock
         self._on_exit = on_exit
-        self._async_calls = async_calls
+        self._async_calls = calls.async_calls
         self._wishes = threading.Lock()
 
     def run(self, batch: Sequence[Received]) -> None:
@@ -271,7 +267,7 @@ class Work:
         cause = error.__cause__ or error
         if self._is_cut_short:
             return self._cut_short(cause, decoded)
-        if self.inbox_outage.is_cause():
+        if self._inbox_outage.is_cause(self.prober):
             # At once: who can reach the database may have them.
             return given_back_untried(error_text(cause))
         outcome = self._failed(cause, decoded)

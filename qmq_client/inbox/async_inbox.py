@@ -33,10 +33,12 @@ class AsyncInbox:
         group: str,
         tables: Tables | None = None,
     ) -> None:
+        table = (tables or DEFAULT_TABLES).inbox
+        #: Equal for inboxes in the same table whose sessions come from the same object.
+        self.place = (id(session_factory), table.fullname)
         if isinstance(session_factory, AsyncEngine):
             session_factory = async_sessionmaker(session_factory)
         self._session_factory = session_factory
-        table = (tables or DEFAULT_TABLES).inbox
         session = session_factory()  # has opened nothing yet, so there is nothing to close
         engine = session.sync_session.get_bind(clause=table).engine
         self._notes = Notes(engine, table, group)

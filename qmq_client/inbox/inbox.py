@@ -54,10 +54,12 @@ class Inbox:
         group: str,
         tables: Tables | None = None,
     ) -> None:
+        table = (tables or DEFAULT_TABLES).inbox
+        #: Equal for inboxes in the same table whose sessions come from the same object.
+        self.place = (id(session_factory), table.fullname)
         if isinstance(session_factory, sa.Engine):
             session_factory = sessionmaker(session_factory)
         self._session_factory = session_factory
-        table = (tables or DEFAULT_TABLES).inbox
         with session_factory() as session:
             engine = session.get_bind(clause=table).engine
         self._notes = Notes(engine, table, group)

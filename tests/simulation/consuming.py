@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from qmq_client.consumer import Delivery, consumer
 from qmq_client.consumer.handler import collect_handlers
 from qmq_client.consumer.identity import Identity
+from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.outage import Outage
 from qmq_client.message import Message
@@ -59,6 +60,7 @@ class Worker(Machine):
             clock=self.clock,
             async_calls=self._calls,
             outage=Outage(),
+            inbox_outages=InboxOutages(self.clock),
             on_exit=_not_here,
         )
         self._committed = Signal()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -13,17 +15,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import Consumers, consumer
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.inbox_outage import PROBE_BACKOFF, InboxOutage
+from qmq_client.consumer.inbox_outage import PROBE_BACKOFF, InboxOutage, InboxOutages, Prober
 from qmq_client.inbox import Inbox
 from qmq_client.inbox.async_inbox import AsyncInbox
+from qmq_client.outbox.table import make_tables
 from qmq_client.testing import FakeClock, MemoryTransport, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest
-from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database
@@ -31,6 +34,7 @@ from tests.services.databases import Database
 ADD_ONE = sa.text("UPDATE tally SET n = n + 1")
 ATTEMPTS_MAX = 2
 HOUR_MS = 3_600_000
+PROBE_MS_MAX = PROBE_BACKOFF.max_ms
 NAME = f"{SUBJECT}/{GROUP}"
 
 
@@ -83,14 +87,14 @@ class Line:
 
     def adding(self, then: Callable[[], object] = list, **settings: Any) -> Callable[..., Any]:
         """A handler that counts its messages in the database, and does this behind that."""
-        terms: Any = {"inbox": self.session, "max_attempts": 1} | settings
+        terms: Any = {"group": GROUP, "inbox": self.session, "max_attempts": 1} | settings
 
-        @consumer(SUBJECT, group=GROUP, **terms)
+        @consumer(SUBJECT, **terms)
         def add(body: int, session: Session) -> None:
             session.execute(ADD_ONE)
             then()
 
-        @consumer(SUBJECT, group=GROUP, **terms)
+        @consumer(SUBJECT, **terms)
         async def add_async(body: int, session: AsyncSession) -> None:
             await session.execute(ADD_ONE)
             then()
@@ -167,7 +171,8 @@ def test_C4_what_a_consumer_holds_goes_back_at_once_and_nothing_is_pulled_until_
         assert bench.transport.calls["pull"] == 1
         assert bench.counters(consumers)["nacked"] == 3
         line.come_back()
-        drain(consumers)  # at the same moment
+        bench.clock.advance(PROBE_MS_MAX)
+        drain(consumers)
     assert count_of(shop) == 3
     assert bench.broker.dead_letters(SUBJECT, GROUP) == []
 
@@ -288,53 +293,149 @@ def test_W8_an_outage_is_told_when_it_begins_and_when_it_ends(
         drain(consumers)
         failures = bench.counters(consumers)["inbox_failures"]
         line.come_back()
+        bench.clock.advance(PROBE_MS_MAX)
         drain(consumers)
         lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         f"inbox_unreachable seconds=0.0 failures=1 consumer={NAME} "
         "error=OperationalError (ConnectionError): nobody answers",
-        f"inbox_reachable seconds=1.0 failures={failures} consumer={NAME}",
+        f"inbox_reachable seconds=6.0 failures={failures} consumer={NAME}",
     ]
 
 
 class Probed:
-    """A database that is asked, and away unless said otherwise."""
+    """A database that consumers ask, and that is away unless said otherwise."""
 
     def __init__(self) -> None:
         self.is_away = True
         self.times = 0
-        self.outage = InboxOutage(self._probe, NAME, counters=Counters(), clock=FakeClock())
+        self.clock = FakeClock()
+        self.outage = InboxOutage(self.clock)
+        self.probers = [
+            Prober(probe=self._probe, consumer=f"orders/{number}", counters=Counters())
+            for number in range(200)
+        ]
 
     def _probe(self) -> None:
         self.times += 1
         if self.is_away:
             fail(gone("BEGIN"))
 
+    def is_cause(self) -> set[bool]:
+        """What all consumers hear after an error of their inboxes."""
+        return {self.outage.is_cause(one) for one in self.probers}
+
+    def pause_s(self) -> float:
+        """The wait before the next pull of every consumer."""
+        (pause_s,) = {self.outage.pause_s(one) for one in self.probers}
+        return pause_s
+
 
 def test_W8_probes_become_rarer_up_to_a_bound_and_the_next_outage_begins_anew() -> None:
     probed = Probed()
-    assert probed.outage.is_cause()
-    waits_s = [probed.outage.pause_s() for _ in range(20)]
+    assert probed.is_cause() == {True}
+    waits_s = []
+    for _ in range(20):
+        waits_s.append(probed.pause_s())
+        probed.clock.advance(math.ceil(waits_s[-1] * 1_000))
     assert all(later > earlier / 2 for earlier, later in pairwise(waits_s))
-    assert 0 < waits_s[0] <= 0.2
-    assert 2.5 <= waits_s[-1] <= 5 == PROBE_BACKOFF.max_ms / 1000
+    assert 0 < waits_s[0] <= 0.1
+    assert 2.5 <= waits_s[-1] <= 5 == PROBE_MS_MAX / 1000
     probed.is_away = False
-    assert probed.outage.pause_s() == 0
+    assert probed.pause_s() == 0
     probed.is_away = True
-    assert probed.outage.is_cause()
-    assert probed.outage.pause_s() <= 0.2
+    assert probed.is_cause() == {True}
+    assert probed.pause_s() <= 0.1
 
 
-def test_W8_of_many_calls_that_fail_in_one_outage_one_probes() -> None:
+def test_W8_of_all_consumers_of_an_inbox_one_probes_when_it_is_time_and_all_hear_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     probed = Probed()
-    assert {probed.outage.is_cause() for _ in range(256)} == {True}
+    assert probed.is_cause() == {True}
     assert probed.times == 1
+    waiting_s = probed.pause_s()
+    assert probed.times == 1, "it has just been asked"
+    probed.clock.advance(math.ceil(waiting_s * 1_000))
+    probed.pause_s()
+    assert probed.times == 2
+    probed.is_away = False
+    probed.clock.advance(PROBE_MS_MAX)
+    assert probed.pause_s() == 0
+    assert probed.times == 3
+    events = [record.getMessage().split()[0] for record in caplog.records]
+    assert events == ["inbox_unreachable", "inbox_reachable"]
 
 
 def test_nobody_probes_in_peace() -> None:
     probed = Probed()
-    assert probed.outage.pause_s() == 0
+    assert probed.pause_s() == 0
     assert probed.times == 0
+
+
+def test_C6_only_what_notes_in_one_table_in_one_way_is_away_together(
+    bench: Bench, shop: sa.Engine
+) -> None:
+    sessions, others = sessionmaker(shop), sessionmaker(shop)
+    elsewhere = make_tables(sa.MetaData(), prefix="other_")
+    outages = InboxOutages(bench.clock)
+    one = outages.of(Inbox(sessions, group=GROUP))
+    assert outages.of(Inbox(sessions, group="mail")) is one
+    assert outages.of(Inbox(others, group=GROUP)) is not one
+    assert outages.of(Inbox(sessions, group=GROUP, tables=elsewhere)) is not one
+    assert outages.of(None) is not one
+
+
+def test_W8_handlers_with_one_inbox_go_through_its_outage_together(
+    bench: Bench, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    sessions = line.session
+    handlers = [line.adding(inbox=sessions, group=f"group{number}") for number in range(20)]
+    consumers = bench.consumers(*handlers)
+    line.go_away()
+    bench.put(1)
+    for _ in range(10):
+        drain(consumers)
+        bench.clock.advance(PROBE_MS_MAX)
+    events = [record.getMessage().split()[0] for record in caplog.records]
+    consumers.stop()
+    assert sum(one["inbox_failures"] for one in consumers.counters().values()) == 10
+    assert events.count("inbox_unreachable") == 3, "after 0, 10 and 30 seconds"
+
+
+def test_C8_a_stop_does_not_wait_for_a_probe_that_hangs(
+    bench: Bench, sqlite_database: Database
+) -> None:
+    shop = make_engine(sqlite_database.url)
+    is_away, hangs, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def session() -> Session:
+        if is_away.is_set() and threading.current_thread().name.startswith("qmq-pull"):
+            hangs.set()
+            assert goes_on.wait(WAIT_S)  # as a connect whose packets nobody answers
+        if is_away.is_set():
+            raise gone("BEGIN")
+        return Session(shop)
+
+    @consumer(SUBJECT, group=GROUP, inbox=session)
+    def add(body: int, session: Session) -> None: ...
+
+    consumers = bench.consumers(add)
+    consumers.start()
+    is_away.set()
+    bench.put(1)
+    wait_for(lambda: bench.counters(consumers).get("inbox_failures"))
+    while not hangs.wait(0.01):
+        bench.clock.advance(PROBE_MS_MAX)
+    report = consumers.stop()
+    is_away.clear()
+    goes_on.set()
+    wait_for(lambda: not any(one.is_alive() for one in consumers._threads.all()))
+    assert report.is_clean
+    shop.dispose()
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0, "what comes back late pulls nothing"
 
 
 def test_C5_a_probe_notes_nothing(a_database: Database, engine: sa.Engine) -> None:
