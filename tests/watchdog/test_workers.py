@@ -334,6 +334,28 @@ def test_W1_jobs_wait_for_a_thread_that_the_system_does_not_give_and_run_when_it
         assert round_.workers.wait_idle(DEADLINE_S)
 
 
+def test_each_lack_of_threads_is_told_also_if_the_one_before_was_got_over_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_round(threads=2, aside_max=2) as round_:
+        (first,), second, more = hanging(1), Task("second"), hanging(3)
+        round_.offer(first)
+        started(first)
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            round_.offer(second)
+        first.let_go.set()
+        wait_for(lambda: round_.order == ["hanging-0", "second"] and round_.workers._idle_count)
+        round_.workers.look()
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            round_.offer(*more)
+        assert caplog.text.count("thread.refused") == 2
+        for task in more:
+            task.let_go.set()
+        assert round_.workers.wait_idle(DEADLINE_S)
+
+
 def test_W3_a_thread_that_was_refused_takes_the_place_of_one_that_hangs_when_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

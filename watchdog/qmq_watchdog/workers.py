@@ -130,8 +130,8 @@ class Workers(Generic[_Work]):
                 if not run.is_aside and self._count(is_aside=True) < self._aside_max:
                     run.is_aside = True
                     self._start_or_wake()
-            if self._lacks_thread:
-                self._start_or_wake()
+            if self._lacks_thread:  # also if none is needed: else nobody would see the end of it
+                self._start_thread()
 
     def stop(self) -> None:
         """Drop what waits; runs under way go on to their end."""
