@@ -209,7 +209,7 @@ class HttpTransport:
 
         connections, deadline = self._open()
         deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
-        deadline.was_closed_by_peer = False
+        deadline.was_closed_by_peer = deadline.has_connected = False
         # Single steps are bounded by the call's deadline; only the connection has a bound of its own.
         connect_s = min(timeout_s, self._connect_timeout_s)
         try:
@@ -224,6 +224,7 @@ class HttpTransport:
                 url=f"{self.broker_url}/v1/{route}",
                 was_closed_by_peer=deadline.was_closed_by_peer,
                 certificate=self._address.cert_file,
+                has_connected=deadline.has_connected,
             ) from error
 
     def _prepared(self, headers: httpx.Headers, route: str) -> Call:

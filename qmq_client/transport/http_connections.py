@@ -37,6 +37,8 @@ class CallDeadline(threading.local):
     ends_at_s: float = 0.0
     #: Whether the peer closed the connection during the call.
     was_closed_by_peer: bool = False
+    #: Whether it opened its connection. One that has carried a call was accepted with its certificate.
+    has_connected: bool = False
 
 
 class HttpAnswer(NamedTuple):
@@ -125,6 +127,7 @@ class DeadlineBackend(httpcore.NetworkBackend):
         left_s = self._deadline.ends_at_s - self._clock.monotonic_s()
         if left_s <= 0:
             raise httpcore.ConnectTimeout("the call's deadline passed")
+        self._deadline.has_connected = True
         if timeout is not None:
             left_s = min(left_s, timeout)
         inner = self._inner.connect_tcp(host, port, left_s, local_address, socket_options)

@@ -58,13 +58,19 @@ class Status(Protocol):
 
 
 def as_transport_error(
-    error: Exception, *, url: str, was_closed_by_peer: bool = False, certificate: str = ""
+    error: Exception,
+    *,
+    url: str,
+    was_closed_by_peer: bool = False,
+    certificate: str = "",
+    has_connected: bool = True,
 ) -> TransportError:
     """Which of our errors an error of the HTTP library is.
 
     A protocol error of a peer that hung up is a lost connection; of one that went on talking, an
     answer that makes no sense. Everything else is trouble with the connection. `certificate` is the
-    file of the one that was shown, if any was.
+    file of the one that was shown, if any was; on a connection that is older than the call, the peer
+    has nothing against it.
     """
     import httpx
 
@@ -74,7 +80,7 @@ def as_transport_error(
             "Give the authority that signed it (broker.ca_file), and the host name that it names."
         )
     text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
-    if url.startswith("https:") and _may_be_our_certificate(error):
+    if has_connected and url.startswith("https:") and _may_be_our_certificate(error):
         text = f"{text}. {_certificate_hint(certificate)}"
     elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         reason = shorten(_REASON.sub("", str(error)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -21,7 +23,7 @@ from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
 from tests.broker.service.rig import SUBJECT, make_frame
 from tests.kit.broker_process import SERVE_WITH_FAULTS, BrokerProcess, read_all
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 PULL = PullRequest(subject="orders", group="g", consumer="c")
 
@@ -284,6 +286,27 @@ def test_with_a_client_authority_only_its_clients_are_let_in_by_the_name_in_thei
         with pytest.raises(BrokerUnreachableError, match=r"give broker\.cert_file and broker\.key"):
             pull(broker.url, **ca, token=text)
         assert "Traceback" not in broker.log
+
+
+def test_a_broker_that_dies_is_not_said_to_ask_for_a_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """It has taken a call on this connection before."""
+    with (
+        BrokerProcess(tmp_path / "data", *authority.server_options()) as broker,
+        contextlib.closing(
+            HttpTransport(BrokerAddress(url=broker.url, ca_file=str(authority.file)))
+        ) as transport,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        transport.pull(PULL)
+        broker.send_signal(signal.SIGSTOP)
+        answer = pool.submit(transport.pull, PULL)
+        wait_for(lambda: transport._connections and not transport._connections._kept._idle)
+        broker.kill()
+        with pytest.raises(BrokerUnreachableError) as caught:
+            answer.result(DEADLINE_S)
+    assert "certificate" not in str(caught.value)
 
 
 def test_a_broker_does_not_start_with_a_certificate_that_it_cannot_use(
