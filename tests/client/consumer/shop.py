@@ -117,5 +117,11 @@ def _async_handler(
     return consumer(SUBJECT, group=GROUP, inbox=factory, batch_size=batch_size)(handle)
 
 
+def gone(statement: str) -> sa.exc.DBAPIError:
+    """As SQLAlchemy tells that a connection is lost."""
+    error = ConnectionError("nobody answers")
+    return sa.exc.OperationalError(statement, {}, error, connection_invalidated=True)
+
+
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
