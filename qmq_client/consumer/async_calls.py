@@ -21,6 +21,8 @@ from qmq_client.consumer.forked import keep_task_in_process
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 _Result = TypeVar("_Result")
+#: For what is cancelled at the end: a connection that is not given back keeps what its transaction locks.
+_LAST_WORDS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ def _run(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     try:
         while not ends.is_set():
             _run_until_stopped(loop)
-        _cancel_all(loop)
+        if tasks := _cancel_all(loop):
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WORDS_S))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
@@ -132,6 +135,8 @@ def _end_unused(
             loop.call_soon_threadsafe(_end, loop, ends)
 
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    for task in asyncio.all_tasks(loop):
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
         task.cancel()
+    return tasks

@@ -40,6 +40,8 @@ class Prober:
 
     #: Raises unless the inbox would take a message now.
     probe: Callable[[], None]
+    #: Whether a stop can end it; it must then be waited for, until it has let go of its connection.
+    can_be_cancelled: bool
     consumer: str
     counters: Counters
 
@@ -54,7 +56,7 @@ class InboxOutage:
         self._failures = 0
         #: What a probe found that failed holds until then.
         self._again_at_s = float("-inf")
-        #: Of those that pull, the thread that probes just now: it holds no message.
+        #: Of those that pull, the thread that probes just now and that nobody can end. It holds no message.
         self.puller: threading.Thread | None = None
 
     @property
@@ -76,7 +78,7 @@ class InboxOutage:
         if not self._turn.acquire(blocking=False):  # a probe may take as long as a driver waits
             return PROBE_BACKOFF.first_ms / 1000
         try:
-            self.puller = threading.current_thread()
+            self.puller = None if prober.can_be_cancelled else threading.current_thread()
             return max(_PAUSE_S_MIN, self._left_s()) if self._is_away(prober) else 0.0
         finally:
             self.puller = None

@@ -78,7 +78,12 @@ class Work:
         self._inbox = inbox
         self._inbox_outage = inbox_outage
         name = calls.handler.options.name
-        self.prober = Prober(probe=self._probe, consumer=name, counters=counters)
+        self.prober = Prober(
+            probe=self._probe,
+            can_be_cancelled=inbox is not None and inbox.is_async,
+            consumer=name,
+            counters=counters,
+        )
         self.failures = HandlerFailures(name, clock)
         self._calls = calls
         self._counters = counters

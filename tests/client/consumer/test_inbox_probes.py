@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import consumer
@@ -38,7 +38,12 @@ class Probed:
         self.clock = FakeClock()
         self.outage = InboxOutage(self.clock)
         self.probers = [
-            Prober(probe=self._probe, consumer=f"orders/{number}", counters=Counters())
+            Prober(
+                probe=self._probe,
+                can_be_cancelled=False,
+                consumer=f"orders/{number}",
+                counters=Counters(),
+            )
             for number in range(200)
         ]
 
@@ -146,6 +151,46 @@ def test_C8_a_stop_does_not_wait_for_a_probe_that_hangs(
     assert report.is_clean
     shop.dispose()
     assert bench.broker.in_flight(SUBJECT, GROUP) == 0, "what comes back late pulls nothing"
+
+
+def test_C8_a_stop_cancels_an_asynchronous_probe_that_hangs_and_waits_for_its_end(
+    bench: Bench, sqlite_database: Database
+) -> None:
+    make_engine(sqlite_database.url).dispose()
+    engine = create_async_engine(sqlite_database.async_url)
+    is_away, hangs, has_let_go = threading.Event(), threading.Event(), threading.Event()
+
+    class Stuck(AsyncSession):
+        async def run_sync(self, *_: object) -> None:  # type: ignore[override]  # it ends by an error
+            hangs.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            has_let_go.set()
+
+    fails = iter(["BEGIN of the message", "first probe"])
+
+    def session() -> AsyncSession:
+        if not is_away.is_set():
+            return AsyncSession(engine)
+        if (failing := next(fails, "")) != "":
+            raise gone(failing)
+        return Stuck(engine)
+
+    @consumer(SUBJECT, group=GROUP, inbox=session)
+    async def add(body: int, session: AsyncSession) -> None: ...
+
+    consumers = bench.consumers(add)
+    consumers.start()
+    is_away.set()
+    bench.put(1)
+    while not hangs.wait(0.01):
+        bench.clock.advance(PROBE_MS_MAX)
+    assert consumers._inbox_outages.pullers() == set()
+    assert consumers.stop().is_clean
+    assert has_let_go.is_set()
 
 
 def test_C5_a_probe_notes_nothing(a_database: Database, engine: sa.Engine) -> None:

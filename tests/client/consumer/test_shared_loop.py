@@ -12,7 +12,7 @@ import pytest
 
 from qmq_client.consumer import consumer
 from qmq_client.testing import drain
-from tests.client.consumer.kit import GROUP, SUBJECT, Bench
+from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.kit.waiting import wait_for
 
 
@@ -93,3 +93,29 @@ def test_the_loop_of_consumers_that_nobody_stops_ends_when_nobody_has_them(bench
     del consumers
     gc.collect()
     wait_for(lambda: not loop.is_alive())
+
+
+def test_what_a_handler_left_running_is_cancelled_and_may_let_go_of_what_it_has(
+    bench: Bench,
+) -> None:
+    has_let_go = threading.Event()
+    left: list[asyncio.Task[None]] = []
+
+    async def hold() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):  # as many steps as a ROLLBACK and a close take
+                await asyncio.sleep(0)
+            has_let_go.set()
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: str) -> None:
+        left.append(asyncio.create_task(hold()))
+        await asyncio.sleep(0)
+
+    bench.put("one")
+    consumers = bench.consumers(handler)
+    drain(consumers)
+    consumers._async_calls.stop(WAIT_S)
+    assert has_let_go.is_set()
