@@ -106,6 +106,8 @@ def _run(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     try:
         while not ends.is_set():
             _run_until_stopped(loop)
+        # What was called last begins now, and hears of the end.
+        loop.run_until_complete(asyncio.sleep(0))
         if tasks := _cancel_all(loop):
             loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WORDS_S))
         loop.run_until_complete(loop.shutdown_asyncgens())

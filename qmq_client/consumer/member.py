@@ -51,8 +51,6 @@ _BEGIN_SHARE: Final = 0.25
 _EMPTY_S: Final = 0.1
 #: For a cancelled handler to tell of it by itself.
 _CANCEL_GRACE_S: Final = 1.0
-#: For connections of an asynchronous inbox to be closed.
-_CLOSE_S_MAX: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
 _NOT_DONE: Final = "consumer stopped, and the handler was not done"
 _NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
@@ -139,13 +137,13 @@ class Member:
                 else:
                     self._inbox.check()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> None:
         """Let go of connections that belong to the handlers' loop, before it ends; say the last words."""
         self._work.failures.close()
         if self._inbox is None or not self._inbox.is_async or not self._async_calls.is_running:
             return
         try:
-            self._async_calls.call(self._inbox.close(), timeout_s=_CLOSE_S_MAX)
+            self._async_calls.call(self._inbox.close(), timeout_s=timeout_s)
         except Exception as error:  # drivers say goodbye to servers that may be gone
             _LOG.warning(
                 "inbox_close_failed consumer=%s error=%s", self.options.name, error_text(error)

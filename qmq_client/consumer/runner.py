@@ -49,6 +49,8 @@ _LAST_SHARE: Final = 0.2
 _LOOK_S: Final = 1.0
 _LOOK_S_MIN: Final = 0.01
 _JOIN_S: Final = 0.1
+#: For connections of all asynchronous inboxes to be closed: a handler may hold up their loop.
+_CLOSE_S_MAX: Final = 1.0
 #: After a second signal, for the outcomes that are known.
 _HURRIED_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -250,8 +252,9 @@ class Consumers:
             raise
 
     def _end_loop(self) -> None:
+        ends_at_s = SYSTEM_CLOCK.monotonic_s() + _CLOSE_S_MAX
         for member in self.members:
-            member.close()
+            member.close(max(0.0, ends_at_s - SYSTEM_CLOCK.monotonic_s()))
         self._async_calls.stop(_JOIN_S)
 
     def _member(

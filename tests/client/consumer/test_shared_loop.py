@@ -7,13 +7,17 @@ import gc
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from qmq_client.consumer import consumer
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
+from tests.client.consumer.shop import make_engine
 from tests.kit.waiting import wait_for
+from tests.services.databases import Database
 
 
 async def exiting() -> None:
@@ -119,3 +123,34 @@ def test_what_a_handler_left_running_is_cancelled_and_may_let_go_of_what_it_has(
     drain(consumers)
     consumers._async_calls.stop(WAIT_S)
     assert has_let_go.is_set()
+
+
+def test_C8_inboxes_on_a_loop_that_hangs_hold_up_a_stop_together_as_long_as_one(
+    bench: Bench, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_engine(sqlite_database.url).dispose()
+    engine = create_async_engine(sqlite_database.async_url)
+    begun, goes_on = threading.Event(), threading.Event()
+    waited_s: list[float] = []
+
+    async def hang(body: int) -> None:
+        begun.set()
+        goes_on.wait(WAIT_S)
+
+    for group in ("one", "two", "three"):
+        consumer(SUBJECT, group=group, inbox=engine)(hang)
+    consumers = bench.consumers(hang)
+    call = consumers._async_calls.call
+
+    def timed_call(coroutine: Any, *, timeout_s: float | None = None) -> Any:
+        if timeout_s is not None:
+            waited_s.append(timeout_s)
+        return call(coroutine, timeout_s=timeout_s)
+
+    consumers.start()
+    bench.put(1)
+    assert begun.wait(WAIT_S)
+    monkeypatch.setattr(consumers._async_calls, "call", timed_call)
+    consumers.stop(0)
+    goes_on.set()
+    assert waited_s[1:] == [0, 0], "the first has waited for as long as all may"
