@@ -94,7 +94,7 @@ class Outcome:
     delay_ms: int | None = None
     #: Error of a NACK, reason of a REJECT.
     text: str = ""
-    #: Only for NACK; False: no handler could show whether it fails, so it is no dead letter by this.
+    #: Only for NACK; False: no handler could show whether it fails, so this was no attempt.
     was_tried: bool = True
 
     def is_dead_letter(self, attempt: int, max_attempts: int) -> bool:
@@ -113,7 +113,7 @@ def given_back(error: str, delay_ms: int | None = None) -> Outcome:
 
 
 def given_back_untried(error: str, delay_ms: int | None = 0) -> Outcome:
-    """A NACK of what no handler began with, or what a stop ended: never the last attempt."""
+    """A NACK of what no handler began with, or what a stop ended: no attempt."""
     text = error[:ERROR_CHARACTERS_MAX]
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)
 
@@ -165,7 +165,10 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """How often the message was delivered to this group, this time included."""
+        """How often the message was delivered to this group, this time included.
+
+        Without the times that it was given back before a handler could show whether it fails.
+        """
         return self._received.attempt
 
     @property

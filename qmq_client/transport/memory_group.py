@@ -28,6 +28,8 @@ REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
 #: After so many deliveries a message whose lease ended without a word is a suspect.
 _SUSPECT_AFTER: Final = 2
+#: What comes back untried again waits at least so long.
+_UNTRIED_WAIT_MS: Final = 1_000
 
 StaleRange = tuple[int, int, int]
 #: None is an ack.
@@ -100,7 +102,9 @@ class _Lease:
     token: int
     attempt: int
     until_ms: int
-    #: Whether it was given as a suspect and has not been settled or extended since.
+    #: Whether it was given as a suspect.
+    is_suspect: bool = False
+    #: Whether it was, and has not been settled or extended since.
     is_alone: bool = False
 
 
@@ -129,6 +133,8 @@ class MemoryGroup:
         self._waiting: list[tuple[int, int]] = []
         #: Waiting messages that may have crashed their consumer.
         self._suspects: set[int] = set()
+        #: Messages that came back untried since their last attempt.
+        self._untried: set[int] = set()
         self._consumers: dict[str, _Consumer] = {}
 
     def agree(self, request: PullRequest) -> str:
@@ -199,6 +205,7 @@ class MemoryGroup:
                 token=token,
                 attempt=self._attempts[sequence],
                 until_ms=now_ms + request.lease_ms,
+                is_suspect=is_alone,
                 is_alone=is_alone,
             )
             consumer.next_pull_sequence += 1
@@ -216,6 +223,7 @@ class MemoryGroup:
         self.held.clear()
         self._waiting.clear()
         self._suspects.clear()
+        self._untried.clear()
         self._attempts.clear()
         for consumer in self._consumers.values():
             consumer.leases.clear()
@@ -224,6 +232,7 @@ class MemoryGroup:
     def replay(self, now_ms: int) -> int:
         """Deliver the dead letters again; how many."""
         letters, self.dead = self.dead, []
+        self._untried.difference_update(letter.sequence for letter in letters)
         for letter in letters:
             self._attempts.pop(letter.sequence, None)
             if self.terms.is_ordered:
@@ -285,11 +294,21 @@ class MemoryGroup:
     def _on_nack(self, lease: _Lease, nack: Nack, now_ms: int) -> None:
         wait_ms = self._backoff_ms(lease.attempt) if nack.delay_ms is None else nack.delay_ms
         if nack.was_begun is False:
-            heapq.heappush(self._waiting, (now_ms + wait_ms, lease.sequence))
+            self._give_back_untried(lease, wait_ms, now_ms)
         else:
             self._give_back(lease, now_ms + wait_ms, nack.error)
 
+    def _give_back_untried(self, lease: _Lease, wait_ms: int, now_ms: int) -> None:
+        if lease.sequence in self._untried:
+            wait_ms = max(wait_ms, _UNTRIED_WAIT_MS)
+        self._untried.add(lease.sequence)
+        self._attempts[lease.sequence] -= 1
+        if lease.is_suspect:
+            self._suspects.add(lease.sequence)
+        heapq.heappush(self._waiting, (now_ms + wait_ms, lease.sequence))
+
     def _give_back(self, lease: _Lease, due_ms: int, error: str) -> None:
+        self._untried.discard(lease.sequence)
         if lease.attempt >= self.max_attempts:
             self._bury(lease.sequence, lease.attempt, ATTEMPTS_USED_UP, error)
         else:

@@ -46,8 +46,8 @@ class Nack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     delay_ms: Natural | None = None
     #: Why, for the history of the message; bounded by the broker.
     error: str = ""
-    #: False: no handler began with them, or a stop of the consumer came before it was done. They come
-    #: again even after their last attempt.
+    #: False: no handler began with them, or a stop of the consumer came before it was done. This
+    #: delivery is no attempt. What comes back like this again waits a second at least.
     was_begun: bool | UnsetType = UNSET
 
 

@@ -58,6 +58,19 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Dead(NOW_MS, "flight.departed", "tallies", 4, 16, "attempts used up", "TimeoutError"),
 )
 
+#: It came with a field at the end, which those from before do not have.
+UNTRIED: Final = Nacked(
+    NOW_MS,
+    "flight.departed",
+    "tallies",
+    "tallies-1",
+    9,
+    10,
+    NOW_MS + 5_000,
+    "consumer stopped",
+    False,
+)
+
 CHECKPOINT: Final = Checkpoint(
     generation=2,
     epoch=EPOCH,
@@ -113,9 +126,11 @@ def write_sealed_segment(root: Path) -> bytes:
 
 
 def write_actions(root: Path) -> bytes:
-    """The frame of all actions, as it stands behind the segment's head."""
+    """The frame of all actions, and one more, as it stands behind the segment's head."""
     log, segments = open_log(root, "actionlog")
-    ActionLog(log, segments, STORE_ID, SnapshotFiles(OsDisk(str(root)), STORE_ID)).append(ACTIONS)
+    ActionLog(log, segments, STORE_ID, SnapshotFiles(OsDisk(str(root)), STORE_ID)).append(
+        (*ACTIONS, UNTRIED)
+    )
     next_offset = log.written_offset
     log.close()
     return (root / "actionlog" / f"{0:020d}").read_bytes()[88:next_offset]

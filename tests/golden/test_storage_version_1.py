@@ -17,6 +17,7 @@ from qmq_broker.storage.files.retained import Retained
 from qmq_broker.storage.files.small_file import replace_file, unseal
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs.action_log import ACTION_KINDS, ActionLog
+from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.log_recovery import examine
 from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
@@ -32,6 +33,7 @@ from tests.golden.storage_version_1 import (
     NOW_MS,
     SEGMENT_BYTES,
     STORE_ID,
+    UNTRIED,
     StoppedClock,
     write_actions,
     write_checkpoint,
@@ -43,6 +45,7 @@ from tests.golden.version_1 import CONTROLS, FOLDER, FRAMES, RECORDS, golden
 FILES = {
     "segment_sealed",
     "actions_frame",
+    "actions_untried",
     "checkpoint_slot",
     "queue_entries",
     "queue_table",
@@ -123,19 +126,29 @@ def test_the_golden_segment_of_another_store_is_not_read(tmp_path: Path) -> None
 
 
 def test_actions_are_written_as_in_version_1(tmp_path: Path) -> None:
-    assert write_actions(tmp_path) == golden("actions_frame")
+    assert write_actions(tmp_path) == golden("actions_untried")
 
 
-def test_the_golden_actions_are_replayed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "actions"),
+    [("actions_frame", ACTIONS), ("actions_untried", (*ACTIONS, UNTRIED))],
+    ids=["first", "untried"],
+)
+def test_the_golden_actions_are_replayed(
+    tmp_path: Path, name: str, actions: tuple[Action, ...]
+) -> None:
     write_actions(tmp_path)
+    path = tmp_path / "actionlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[:88] + golden(name))
     disk = OsDisk(str(tmp_path))
     segments = Segments(disk, "actionlog", SEGMENT_BYTES)
     finding = examine(segments, ACTION_KINDS, store_id=STORE_ID, point=START)
-    assert (finding.epoch, finding.last_stored_at_ms, finding.records) == (EPOCH, NOW_MS, 7)
+    told = (finding.epoch, finding.last_stored_at_ms, finding.records)
+    assert told == (EPOCH, NOW_MS, len(actions))
     settings = LogSettings(store_id=STORE_ID, epoch=4, growth_bytes=512, reserve_bytes=0)
     log = SegmentedLog(segments, StoppedClock(), settings, finding)
     snapshots = SnapshotFiles(disk, STORE_ID)
-    assert tuple(ActionLog(log, segments, STORE_ID, snapshots).replay()) == ACTIONS
+    assert tuple(ActionLog(log, segments, STORE_ID, snapshots).replay()) == actions
     log.close()
 
 

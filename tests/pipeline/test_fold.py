@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -117,6 +118,22 @@ def test_a_redelivery_counts_and_keeps_the_first_time() -> None:
     )
     assert (found[0]["attempts"], found[0]["outcome"], found[0]["error"]) == (2, "acked", "no")
     assert (found[0]["last_delivered_at"] - found[0]["first_delivered_at"]).total_seconds() == 0.49
+
+
+def test_what_came_back_untried_comes_in_the_same_attempt_beside_new_messages() -> None:
+    untried = msgspec.structs.replace(nacked(11, 1, 2), was_tried=False)
+    found = folded(
+        [
+            DEFINED,
+            pulled(10, 0, (0, 2, 1)),
+            untried,
+            pulled(20, 2, (1, 2, 1)),
+            acked(21, 0, 1),
+            acked(21, 2, 4),
+        ]
+    )
+    assert outcomes(found) == dict.fromkeys(range(3), "acked")
+    assert [one["attempts"] for one in found.values()] == [1, 1, 1]
 
 
 def test_a_dead_letter_stays_dead_when_its_hand_out_ends_and_lives_again_when_replayed() -> None:

@@ -14,16 +14,12 @@ from typing import Final
 from qmq_broker.errors import DiskFullError, NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
-from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.redelivery import Backoff
-from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import GroupStatus
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
-from qmq_client.wire.operations import DeadAnswer, DeadRequest
-from qmq_client.wire.requests import PullRequest
 from tests.crash.image import Image
 from tests.crash.recording_disk import UNLIMITED
 from tests.simulation.disk import PlayedDisk, after_kill, after_power_cut
@@ -68,12 +64,6 @@ _HORIZON_MS: Final = 1_500
 _TICK_US: Final = 100 * MS
 _IDLE_US: Final = 500 * MS
 _POWER_ON_US: Final = 300 * MS
-
-
-#: A hand-out, for those who judge: request, what was given, broker's time of delivery.
-OnHandOut = Callable[[PullRequest, HandOut, int], None]
-#: A wish for a replay, and the sequences of all dead letters of its group.
-OnReplay = Callable[[DeadRequest, tuple[int, ...]], None]
 
 
 def window_ids(plan: Plan) -> int:
@@ -168,27 +158,6 @@ class BrokerLife:
             subject=group.subject, group=group.name, now_ms=self.broker.time.now_ms()
         )
         return found[0] if found else None
-
-    def watch(self, on_hand_out: OnHandOut, on_replay: OnReplay) -> None:
-        """Let somebody see what each pull is given, and what is replayed, before anybody hears of it."""
-        pull, replay = self.broker.delivery.pull, self.broker.changes.replay
-
-        def watched(
-            request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
-        ) -> HandOut | None:
-            given = pull(request, now_ms, stale)
-            if given is not None:
-                on_hand_out(request, given, now_ms)
-            return given
-
-        def watched_replay(request: DeadRequest, now_ms: int) -> DeadAnswer:
-            state = self.broker.delivery.group(request.subject, request.group)
-            on_replay(request, () if state is None else tuple(sorted(state.dead)))
-            return replay(request, now_ms)
-
-        # mypy knows them for methods
-        setattr(self.broker.delivery, "pull", watched)  # noqa: B010
-        setattr(self.broker.changes, "replay", watched_replay)  # noqa: B010
 
     def start(self) -> None:
         """Rebuild the groups and begin the strands."""

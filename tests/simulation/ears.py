@@ -6,7 +6,6 @@ order is certain, and so is every accusation that rests on it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,8 +54,6 @@ class Ears:
     def __init__(self, scheduler: Scheduler, rows: RowWatch) -> None:
         self.events: list[AnyEvent] = []
         self.rows = rows
-        #: How often each group had a message back that no handler began with.
-        self.unbegun: Counter[tuple[str, str]] = Counter()
         self._scheduler = scheduler
         self._last_ns = 0
         #: Message id and attempt of each delivery that a consumer saw.
@@ -124,9 +121,6 @@ class Ears:
 
     def _tell_given_back(self, process: Process, request: PullRequest | SettleRequest) -> None:
         for settlement in request.settlements:
-            unbegun = [nack.range for nack in settlement.nacks if nack.was_begun is False]
-            for message_id, _ in self._named(request, settlement.token, unbegun):
-                self.unbegun[group_of(request), message_id] += 1
             given_back = [nack.range for nack in settlement.nacks]
             given_back += [reject.range for reject in settlement.rejects]
             for message_id, attempt in self._named(request, settlement.token, given_back):

@@ -1,22 +1,23 @@
 """What the broker gave to whom, seen at the broker: promises that only its own clock and word can judge.
 
 Nothing before its time (D1) or after its end, nothing to a paused group, no attempt beyond the group's
-last, what may have ended its consumers alone (C4), and at most once means that no consumer ever sees a
-message twice.
+last, what may have ended its consumers alone (C4), no attempt for what came back untried (C4), and at
+most once means that no consumer ever sees a message twice.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.history import LEASE_ENDED
 from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
+from qmq_broker.service.delivery.settling import Stale
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import decode_record
-from qmq_client.wire.requests import PullRequest
+from qmq_client.wire.requests import PullRequest, SettleRequest
 from tests.simulation.broker import BrokerHost, BrokerLife
 from tests.simulation.plan import GroupPlan
 
@@ -24,13 +25,7 @@ from tests.simulation.plan import GroupPlan
 class HandOuts:
     """Judges each hand-out when it is made, and pauses over the lives of the broker."""
 
-    def __init__(
-        self,
-        host: BrokerHost,
-        groups: Sequence[GroupPlan],
-        unbegun: Counter[tuple[str, str]],
-    ) -> None:
-        """`unbegun`: how often each group had a message back that no handler began with."""
+    def __init__(self, host: BrokerHost, groups: Sequence[GroupPlan]) -> None:
         #: What was found wrong, in sentences.
         self.faults: list[str] = []
         #: How often each message was handed out to each group.
@@ -38,7 +33,11 @@ class HandOuts:
         #: When each message was handed out in the last attempt of its group, for the first time.
         self.last_given_ns: dict[tuple[str, str], int] = {}
         self._host = host
-        self._unbegun = unbegun
+        #: Message of each hand-out, by group, consumer, token and pull sequence.
+        self._given: dict[tuple[str, str, int, int], str] = {}
+        #: For each group and message: the offsets of the action log behind which it is known that
+        #: it came back untried.
+        self._untried: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         self._groups = {group.name: group for group in groups}
         #: Paused groups, with the offset of the action log behind which that is known.
         self._paused: dict[str, int] = {}
@@ -59,9 +58,12 @@ class HandOuts:
         self._judge_alone(request, given)
         group = self._groups[group_of(request)]
         attempts = [run.attempt for run in given.head.runs for _ in range(run.count)]
-        for attempt, data in zip(attempts, given.records, strict=True):
+        for index, (attempt, data) in enumerate(zip(attempts, given.records, strict=True)):
             record = decode_record(request.subject, data)
             message_id = format_message_id(record.message_id)
+            pull_sequence = given.head.first_pull_sequence + index
+            name = (group.name, request.consumer, given.head.token, pull_sequence)
+            self._given[name] = message_id
             self.counts[group.name, message_id] += 1
             if attempt == group.max_attempts:
                 self.last_given_ns.setdefault((group.name, message_id), at_ns)
@@ -71,11 +73,29 @@ class HandOuts:
                 self.faults.append(f"D1: {where} {early_ms} ms before its time")
             if record.expires_at_ms is not None and record.expires_at_ms <= now_ms:
                 self.faults.append(f"TTL: {where} after it had expired")
-            attempts_max = group.max_attempts + self._unbegun[group.name, message_id]
+            tried_max = self.counts[group.name, message_id] - len(
+                self._untried[group.name, message_id]
+            )
+            attempts_max = min(group.max_attempts, tried_max)
             if attempt > attempts_max:
                 self.faults.append(f"C4: {where} in attempt {attempt} of {attempts_max}")
             if group.name in self._paused:
                 self.faults.append(f"pause: {where}, which is paused")
+
+    def on_settled(self, request: PullRequest | SettleRequest, stale: Sequence[Stale]) -> None:
+        """The broker has taken outcomes, but those; what came back untried was no attempt."""
+        life = self._host.life
+        assert life is not None
+        offset = life.store.actions.log.written_offset
+        group = group_of(request)
+        for settlement in request.settlements:
+            token = settlement.token
+            refused = {(of, one) for of, *part in stale for one in range(*part)}
+            for nack in settlement.nacks:
+                for one in range(*nack.range) if nack.was_begun is False else ():
+                    if (token, one) not in refused:
+                        message_id = self._given[group, request.consumer, token, one]
+                        self._untried[group, message_id].append(offset)
 
     def _judge_durable(self, request: PullRequest, given: HandOut) -> None:
         life = self._host.life
@@ -120,12 +140,14 @@ class HandOuts:
             self._paused.pop(group.name, None)
 
     def on_death(self, life: BrokerLife, *, is_power_cut: bool) -> None:
-        """Forget pauses that the broker had no time to make durable."""
+        """Forget what the broker had no time to make durable."""
         durable_offset = life.broker.durable_offsets[1]
         if is_power_cut:
             unsure = [name for name, at in self._paused.items() if at > durable_offset]
             for name in unsure:
                 del self._paused[name]
+            for offsets in self._untried.values():
+                offsets[:] = [one for one in offsets if one <= durable_offset]
 
     def on_begin(self, life: BrokerLife) -> None:
         """A durable pause must be there again."""

@@ -29,10 +29,11 @@ from qmq_client.wire.requests import (
     SettleAnswer,
     SettleRequest,
 )
-from tests.simulation.broker import BrokerLife, OnHandOut, OnReplay
+from tests.simulation.broker import BrokerLife
 from tests.simulation.ears import Ears
 from tests.simulation.face import Answer, Call, Face
 from tests.simulation.scheduler import MS, Process, Scheduler, Signal
+from tests.simulation.watch import Watch, let_see
 
 #: How long a client waits for an answer beside what it lets the broker wait.
 ANSWER_US: Final = 3_000 * MS
@@ -67,12 +68,12 @@ class _Reply:
 class Network:
     """All ways between the clients and the one broker."""
 
-    def __init__(self, scheduler: Scheduler, on_hand_out: OnHandOut, on_replay: OnReplay) -> None:
+    def __init__(self, scheduler: Scheduler, watch: Watch) -> None:
         self.weather = Weather()
         #: How many requests were sent twice.
         self.doubled = 0
         self._scheduler = scheduler
-        self._on_hand_out, self._on_replay = on_hand_out, on_replay
+        self._watch = watch
         self._face: Face | None = None
         #: Replies of calls that are at the broker, and who waits for them.
         self._at_broker: dict[_Reply, Process] = {}
@@ -177,7 +178,7 @@ class Network:
 
     def on_begin(self, life: BrokerLife) -> None:
         """The broker listens."""
-        life.watch(self._on_hand_out, self._on_replay)
+        let_see(life.broker, self._watch)
         self._face = Face(life)
 
     def on_death(self, _: BrokerLife) -> None:

@@ -83,6 +83,9 @@ BUGS: dict[str, Bug] = {
     "attempts are not counted": Bug(
         broker.attempts_are_not_counted, lambda plan: plan.poison_rest is not None
     ),
+    "what comes back untried is counted": Bug(
+        broker.what_comes_back_untried_is_counted, with_trouble(Trouble.DATABASE)
+    ),
     "suspects come with others": Bug(broker.suspects_come_with_others, _is_deadly),
     "others come behind a suspect": Bug(broker.others_come_behind_a_suspect, _is_deadly),
     "keys have no lanes": Bug(broker.keys_have_no_lanes, with_group(Kind.ORDERED)),

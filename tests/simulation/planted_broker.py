@@ -20,6 +20,7 @@ from qmq_broker.service.delivery import delivery, moves, picking
 from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.history import GIVEN_BACK
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import KeyLanes
 from qmq_broker.service.delivery.moves import apply_action
@@ -34,7 +35,7 @@ from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.storage import keepers
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.ids.window import DedupeWindow
-from qmq_broker.storage.logs.actions import Action, Skipped
+from qmq_broker.storage.logs.actions import Action, Nacked, Skipped
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
@@ -108,6 +109,13 @@ def attempts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return hand_out(state, request, picked, epoch, now_ms)
 
     monkeypatch.setattr(delivery, "_hand_out", hand_out_as_first)
+
+
+def what_comes_back_untried_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(self: GroupState, action: Nacked) -> None:
+        self._on_given_back(action, GIVEN_BACK, action.error)
+
+    monkeypatch.setattr(GroupState, "_on_given_back_untried", count)
 
 
 def suspects_come_with_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.simulation.plan import POISON_EVERY, UNWANTED_EVERY, Kind, Plan, Trou
 from tests.simulation.rows import RowWatch
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.shelf import Shelf
+from tests.simulation.watch import Watch
 
 if TYPE_CHECKING:
     from tests.simulation.people import Machine
@@ -39,8 +40,10 @@ class World:
         self.played = Played(self.scheduler, self.rows.on_change)
         self.host = BrokerHost(self.scheduler, plan)
         self.shelf = Shelf()
-        self.handouts = HandOuts(self.host, plan.groups, self.ears.unbegun)
-        self.network = Network(self.scheduler, self._on_hand_out, self._on_replay)
+        self.handouts = HandOuts(self.host, plan.groups)
+        self.network = Network(
+            self.scheduler, Watch(self._on_hand_out, self.handouts.on_settled, self._on_replay)
+        )
         has_reserve = Trouble.FULL_DISK in plan.troubles
         self.archive = Archive(self.scheduler, self.host, self.network, has_reserve=has_reserve)
         self.machines: list[Machine] = []

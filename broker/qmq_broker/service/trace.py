@@ -44,8 +44,8 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened to the message in one group."""
 
     at_ms: int
-    #: given, acked, given back, lease ended, extended, rejected, dead, replayed, purged, held,
-    #: moved (the group was), lost, or ended (the group did).
+    #: given, acked, given back, given back untried, lease ended, extended, rejected, dead, replayed,
+    #: purged, held, moved (the group was), lost, or ended (the group did).
     event: str
     consumer: str = ""
     attempt: int = 0
@@ -197,6 +197,8 @@ class _Follower:
                 return "lease ended", action.retry_at_ms, ""
 
     def _nack_name(self, action: Nacked) -> str:
+        if not action.was_tried:
+            return "given back untried"
         last = self.events[action.group][-1]
         is_rejected = last.event == "dead" and last.reason == REJECTED
         return "rejected" if is_rejected else "given back"

@@ -119,7 +119,7 @@ ACTIONS: Final = Table(
         Column("next_sequence", "long", "one behind the last"),
         Column("first_pull", "long", "first pull sequence of the range"),
         Column("next_pull", "long", "one behind the last"),
-        Column("attempt", "int", "which delivery it is, from 1"),
+        Column("attempt", "int", "which attempt it is, from 1"),
         Column("until", "time", "end of the lease, or time of the next delivery"),
         Column("reason", "text", "why a message became a dead letter"),
         Column("error", "text", "what the consumer said"),

@@ -27,7 +27,7 @@ FLOW_MINUTE: Final = Table(
         *_MINUTE,
         Column("committed", "long", "outbox rows that were inserted"),
         Column("stored", "long", "messages that were stored"),
-        Column("delivered", "long", "deliveries, of all groups"),
+        Column("delivered", "long", "attempts, of all groups"),
         Column("settled", "long", "acks, of all groups"),
         Column("bytes", "long", "bytes of the bodies stored"),
         Column("copies", "long", "messages stored again under an id that was there already"),
@@ -58,7 +58,7 @@ GROUP_LAG: Final = Table(
         Column("settled", "long", "of those, acked, dead, skipped or not for the group"),
         Column("lag", "long", "the difference"),
         Column("lag_s", "double", "age of the oldest that is not done"),
-        Column("redeliveries", "long", "deliveries beyond the first in this minute"),
+        Column("redeliveries", "long", "attempts beyond the first in this minute"),
     ),
 )
 DEAD_LETTERS: Final = Table(
@@ -74,7 +74,7 @@ DEAD_LETTERS: Final = Table(
         Column("key", "text", "ordering key"),
         Column("stored_at", "time", "stored"),
         Column("dead_at", "time", "became a dead letter"),
-        Column("attempts", "int", "deliveries"),
+        Column("attempts", "int", "attempts before it died"),
         Column("reason", "text", "why"),
         Column("error", "text", "what the last consumer said"),
     ),

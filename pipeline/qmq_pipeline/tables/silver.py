@@ -13,7 +13,7 @@ _OUTCOMES: Final = (
 _FATE_COLUMNS: Final = (
     Column("first_delivered_at", "time", "first handed to a consumer of the group"),
     Column("last_delivered_at", "time", "last handed to one"),
-    Column("attempts", "int", "deliveries to this group"),
+    Column("attempts", "int", "which attempt the last delivery to this group was"),
     Column("settled_at", "time", "done, dead, skipped or filtered for this group"),
     Column("outcome", "text", _OUTCOMES),
     Column("reason", "text", "why it is dead or was skipped"),
@@ -77,7 +77,7 @@ GROUP_SPANS: Final = Table(
         Column("settled_minute", "time", "minute in which they were done; null for not yet"),
         Column("delivered_minute", "time", "minute of the first delivery, of those redelivered"),
         Column("pairs", "long", "pairs of a message and the group"),
-        Column("redeliveries", "long", "deliveries beyond the first"),
+        Column("redeliveries", "long", "attempts beyond the first"),
         Column("oldest_at", "time", "when the first of them could be delivered"),
     ),
 )

@@ -165,6 +165,19 @@ def test_C4_after_the_last_attempt_it_is_a_dead_letter_with_its_body(rig: AsideR
     assert rig.state.aside.copies == {}
 
 
+def test_C4_what_is_away_untried_comes_back_with_all_its_attempts_before_it(rig: AsideRig) -> None:
+    rig.send(b"a")
+    rig.settle(rig.pull().nack_untried(MONTH_MS))
+    rig.turn()
+    assert rig.state.aside.count == 1
+    rig.restart()
+    rig.pass_and_turn(MONTH_MS)
+    back = rig.pull()
+    assert (back.bodies, back.attempts) == ([b"a"], [1])
+    rig.settle(back.nack_untried())
+    assert rig.pull().bodies == [], "untried twice in a row: not before a second"
+
+
 def test_D3_it_may_go_away_again_and_again(rig: AsideRig) -> None:
     rig.put_away(b"a")
     for attempt in range(2, 5):

@@ -220,6 +220,11 @@ class Given:
         nack = Nack(range=(self.first, self.next), delay_ms=delay_ms, error=error)
         return Settlement(token=self.token, nacks=(nack,))
 
+    def nack_untried(self, delay_ms: int | None = 0, error: str = "stopped") -> Settlement:
+        span = (self.first, self.next)
+        nack = Nack(range=span, delay_ms=delay_ms, error=error, was_begun=False)
+        return Settlement(token=self.token, nacks=(nack,))
+
     def reject(self, reason: str = "") -> Settlement:
         reject = Reject(range=(self.first, self.next), reason=reason)
         return Settlement(token=self.token, rejects=(reject,))

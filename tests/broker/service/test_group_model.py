@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
+from qmq_broker.service.delivery.settling import UNTRIED_WAIT_MS
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from qmq_client.wire.start import parse_start
@@ -47,6 +48,8 @@ class Known:
     handle: tuple[int, int] = (0, 0)
     at_ms: int = 0
     key: str | None = None
+    #: How often it came back untried since its last attempt.
+    untried: int = 0
     #: Whether it may have ended its consumers: its last lease ended in silence, and not its first.
     is_suspect: bool = False
     #: Whether it was given as a suspect, and its consumer has said no word since.
@@ -200,12 +203,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             message.at_ms, message.is_alone = now_ms + 3_000, False
         elif kind == "reject":
             message.state = "dead"
+        elif kind == "nack not begun":
+            self.give_back_untried(message)
         else:
-            self.give_back(
-                message,
-                None if kind == "nack" else 0,
-                is_tried=kind != "nack not begun",
-            )
+            self.give_back(message, None if kind == "nack" else 0)
         return True
 
     def end_leases(self, now_ms: int) -> None:
@@ -214,8 +215,16 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.give_back(message, None)
                 message.is_suspect = message.attempts >= SUSPECT_AFTER
 
-    def give_back(self, message: Known, delay_ms: int | None, *, is_tried: bool = True) -> None:
-        if message.attempts >= MAX_ATTEMPTS and is_tried:
+    def give_back_untried(self, message: Known) -> None:
+        """At once the first time; it is what it was before this delivery."""
+        message.state, message.is_alone = "waiting", False
+        message.at_ms = self.rig.now_ms + (UNTRIED_WAIT_MS if message.untried else 0)
+        message.attempts -= 1
+        message.untried += 1
+
+    def give_back(self, message: Known, delay_ms: int | None) -> None:
+        message.untried = 0
+        if message.attempts >= MAX_ATTEMPTS:
             message.state = "dead"
             return
         message.is_suspect = message.is_alone = False
@@ -272,6 +281,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         for number, message in enumerate(self.known):
             if number >= sequence:
                 message.state, message.attempts, message.is_suspect = "new", 0, False
+                message.untried = 0
             elif message.state != "dead":
                 message.state = "done"
         self.replayed.clear()
@@ -290,7 +300,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert (answer.count, answer.gone, answer.has_more) == (len(dead), 0, False)
         for number in dead:
             message = self.known[number]
-            message.attempts, message.is_suspect = 0, False
+            message.attempts, message.untried, message.is_suspect = 0, 0, False
             if not is_replay:
                 message.state = "done"
             elif self.is_ordered:
@@ -325,7 +335,11 @@ class DeliveryMachine(RuleBasedStateMachine):
             for number in range(run.first, run.next):
                 found[number] = "waiting"
                 message = self.known[number]
-                assert (message.at_ms, message.attempts) == (run.retry_at_ms, run.attempts)
+                assert (message.at_ms, message.attempts, message.untried) == (
+                    run.retry_at_ms,
+                    run.attempts,
+                    run.untried,
+                )
         found |= dict.fromkeys(state.dead, "dead")
         for number, _ in () if state.lanes is None else state.lanes.sequences():
             if found[number] == "done":

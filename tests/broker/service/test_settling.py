@@ -35,20 +35,6 @@ def test_C2_of_several_outcomes_for_one_message_in_one_request_the_first_counts(
     assert answer.settled == 2
 
 
-def test_C4_what_no_handler_began_with_comes_again_after_its_last_attempt(rig: Rig) -> None:
-    rig.send(b"a")
-    given = rig.pull(max_attempts=1)
-    unbegun = Nack(range=given.part(0), delay_ms=0, error="stopped", was_begun=False)
-    rig.settle(Settlement(token=given.token, nacks=(unbegun,)))
-    again = rig.pull(max_attempts=1)
-    assert (again.sequences, again.attempts) == ([0], [2])
-    rig.settle(again.nack(delay_ms=0, error="tried"))
-    state = rig.broker.delivery.group(SUBJECT, GROUP)
-    assert state is not None
-    assert [(one.attempts, one.error) for one in state.dead.values()] == [(2, "tried")]
-    assert (state.in_flight, state.waiting) == (0, 0)
-
-
 def test_C1_an_ack_around_what_was_settled_before_takes_what_stands_on_either_side(
     rig: Rig,
 ) -> None:

@@ -60,7 +60,7 @@ def test_C4_C8_an_async_handler_that_a_stop_cancels_has_its_message_come_again_a
 
     stop_in_the_middle(bench, handler, begun)
     assert bench.broker.dead_letters(SUBJECT, GROUP) == []
-    assert attempts_now(bench) == [2]
+    assert attempts_now(bench) == [1]
     assert "handler_unfinished consumer=orders/audit messages=1" in caplog.text
     assert "handler_failed" not in caplog.text
     assert "dead_letter" not in caplog.text
@@ -96,7 +96,7 @@ def test_C4_C8_a_plain_handler_that_outlives_a_stop_has_its_message_come_again_a
     assert "handler_unfinished consumer=orders/audit messages=1" in caplog.text
     assert attempts_now(bench) == [], "the handler may still be at it"
     bench.clock.advance(LEASE_MS)
-    assert attempts_now(bench) == [2]
+    assert attempts_now(bench) == [1]
     assert bench.broker.dead_letters(SUBJECT, GROUP) == []
     may_end.set()
     for thread in consumers._threads.all():
@@ -116,7 +116,7 @@ def test_C4_C8_what_nobody_has_settled_by_hand_comes_again_after_the_lease(bench
     assert not kept[0].ack(), "after the stop it would reach nobody"
     assert attempts_now(bench) == []
     bench.clock.advance(LEASE_MS)
-    assert attempts_now(bench) == [2]
+    assert attempts_now(bench) == [1]
     assert bench.broker.dead_letters(SUBJECT, GROUP) == []
 
 

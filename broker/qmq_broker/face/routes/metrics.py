@@ -287,7 +287,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _of_group(
         "redelivered_messages",
         "counter",
-        "Deliveries after the first of a message.",
+        "Deliveries of messages that were tried before.",
         lambda one: one.given_again,
     ),
     _of_group(

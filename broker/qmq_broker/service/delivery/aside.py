@@ -60,6 +60,7 @@ class Aside:
                     retry_at_ms=run.retry_at_ms,
                     error=run.error,
                     history=run.history,
+                    untried=run.untried,
                     ticket=ticket,
                 )
             )
@@ -97,6 +98,7 @@ class Aside:
             retry_at_ms=min(run.retry_at_ms, now_ms),
             error=run.error,
             history=run.history,
+            untried=run.untried,
         )
 
     def forget(self, first: int, next_: int) -> None:

@@ -177,8 +177,8 @@ class GroupState:
                 for lease in ended:
                     self.aside.forget_copies(lease.first_sequence, lease.next_sequence)
                 self.acked_count += self._after_end(action, ended, is_done=True)
-            case Nacked(error=error):
-                self._on_given_back(action, GIVEN_BACK, error)
+            case Nacked():
+                self._on_nacked(action)
             case Expired():
                 self._on_given_back(action, LEASE_ENDED, LEASE_ENDED)
             case Extended():
@@ -253,7 +253,7 @@ class GroupState:
         for run in action.runs:
             next_sequence = run.first_sequence + run.count
             again = self.redeliveries.take(run.first_sequence, next_sequence)
-            for first_sequence, next_, history in _pieces(run.first_sequence, next_sequence, again):
+            for first_sequence, next_, waited in _pieces(run.first_sequence, next_sequence, again):
                 lease = Lease(
                     first=first,
                     next=first + next_ - first_sequence,
@@ -262,7 +262,9 @@ class GroupState:
                     token=action.token,
                     until_ms=action.lease_until_ms,
                     given_at_ms=action.at_ms,
-                    history=history,
+                    history=() if waited is None else waited.history,
+                    error="" if waited is None else waited.error,
+                    untried=0 if waited is None else waited.untried,
                 )
                 first = lease.next
                 log.hand_out(lease)
@@ -272,6 +274,12 @@ class GroupState:
             if self.lanes is not None:
                 self.lanes.give(run.first_sequence, next_sequence)
         self._in_flight += first - action.first_pull_sequence
+
+    def _on_nacked(self, action: Nacked) -> None:
+        if action.was_tried:
+            self._on_given_back(action, GIVEN_BACK, action.error)
+        else:
+            self._on_given_back_untried(action)
 
     def _on_given_back(self, action: Nacked | Expired, outcome: str, error: str) -> None:
         ended = self._log(action.consumer).end(action.first, action.next)
@@ -302,6 +310,24 @@ class GroupState:
                     retry_at_ms=action.retry_at_ms,
                     error=error,
                     history=history,
+                )
+            )
+
+    def _on_given_back_untried(self, action: Nacked) -> None:
+        """Let the messages wait as if they had not been delivered this time."""
+        ended = self._log(action.consumer).end(action.first, action.next)
+        self._after_end(action, ended, is_done=False)
+        for lease in ended:
+            self.redeliveries.take(lease.first_sequence, lease.next_sequence)
+            self.redeliveries.add(
+                Redelivery(
+                    first=lease.first_sequence,
+                    next=lease.next_sequence,
+                    attempts=lease.attempt - 1,
+                    retry_at_ms=action.retry_at_ms,
+                    error=lease.error,
+                    history=lease.history,
+                    untried=lease.untried + 1,
                 )
             )
 
@@ -361,12 +387,12 @@ class GroupState:
 
 def _pieces(
     first: int, next_: int, again: Sequence[Redelivery]
-) -> Iterator[tuple[int, int, History]]:
-    """A run of messages in parts with one history each; most have none."""
+) -> Iterator[tuple[int, int, Redelivery | None]]:
+    """A run of messages in parts that waited together; most did not wait."""
     for run in again:
         if first < run.first:
-            yield first, run.first, ()
-        yield run.first, run.next, run.history
+            yield first, run.first, None
+        yield run.first, run.next, run
         first = run.next
     if first < next_:
-        yield first, next_, ()
+        yield first, next_, None

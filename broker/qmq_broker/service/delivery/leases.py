@@ -33,7 +33,8 @@ class Lease:
     next: int
     #: Consume queue sequence of the first message; the others follow without a gap.
     first_sequence: int
-    #: Which delivery of these messages to this group it is, from 1.
+    #: Which delivery of these messages to this group it is, from 1; what came back untried is not
+    #: counted.
     attempt: int
     #: Which opening of the store gave it.
     token: int
@@ -43,6 +44,10 @@ class Lease:
     given_at_ms: int = 0
     #: The attempts before this one.
     history: History = ()
+    #: What was said of the last one of them.
+    error: str = ""
+    #: How often these came back untried since then.
+    untried: int = 0
 
     @property
     def next_sequence(self) -> int:

@@ -31,14 +31,16 @@ class Redelivery:
     first: int
     #: One after the last sequence.
     next: int
-    #: Deliveries so far.
+    #: Deliveries so far, without those that came back untried.
     attempts: int
     #: Wall-clock milliseconds from which they may be delivered again.
     retry_at_ms: int
-    #: What the last consumer said, or that its lease ended.
+    #: What the last consumer that tried said, or that its lease ended.
     error: str
     #: The attempts so far.
     history: History = ()
+    #: How often it came back untried since the last attempt.
+    untried: int = 0
 
     @property
     def is_suspect(self) -> bool:

@@ -22,6 +22,10 @@ from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters kept of a consumer's error text: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
+#: What comes back untried again waits at least so long: whoever gives back all that it is given
+#: would go round and round. The first time it comes again at once, for whoever takes over from a
+#: consumer that stops.
+UNTRIED_WAIT_MS: Final = 1_000
 
 Stale = tuple[int, int, int]
 
@@ -127,9 +131,12 @@ class _OfToken:
             wait_ms = nack.delay_ms
             if wait_ms is None:
                 wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
-            # A message that no handler began with, or whose handler a stop cut short, was not
-            # tried: it is delivered once more than usual.
-            is_last = nack.was_begun is not False and lease.attempt >= self._state.max_attempts
+            if nack.was_begun is False:
+                if lease.untried:
+                    wait_ms = max(wait_ms, UNTRIED_WAIT_MS)
+                self._give_back(lease, terms.now_ms + wait_ms, error, was_tried=False)
+                continue
+            is_last = lease.attempt >= self._state.max_attempts
             if is_last:
                 self._bury(lease, ATTEMPTS_USED_UP, error)
             self._give_back(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
@@ -173,10 +180,14 @@ class _OfToken:
     def _bury(self, lease: Lease, reason: str, error: str) -> None:
         self._plan.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
 
-    def _give_back(self, lease: Lease, retry_at_ms: int, error: str) -> None:
+    def _give_back(
+        self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True
+    ) -> None:
         self._decided.add(lease.first, lease.next)
         where = self._where(lease.first, lease.next)
-        self._plan.actions.append(Nacked(*where, retry_at_ms=retry_at_ms, error=error))
+        self._plan.actions.append(
+            Nacked(*where, retry_at_ms=retry_at_ms, error=error, was_tried=was_tried)
+        )
 
     def _where(self, first: int, next_: int) -> tuple[int, str, str, str, int, int]:
         """The fields with which every action on a range of this consumer begins."""

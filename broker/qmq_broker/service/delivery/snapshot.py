@@ -8,6 +8,7 @@ everything.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +37,8 @@ class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
     until_ms: int
     given_at_ms: int = 0
     history: tuple[Attempt, ...] = ()
+    error: str = ""
+    untried: int = 0
 
 
 class ConsumerImage(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +61,7 @@ class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
     retry_at_ms: int
     error: str
     history: tuple[Attempt, ...] = ()
+    untried: int = 0
 
 
 class AsideImage(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +74,7 @@ class AsideImage(msgspec.Struct, frozen=True, array_like=True):
     error: str
     history: tuple[Attempt, ...]
     ticket: int
+    untried: int = 0
 
 
 class DeadImage(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +86,13 @@ class DeadImage(msgspec.Struct, frozen=True, array_like=True):
     error: str
     at_ms: int
     history: tuple[Attempt, ...] = ()
+
+
+#: What stands in an image, from the value of which it is one.
+_LEASE, _WAITING, _ASIDE, _DEAD = (
+    attrgetter(*kind.__struct_fields__)
+    for kind in (LeaseImage, WaitingImage, AsideImage, DeadImage)
+)
 
 
 class GroupImage(msgspec.Struct, frozen=True, array_like=True):
@@ -151,48 +163,19 @@ def _image(state: GroupState) -> GroupImage:
                 name=name,
                 next_pull_sequence=log.next_pull_sequence,
                 last_seen_ms=log.last_seen_ms,
-                leases=tuple(
-                    LeaseImage(
-                        lease.first,
-                        lease.next,
-                        lease.first_sequence,
-                        lease.attempt,
-                        lease.token,
-                        lease.until_ms,
-                        lease.given_at_ms,
-                        lease.history,
-                    )
-                    for lease in log.leases()
-                ),
+                leases=tuple(LeaseImage(*_LEASE(lease)) for lease in log.leases()),
                 acked={token: tuple(ranges) for token, ranges in log.acked().items()},
             )
             for name, log in state.consumers()
         ),
-        waiting=tuple(
-            WaitingImage(run.first, run.next, run.attempts, run.retry_at_ms, run.error, run.history)
-            for run in state.redeliveries.runs()
-        ),
-        dead=tuple(
-            DeadImage(one.sequence, one.attempts, one.reason, one.error, one.at_ms, one.history)
-            for one in state.dead.values()
-        ),
+        waiting=tuple(WaitingImage(*_WAITING(run)) for run in state.redeliveries.runs()),
+        dead=tuple(DeadImage(*_DEAD(one)) for one in state.dead.values()),
         lost_count=state.lost_count,
         settings=state.settings,
         is_paused=state.is_paused,
         expired_count=state.expired_count,
         keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
-        aside=tuple(
-            AsideImage(
-                run.first,
-                run.next,
-                run.attempts,
-                run.retry_at_ms,
-                run.error,
-                run.history,
-                run.ticket,
-            )
-            for run in state.aside.runs.runs()
-        ),
+        aside=tuple(AsideImage(*_ASIDE(run)) for run in state.aside.runs.runs()),
         copies=tuple(state.aside.copies.items()),
         seen_ms=state.seen_ms,
     )

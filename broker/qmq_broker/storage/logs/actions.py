@@ -62,6 +62,8 @@ class Nacked(GroupAction, frozen=True, tag=4):
     next: int
     retry_at_ms: int
     error: str
+    #: False: they wait as they did before this delivery, but for the time, and it is no attempt.
+    was_tried: bool = True
 
 
 class Extended(GroupAction, frozen=True, tag=5):

@@ -1,0 +1,67 @@
+"""Who sees what the broker of a life gives away, takes and replays: before anybody else hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from qmq_broker.service.broker import Broker
+from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.settling import Stale
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
+from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+
+#: A hand-out, for those who judge: request, what was given, broker's time of delivery.
+OnHandOut = Callable[[PullRequest, HandOut, int], None]
+#: A request with outcomes that were taken, and those of them that were not.
+OnSettled = Callable[[PullRequest | SettleRequest, Sequence[Stale]], None]
+#: A wish for a replay, and the sequences of all dead letters of its group.
+OnReplay = Callable[[DeadRequest, tuple[int, ...]], None]
+
+
+class Watch(NamedTuple):
+    """Who sees what the broker does, before anybody hears of it."""
+
+    on_hand_out: OnHandOut
+    on_settled: OnSettled
+    on_replay: OnReplay
+
+
+def let_see(broker: Broker, watch: Watch) -> None:
+    """Show what each pull is given, what is settled, and what is replayed."""
+    delivery, changes = broker.delivery, broker.changes
+    pull, begin_pull, settle, replay = (
+        delivery.pull,
+        delivery.begin_pull,
+        delivery.settle,
+        changes.replay,
+    )
+
+    def watched_settle(request: SettleRequest, now_ms: int) -> SettleAnswer:
+        answer = settle(request, now_ms)
+        watch.on_settled(request, answer.stale)
+        return answer
+
+    def watched_begin(request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
+        stale = begin_pull(request, now_ms)
+        watch.on_settled(request, stale)
+        return stale
+
+    def watched_pull(
+        request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+    ) -> HandOut | None:
+        given = pull(request, now_ms, stale)
+        if given is not None:
+            watch.on_hand_out(request, given, now_ms)
+        return given
+
+    def watched_replay(request: DeadRequest, now_ms: int) -> DeadAnswer:
+        state = delivery.group(request.subject, request.group)
+        watch.on_replay(request, () if state is None else tuple(sorted(state.dead)))
+        return replay(request, now_ms)
+
+    # mypy knows them for methods
+    setattr(delivery, "settle", watched_settle)  # noqa: B010
+    setattr(delivery, "begin_pull", watched_begin)  # noqa: B010
+    setattr(delivery, "pull", watched_pull)  # noqa: B010
+    setattr(changes, "replay", watched_replay)  # noqa: B010
