@@ -18,12 +18,12 @@ from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.delivery import delivery, moves, picking
 from qmq_broker.service.delivery.changes import Changes
-from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.history import GIVEN_BACK
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import KeyLanes
 from qmq_broker.service.delivery.moves import apply_action
+from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.picking import Picked
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group, Groups
@@ -175,7 +175,7 @@ def cancellations_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def retention_asks_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Delivery, "needed_offset", lambda self, since_ms: self._store.durable_offset
+        NeededLog, "first_offset", lambda self, since_ms: self._store.durable_offset
     )
 
 

@@ -76,7 +76,10 @@ class Housekeeping:
             return
         if not self._options.force_retention:
             dead_since_ms = now_ms - self._limits.dead_letter_ms
-            offset = min(offset, self._delivery.needed_offset(dead_since_ms))
+            needed = self._delivery.needed_log
+            if not retention.gives_up(needed.holder_offset(dead_since_ms)):
+                return
+            offset = min(offset, needed.first_offset(dead_since_ms))
         if retention.ask(offset):
             self._writer.run_soon(lambda: self._give_up(offset))
 

@@ -106,16 +106,19 @@ class Retention:
             expired_offset = base
         return expired_offset
 
+    def gives_up(self, offset: int) -> bool:
+        """Whether anything is below `offset` that could go. For any thread."""
+        return self._parts.commit_log.base_of(offset) > self.first_offset
+
     def ask(self, offset: int) -> bool:
         """Keep everybody from what is to be given up below `offset`; returns whether that is anything.
 
         Then the writer has to be told to `give_up_below`. For the thread that asks, once at a time.
         """
         assert not self.asked_offset
-        first_offset = self._parts.commit_log.base_of(offset)
-        if first_offset <= self.first_offset:
+        if not self.gives_up(offset):
             return False
-        self.asked_offset = first_offset
+        self.asked_offset = self._parts.commit_log.base_of(offset)
         return True
 
     def give_up_below(self, offset: int) -> int:

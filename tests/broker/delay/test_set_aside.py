@@ -66,12 +66,12 @@ def test_B12_a_copy_that_came_back_holds_the_log_until_its_group_is_done_with_it
     copies = rig.store.queue(COPIES)
     assert copies is not None
     (copy,) = copies.entries(rig.state.aside.copies[0], 1)
-    assert rig.broker.delivery.needed_offset(rig.now_ms) == copy.physical_offset
+    assert rig.broker.delivery.needed_log.first_offset(rig.now_ms) == copy.physical_offset
     if end == "acked":
         rig.settle(rig.pull().ack())
     else:
         rig.broker.changes.seek(SUBJECT, GROUP, parse_start("latest"), rig.now_ms)
-    assert rig.broker.delivery.needed_offset(rig.now_ms) > copy.physical_offset
+    assert rig.broker.delivery.needed_log.first_offset(rig.now_ms) > copy.physical_offset
 
 
 def test_D3_a_kill_between_the_copy_and_its_note_sets_it_aside_once_more(rig: AsideRig) -> None:

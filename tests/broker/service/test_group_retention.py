@@ -82,7 +82,7 @@ def test_B12_an_ordered_group_holds_the_log_back_for_what_it_holds(rig: Rig) -> 
     queue = rig.store.queue(SUBJECT)
     assert queue is not None
     (entry,) = queue.entries(given.sequences[0], 1)
-    assert rig.broker.delivery.needed_offset(0) == entry.physical_offset
+    assert rig.broker.delivery.needed_log.first_offset(0) == entry.physical_offset
 
 
 def test_B12_dead_letters_whose_messages_are_gone_are_told_when_they_are_replayed(
@@ -108,9 +108,9 @@ def test_B12_a_paused_group_holds_its_messages_back_and_a_removed_one_does_not(r
     queue = rig.store.queue(SUBJECT)
     assert queue is not None
     (entry,) = queue.entries(0, 1)
-    assert rig.broker.delivery.needed_offset(rig.now_ms) == entry.physical_offset
+    assert rig.broker.delivery.needed_log.first_offset(rig.now_ms) == entry.physical_offset
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
-    assert rig.broker.delivery.needed_offset(rig.now_ms) == rig.store.durable_offset
+    assert rig.broker.delivery.needed_log.first_offset(rig.now_ms) == rig.store.durable_offset
 
 
 def test_B12_each_subject_is_looked_at_once_however_many_groups_it_has(
@@ -127,7 +127,7 @@ def test_B12_each_subject_is_looked_at_once_however_many_groups_it_has(
         return places(self, first, count)
 
     monkeypatch.setattr(ConsumeQueue, "places", noted)
-    needed_offset = rig.broker.delivery.needed_offset(0)
+    needed_offset = rig.broker.delivery.needed_log.first_offset(0)
     assert asked == [1]
     queue = rig.store.queue(SUBJECT)
     assert queue is not None

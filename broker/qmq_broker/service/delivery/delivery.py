@@ -19,8 +19,9 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
-from qmq_broker.service.delivery.holding import clamp, first_copy, first_needed
+from qmq_broker.service.delivery.holding import clamp
 from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.picking import Picked, Picker
 from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
@@ -41,7 +42,6 @@ from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
-from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Delivery:
         self._backoff = backoff or Backoff()
         self.journal = Journal(store, on_poisoned)
         self.registry = Groups(store, limits, self.journal)
+        self.needed_log = NeededLog(store, self.registry)
         self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
@@ -105,22 +106,6 @@ class Delivery:
             clamp(state, 0 if queue is None else queue.next_sequence)
             self._reschedule(self.registry.restore(state, now_ms), now_ms)
         return count
-
-    def needed_offset(self, dead_since_ms: int) -> int:
-        """Where the first message that some group may still be given is in the commit log."""
-        firsts: dict[str, int] = {}  # of a subject once: ten thousand groups may be on one
-        for state in self.groups():
-            needed = {state.subject: first_needed(state, dead_since_ms)}
-            if (copy := first_copy(state, dead_since_ms)) is not None:
-                needed[COPIES] = copy
-            for subject, first in needed.items():
-                firsts[subject] = min(first, firsts.get(subject, first))
-        offset = self._store.durable_offset
-        for subject, first in firsts.items():
-            queue = self._store.queue(subject)
-            if queue is not None and (entries := queue.entries(first, 1)):
-                offset = min(offset, entries[0].physical_offset)
-        return offset
 
     def groups(self) -> list[GroupState]:
         """The state of every group, read-only."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from qmq_broker.service.delivery.groups import GroupState
 
 _BEYOND = 2**63
@@ -14,7 +16,8 @@ def first_needed(state: GroupState, dead_since_ms: int) -> int:
     Messages that are away, or came back as copies, do not count.
     """
     copies = state.aside.copies
-    ranges = [(run.first, run.next) for run in state.redeliveries.runs()]
+    waiting = state.redeliveries.runs()
+    ranges = [(run.first, run.next) for run in (waiting if copies else islice(waiting, 1))]
     ranges += [
         (lease.first_sequence, lease.next_sequence)
         for _, log in state.consumers()
@@ -50,10 +53,12 @@ def first_original(state: GroupState) -> int:
 
 def first_copy(state: GroupState, dead_since_ms: int) -> int | None:
     """The lowest sequence in the queue of copies that this group may still be given."""
-    dead = state.dead
+    dead, copies = state.dead, state.aside.copies
+    if not copies:
+        return None
     needed = [
         copy
-        for sequence, copy in state.aside.copies.items()
+        for sequence, copy in copies.items()
         if sequence not in dead or dead[sequence].at_ms >= dead_since_ms
     ]
     return min(needed, default=None)

@@ -1,0 +1,63 @@
+"""How much of the commit log the groups still need.
+
+There may be ten thousand groups, and retention asks every second while it waits for one of them. So
+it asks that one alone, and all of them when that one needs nothing of what is to go any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.holding import first_copy, first_needed
+from qmq_broker.service.delivery.registry import GroupKey, Groups
+from qmq_broker.storage.store import Store
+from qmq_client.wire.names import COPIES
+
+
+class NeededLog:
+    """The part of the commit log that no group has got past; belongs to the loop thread."""
+
+    def __init__(self, store: Store, groups: Groups) -> None:
+        self._store = store
+        self._groups = groups
+        #: The group that needed most when all were asked.
+        self._holder: GroupKey | None = None
+
+    def first_offset(self, dead_since_ms: int) -> int:
+        """Where the first message that some group may still be given is.
+
+        Dead letters count if they died at or after `dead_since_ms`.
+        """
+        firsts: dict[str, tuple[int, GroupState]] = {}  # one entry to look up for each subject
+        for group in self._groups:
+            for subject, first in _firsts(group.state, dead_since_ms):
+                if subject not in firsts or first < firsts[subject][0]:
+                    firsts[subject] = first, group.state
+        offset, self._holder = self._store.durable_offset, None
+        for subject, (first, state) in firsts.items():
+            found = self._offset(subject, first)
+            if found < offset:
+                offset, self._holder = found, (state.subject, state.group)
+        return offset
+
+    def holder_offset(self, dead_since_ms: int) -> int:
+        """The same for one group: the one that needed most when all were asked the last time."""
+        holder = None if self._holder is None else self._groups.find(*self._holder)
+        needed = () if holder is None else _firsts(holder.state, dead_since_ms)
+        return min(
+            (self._offset(subject, first) for subject, first in needed),
+            default=self._store.durable_offset,
+        )
+
+    def _offset(self, subject: str, sequence: int) -> int:
+        queue = self._store.queue(subject)
+        entries = [] if queue is None else queue.entries(sequence, 1)
+        return entries[0].physical_offset if entries else self._store.durable_offset
+
+
+def _firsts(state: GroupState, dead_since_ms: int) -> Iterator[tuple[str, int]]:
+    """The first sequence that the group needs of its subject, and of its copies."""
+    yield state.subject, first_needed(state, dead_since_ms)
+    if (copy := first_copy(state, dead_since_ms)) is not None:
+        yield COPIES, copy

@@ -1,0 +1,95 @@
+"""What retention asks of ten thousand groups each second: of one, as long as that one is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.service.delivery import needed_log
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.holding import first_needed
+from qmq_broker.service.housekeeping import INTERVAL_MS
+from qmq_client.wire.start import parse_start
+from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send
+from tests.broker.service.rig import SUBJECT, Rig
+
+OTHERS = [f"group-{number}" for number in range(10)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "data", store_options=RETAINING)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The groups that were asked what they need."""
+    groups: list[str] = []
+
+    def note(state: GroupState, dead_since_ms: int) -> int:
+        groups.append(state.group)
+        return first_needed(state, dead_since_ms)
+
+    monkeypatch.setattr(needed_log, "first_needed", note)
+    return groups
+
+
+def look(rig: Rig, asked: list[str]) -> list[str]:
+    """Who is asked by the next look at what may go."""
+    asked.clear()
+    rig.clock.pass_ms(INTERVAL_MS)
+    rig.broker.step()
+    rig.broker.writer.step()
+    return list(asked)
+
+
+def test_B12_while_one_group_is_in_the_way_no_other_is_asked(rig: Rig, asked: list[str]) -> None:
+    send(rig, 20)
+    held = rig.pull("slow", group="behind", lease_ms=LONG_MS)
+    for group in OTHERS:
+        rig.settle(rig.pull(group=group).ack(), group=group)
+    rig.clock.pass_ms(HOUR_MS)
+    assert look(rig, asked) == ["behind", *OTHERS]
+    assert [look(rig, asked) for _ in range(5)] == 5 * [["behind"]]
+    assert rig.store.first_offset == 0
+    rig.settle(held.ack(), "slow", group="behind")
+    assert look(rig, asked) == ["behind", "behind", *OTHERS]
+    for _ in range(3):
+        look(rig, asked)
+    assert rig.store.first_offset > 0
+
+
+def test_B12_when_the_group_in_the_way_is_removed_the_next_one_is_found(
+    rig: Rig, asked: list[str]
+) -> None:
+    send(rig, 20)
+    for group in ("first", "second"):
+        rig.pull("slow", group=group, lease_ms=LONG_MS)
+    rig.clock.pass_ms(HOUR_MS)
+    assert look(rig, asked) == ["first", "second"]
+    rig.broker.changes.remove(SUBJECT, "first", rig.now_ms)
+    assert look(rig, asked) == ["second"]
+    rig.broker.changes.remove(SUBJECT, "second", rig.now_ms)
+    assert look(rig, asked) == []
+    look(rig, asked)
+    assert rig.store.first_offset > 0
+
+
+def test_B12_a_group_that_is_moved_back_is_asked_before_anything_goes(
+    rig: Rig, asked: list[str]
+) -> None:
+    send(rig, 20)
+    held = rig.pull("slow", group="behind", lease_ms=LONG_MS)
+    done = rig.pull(group="done")
+    rig.settle(done.ack(), group="done")
+    rig.clock.pass_ms(HOUR_MS)
+    assert look(rig, asked) == ["behind", "done"]
+    rig.settle(held.ack(), "slow", group="behind")
+    rig.broker.changes.seek(SUBJECT, "done", parse_start("sequence:0"), rig.now_ms)
+    assert look(rig, asked) == ["behind", "behind", "done"]
+    assert look(rig, asked) == ["done"]
+    assert rig.store.first_offset == 0
