@@ -22,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from qmq_broker.face.commands.store_workers import end_with_parent
 from tests.crash.enumeration import Lived, quietly
 from tests.crash.random_lives import random_life
 from tests.crash.recording_disk import RecordingDisk
@@ -98,7 +99,7 @@ class Campaign:
         began_s = time.monotonic()
         tasks = self._tasks()
         context = get_context("spawn")
-        with ProcessPoolExecutor(self._workers, mp_context=context) as pool:
+        with ProcessPoolExecutor(self._workers, context, initializer=end_with_parent) as pool:
             running: dict[Future[Tally], int] = {}
             while self.tally.states < states:
                 while len(running) < self._workers + 1:

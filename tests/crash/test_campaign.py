@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.crash import campaign as module
 from tests.crash.campaign import JUDGED, SEEDS_PER_TASK, Campaign, Tally, code_mark
+from tests.kit.waiting import wait_for
 
 FIRST = 2 * 10**9
 
@@ -36,6 +39,31 @@ def test_what_was_judged_before_an_interruption_counts_and_is_not_judged_again(
     again._finish(FIRST, Tally(states=1, reached=2), 1.0)
     assert begun(journal).tally == Tally(states=31, reached=42)
     again.run(31)  # nothing is left to do, and nothing is done
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the children of a process from /proc")
+def test_a_campaign_that_is_killed_leaves_no_process_behind(journal: Path) -> None:
+    command = [sys.executable, "-m", module.__name__, "--workers", "2"]
+    journaled = ["--states", "1000000", "--first-seed", str(FIRST), "--journal", str(journal)]
+    with subprocess.Popen([*command, *journaled], cwd=module.ROOT) as run:
+        try:
+            wait_for(lambda: len(_children(run.pid)) >= 3, "two workers do not come")
+            left = _children(run.pid)
+        finally:
+            run.kill()
+    wait_for(lambda: not any(map(_is_running, left)), "its workers are there still")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_running(pid: int) -> bool:
+    """Whether it is there, and not only because nobody asked how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_what_was_judged_of_another_version_says_nothing_of_this_one(

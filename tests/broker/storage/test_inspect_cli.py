@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from qmq_broker.face.commands.store import DUMPED, MENDED_AT_START, store
 from qmq_broker.face.commands.store_dump import KINDS
+from qmq_broker.face.commands.store_workers import end_with_parent
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import GroupDefined
@@ -82,7 +85,16 @@ def test_verify_reads_with_several_processes_what_one_reads(
     flip(data / "commitlog" / f"{0:020d}", 500)
     alone = json.loads(run("verify", data, "--json", "--workers", "1").output)
     monkeypatch.setattr("qmq_broker.face.commands.store_workers.ALONE_BYTES_MAX", 0)
+    began_with: list[object] = []
+
+    class Watched(ProcessPoolExecutor):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            began_with.append(named["initializer"])
+            super().__init__(*args, **named)
+
+    monkeypatch.setattr("qmq_broker.face.commands.store_workers.ProcessPoolExecutor", Watched)
     shared = json.loads(run("verify", data, "--json", "--workers", "2").output)
+    assert began_with == [end_with_parent], "a verification that is killed leaves none of them"
     for found in (alone, shared):
         del found["duration_ms"]
     assert shared == alone

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from threading import Thread
 from typing import Final
 
 from qmq_broker.storage.files.disk import OsDisk
@@ -38,10 +39,25 @@ def runner(directory: str, workers: int) -> Run:
                 disk.close()
         # Fresh processes: nothing of this one, least of all its threads, is copied into them.
         fresh = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(count, mp_context=fresh) as pool:
+        with ProcessPoolExecutor(count, fresh, initializer=end_with_parent) as pool:
             return list(pool.map(_verify, [(directory, task) for task in tasks]))
 
     return run
+
+
+def end_with_parent() -> None:
+    """In a process of a pool: see that it ends when its parent is gone, however that came.
+
+    By itself it would wait for work for ever: its siblings hold the other end of that line, too.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # whatever it is in the middle of: nobody will hear of it
+
+    Thread(target=watch, name="parent", daemon=True).start()
 
 
 def workers_here() -> int:
