@@ -129,7 +129,12 @@ class _Broker:
             on_poisoned=print,
         )
         self.releaser = Releaser(
-            self.store.schedule, self.writer, self.clock, limits, post=self._posted.append
+            self.store.schedule,
+            self.writer,
+            self.clock,
+            limits,
+            post=self._posted.append,
+            refusals=self.store.refusals,
         )
         self.releaser.begin()
 

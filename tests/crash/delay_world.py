@@ -158,7 +158,12 @@ class Releases:
             on_poisoned=self._fail,
         )
         self.releaser = Releaser(
-            store.schedule, self._writer, clock, LIMITS, post=self._posted.append
+            store.schedule,
+            self._writer,
+            clock,
+            LIMITS,
+            post=self._posted.append,
+            refusals=store.refusals,
         )
         self.query = DelayQuery(store.schedule, self.releaser)
         self.releaser.begin()

@@ -6,7 +6,6 @@ at most one interval of them, and their messages are delivered again. A thin thr
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -15,8 +14,6 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.measures import Histogram
 from qmq_broker.storage.store import Store
-
-_log = logging.getLogger(__name__)
 
 
 class ActionSync:
@@ -71,7 +68,7 @@ class ActionSync:
         try:
             self._store.actions.write_snapshot(offset, content)
         except NoRoomError as error:
-            _log.warning("no snapshot of the groups: reason=%s", error)
+            self._store.refusals.note("snapshot_of_groups", error)
 
     def run(self) -> None:
         """Sync at the interval until `stop`, then once more."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delivery.delivery import Delivery
@@ -54,7 +55,8 @@ class Housekeeping:
         if now_ms < self._next_ms:
             return False
         self._next_ms = now_ms + INTERVAL_MS
-        self._delivery.registry.end_idle(now_ms)
+        self._store.refusals.look()
+        self._end_idle(now_ms)
         self._note_groups(now_ms)
         self._retain(now_ms)
         self._keeping.tell_losses()
@@ -62,6 +64,12 @@ class Housekeeping:
             self._is_marking = True
             self._writer.run_soon(self._note_time)
         return True
+
+    def _end_idle(self, now_ms: int) -> None:
+        try:
+            self._delivery.registry.end_idle(now_ms)
+        except NoRoomError as error:  # the rest may make some
+            self._store.refusals.note("ends_of_idle_groups", error)
 
     def _note_groups(self, now_ms: int) -> None:
         actions = self._store.actions

@@ -111,7 +111,7 @@ class SettingAside:
                 self._do_without(released_until_ms - LOST_MS, now_ms)
                 self._clear(released_until_ms - LOST_MS)
         except NoRoomError as error:  # what was not noted is brought back once more
-            _log.warning("messages not brought back: reason=%s", error)
+            self._store.refusals.note("messages_that_come_back", error)
             return False
         if now_ms >= self._next_ms and self._going is None:
             self._next_ms = now_ms + INTERVAL_MS
@@ -210,7 +210,7 @@ class SettingAside:
                 lambda outcome: self._on_done(going, outcome),
             )
         except (BusyError, NoRoomError, PoisonedError) as error:
-            _log.warning("messages not set aside: reason=%s", error)
+            self._store.refusals.note("messages_set_aside", error)
             return False
         self._going = going
         return True
@@ -251,7 +251,7 @@ class SettingAside:
         now_ms = self._time.now_ms()
         if isinstance(outcome, Exception):
             self._not_before[going.group.key] = now_ms + PAUSE_MS
-            _log.warning("messages not set aside: reason=%s", outcome)
+            self._store.refusals.note("messages_set_aside", outcome)
             return
         state = going.group.state
         if self._delivery.registry.find(state.subject, state.group) is not going.group:
@@ -267,7 +267,7 @@ class SettingAside:
             NoRoomError
         ) as error:  # the copies belong to nobody and are ignored when they come back
             self._not_before[going.group.key] = now_ms + PAUSE_MS
-            _log.warning("messages not set aside: reason=%s", error)
+            self._store.refusals.note("messages_set_aside", error)
             return
         self._delivery.after_change(going.group, now_ms)
         self._next_ms = now_ms  # there may be more

@@ -203,7 +203,7 @@ class CommitWriter:
     def _give_turn(self) -> None:
         """Let the store do what is driven by time."""
         self._turn_s = self._clock.monotonic_s()
-        self._guarded(self._store.step)
+        self._guarded("upkeep", self._store.step)
 
     def _check_room(self, now_s: float, frame_bytes: int) -> None:
         if not self._unanswered:
@@ -253,7 +253,7 @@ class CommitWriter:
             measures.append_s.note(appended_s - began_s)
             measures.sync_s.note(clock.monotonic_s() - appended_s)
 
-        error = self._guarded(append_and_sync)
+        error = self._guarded("messages", append_and_sync)
         if error is not None:
             return [error] * len(frames)
         return [_outcome(place) for place in placed]
@@ -262,15 +262,16 @@ class CommitWriter:
         if self._poison is not None:
             chore.on_poisoned(self._poison)
         else:
-            self._guarded(chore.work)
+            self._guarded("chores", chore.work)
 
-    def _guarded(self, work: Callable[[], object]) -> Exception | None:
+    def _guarded(self, name: str, work: Callable[[], object]) -> Exception | None:
         """Work on the store; the first failure, except a lack of room, poisons the writer."""
         if self._poison is not None:
             return self._poison
         try:
             work()
         except NoRoomError as error:
+            self._store.refusals.note(name, error)
             return error
         except Exception as error:  # the top of the writer's loop: nobody is told "stored"
             reason = f"{type(error).__name__}: {error}"

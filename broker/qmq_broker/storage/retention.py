@@ -177,7 +177,7 @@ class Retention:
         try:
             write_retained(self._disk, retained)
         except NoRoomError as error:
-            _log.warning("nothing given up: reason=%s", error)
+            self._saver.refusals.note("retention", error)
             return
         self._noted = retained
 

@@ -27,6 +27,7 @@ from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.recovery import Recovered, write_clean_stop
+from qmq_broker.storage.refusals import Refusals
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.schedule import Schedule
 
@@ -85,6 +86,8 @@ class Saver:
         self._options = options
         self._parts = parts
         self._checkpoints = checkpoints
+        #: Of all work on this store.
+        self.refusals = Refusals(clock)
         #: The last checkpoint that was written.
         self.last = last
         self._written_s = clock.monotonic_s()
@@ -165,7 +168,7 @@ class Saver:
         except NoRoomError as error:
             # The entries stay in memory and are derived: another checkpoint tries again.
             parts.queues.give_up_flush()
-            _log.warning("queues and schedule not flushed: reason=%s", error)
+            self.refusals.note("queues_and_schedule", error)
 
     def _write_journals(self) -> None:
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
@@ -174,7 +177,7 @@ class Saver:
             while not parts.ids.write_some(durable_offset):
                 pass
         except NoRoomError as error:
-            _log.warning("journals not written: reason=%s", error)
+            self.refusals.note("journals", error)
 
     def _begin_flush(self) -> None:
         queues, durable_offset = self._parts.queues, self._parts.commit_log.durable_offset

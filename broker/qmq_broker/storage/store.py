@@ -80,8 +80,7 @@ class Store:
         self.store_id = format_.store_id
         self._lock = lock
         self._checkpoints = checkpoints
-        self._queues = recovered.queues
-        self._window = recovered.window
+        self._queues, self._window = recovered.queues, recovered.window
         self._poison: str | None = None
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
@@ -106,6 +105,8 @@ class Store:
         self._ids = recovered.ids
         parts = Saved.of(recovered, log, action_log)
         self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
+        #: Work that has to be tried again.
+        self.refusals = self._saver.refusals
         #: Where the commit log begins.
         self.retention = Retention(
             disk, options, parts, self._saver, retained=recovered.retained, keepers=keepers
@@ -117,9 +118,8 @@ class Store:
         #: Makes spare segments ahead of need; stepped by the thread of the index.
         self.spare_maker = SpareMaker(disk, log, options)
         #: Finds messages by id or key, from any thread.
-        summary_of = self.summaries.find
         self.search = KeySearch(
-            segments, self.index, store_id=store_id, bounds=bounds, summary_of=summary_of
+            segments, self.index, store_id=store_id, bounds=bounds, summary_of=self.summaries.find
         )
 
     @classmethod

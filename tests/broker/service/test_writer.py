@@ -227,6 +227,7 @@ class BrokenStore:
 
     def __init__(self, rig: Rig, call: str, error: Exception) -> None:
         self._rig, self._call, self._error = rig, call, error
+        self.refusals = rig.store.refusals
         rig.broker.writer._store = self  # type: ignore[assignment]  # in its place
 
     def append(self, frames: list[MessageFrame]) -> list[Placed]:

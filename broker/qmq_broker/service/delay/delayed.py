@@ -27,7 +27,9 @@ class Delayed:
     ) -> None:
         """`post` runs a function in the loop thread."""
         #: Releases what is due.
-        self.releaser = Releaser(store.schedule, writer, clock, limits, post=post)
+        self.releaser = Releaser(
+            store.schedule, writer, clock, limits, post=post, refusals=store.refusals
+        )
         #: Answers queries.
         self.query = DelayQuery(store.schedule, self.releaser)
         #: Cancels messages.

@@ -28,6 +28,7 @@ from qmq_broker.service.delay.near import NearFuture
 from qmq_broker.service.delay.rows import Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.refusals import Refusals
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.store import Placed
 
@@ -61,8 +62,10 @@ class Releaser:
         limits: ServiceLimits,
         *,
         post: Callable[[Callable[[], None]], object],
+        refusals: Refusals,
     ) -> None:
         """`post` runs a function in the loop thread."""
+        self._refusals = refusals
         self.counts = DelayCounts()
         #: Unreadable buckets, or parts of them; held until `look_again`, or a restart.
         self.damage = Damage()
@@ -189,7 +192,7 @@ class Releaser:
     def _hold(self, release: Release, refusal: Exception, now_s: float) -> None:
         self._held.append((release.messages, release.is_overdue))
         if now_s >= self._paused_until_s:  # those that were under way with it are not told
-            _log.warning("release refused: messages=%d reason=%s", len(release.messages), refusal)
+            self._refusals.note("releases", refusal)
         self._paused_until_s = now_s + PAUSE_S
 
     def _settle(self, release: Release, placed: Placed, done_ms: int) -> None:

@@ -10,7 +10,6 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -44,7 +43,6 @@ from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
-_log = logging.getLogger(__name__)
 #: When to try again to end leases that the action log had no room for.
 NO_ROOM_PAUSE_MS: Final = 1_000
 
@@ -189,19 +187,16 @@ class Delivery:
     def step(self, now_ms: int) -> StepCounts:
         """One bounded pass: end leases that are due and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
-        refusals: list[NoRoomError] = []
         for group in self.registry.take_due(now_ms):
             try:
                 leases_ended += self._end_leases(group, now_ms)
             except NoRoomError as error:
-                refusals.append(error)
+                self._store.refusals.note("ends_of_leases", error)
                 self.registry.schedule(group, now_ms + NO_ROOM_PAUSE_MS)
                 continue
             self._reschedule(group, now_ms)
             if self._has_more(group.state, now_ms):
                 pulls_woken += self.waiting.wake_group(group.key)
-        if refusals:
-            _log.warning("leases not ended: groups=%d reason=%s", len(refusals), refusals[0])
         return StepCounts(
             leases_ended=leases_ended,
             pulls_woken=pulls_woken,

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.holding import first_copy, first_needed
-from qmq_broker.service.delivery.registry import GroupKey, Groups
+from qmq_broker.service.delivery.registry import Groups
+from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.storage.store import Store
 from qmq_client.wire.names import COPIES
 
