@@ -11,6 +11,7 @@ consumers.
       commit_log.py  append messages
       reading.py     read messages back
       staging.py     what a frame of the log means for queues and schedule
+      refusals.py    what the log says of work that has no room
     queues/          where the messages of a subject stand in the log
     index/           messages by id and by key
     schedule/        messages that wait for their time
