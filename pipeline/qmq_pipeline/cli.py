@@ -15,38 +15,33 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
-from qmq_pipeline.command import (
+from qmq_pipeline.answers import audit_text, exposed_text, ingested_text
+from qmq_pipeline.command import broker_of, running_job, until_signalled
+from qmq_pipeline.job_options import (
     LOG_OPTIONS,
     DependentOption,
+    JobCommand,
     Seconds,
     audit_options,
-    broker_of,
     expose_options,
     full_option,
     job_options,
-    running_job,
     skip_option,
-    until_signalled,
 )
 from qmq_pipeline.tables.sequences import named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from qmq_pipeline.jobs.audit import AuditResult
-    from qmq_pipeline.jobs.expose import Exposed
-    from qmq_pipeline.places.config import AuditOptions, ExposeOptions, PipelineConfig
-    from qmq_pipeline.tables.sequences import Runs
+    from qmq_pipeline.places.config import AuditOptions, ExposeOptions
 
 _FORMATS: Final = click.Choice(("delta", "iceberg"))
-#: Tables whose names do not say what their rows are.
-_NOUNS: Final = {"outbox": "outbox rows", "scheduled": "scheduled messages"}
-#: More databases are counted, not named.
-_NAMED_MAX: Final = 3
 _NEEDED: Final = ("pyspark", "pyarrow", "numpy")
 
 
-@click.group()
+class _Jobs(click.Group):
+    command_class = JobCommand
+
+
+@click.group(cls=_Jobs)
 @click.pass_context
 def pipeline(context: click.Context) -> None:
     """Turn messages into tables; audit, report on and replay them (needs Spark)."""
@@ -164,7 +159,7 @@ def report(*, out: str, **options: Any) -> None:
 def audit(*, cross_check: bool, **options: Any) -> None:
     """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered.
 
-    Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
+    Exit codes: 0 nothing was found, 1 findings or no log to judge by, 2 wrong call, 3 unreachable.
     """
     from qmq_pipeline.jobs.audit import audit as work
 
@@ -284,7 +279,7 @@ def expose(*, format_: str, **options: Any) -> None:
 
     with running_job(options) as job:
         done = work(job.config, _expose_options(format_, **options), on_progress=job.on_progress)
-        job.answer(asdict(done), _exposed_text(done, format_))
+        job.answer(asdict(done), exposed_text(done, format_))
 
 
 @pipeline.command()
@@ -302,7 +297,7 @@ def run(
 ) -> None:
     """Run ingest, lifecycle, marts, audit and report, in this order.
 
-    Exit codes: 0 nothing was found, 1 findings, 2 wrong call, 3 unreachable.
+    Exit codes: 0 nothing was found, 1 findings or no log to judge by, 2 wrong call, 3 unreachable.
     """
     from qmq_pipeline.jobs.run import run as work
 
@@ -325,25 +320,10 @@ def run(
         ingested = ingested_text(rows, config, quarantined=done.ingested.quarantined)
         lines = [ingested, audit_text(done.audit)]
         lines += [f"wrote {done.report.path}"] if done.report is not None else []
-        lines += [_exposed_text(done.exposed, format_)] if done.exposed is not None else []
+        lines += [exposed_text(done.exposed, format_)] if done.exposed is not None else []
         job.answer(asdict(done), "\n".join(lines))
         found = not done.audit.is_clean
     sys.exit(ATTENTION if found else DONE)
-
-
-def audit_text(done: AuditResult) -> str:
-    """The verdict in a few lines."""
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in done.findings.items())
-    verdict = "CLEAN" if done.is_clean else "FINDINGS"
-    if done.is_clean and done.coverage:
-        verdict += ", as far as it could be judged"
-    lines = [
-        f"{verdict}: {counts}",
-        f"  judged as of {done.as_of.isoformat()}: {done.committed:,} committed, {done.stored:,} stored",
-        f"  of all messages in the tables: {done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
-        *(f"  not judged: {reason}" for reason in done.coverage),
-    ]
-    return "\n".join(lines)
 
 
 def _audit_options(options: dict[str, Any]) -> AuditOptions:
@@ -369,31 +349,3 @@ def _expose_options(
     from qmq_pipeline.places.config import ExposeOptions
 
     return ExposeOptions(format=format_, tables=tables_of, catalog=catalog, namespace=namespace)
-
-
-def _exposed_text(done: Exposed, format_: str | None) -> str:
-    added = sum(one.added for one in done.tables.values())
-    removed = sum(one.removed for one in done.tables.values())
-    rows = sum(one.rows for one in done.tables.values())
-    return (
-        f"exposed {len(done.tables)} tables as {format_}, {rows:,} rows: "
-        f"{added:,} files added, {removed:,} removed"
-    )
-
-
-def ingested_text(
-    rows: Mapping[str, int], config: PipelineConfig, *, quarantined: Runs | None = None
-) -> str:
-    """What came in, without the tables that nothing came into; if nothing did, where that was looked for."""
-    parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
-    text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
-    return text + (f"; in quarantine: {named(quarantined)}" if quarantined else "")
-
-
-def _looked_at(config: PipelineConfig) -> str:
-    logs = [] if config.place is None else [f"the logs of {config.place.name}"]
-    names = [one.name for one in config.databases]
-    outboxes = f"the outbox of {' and of '.join(names)}"
-    if len(names) > _NAMED_MAX:
-        outboxes = f"{len(names):,} outboxes"
-    return " and ".join([*logs, *([outboxes] if names else [])])

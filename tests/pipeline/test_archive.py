@@ -15,7 +15,7 @@ from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, LakeError, SourceError
 from qmq_pipeline.jobs.archive import archive
-from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.audit import NOT_JUDGED, audit
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
@@ -222,6 +222,6 @@ def test_P4_an_audit_of_an_archive_says_that_nothing_could_be_judged(
         raise AssertionError("there is no doubt")
 
     done = audit(nobody, config)
-    assert (done.is_clean, done.stored) == (True, 0)
+    assert (done.verdict, done.is_clean, done.stored) == (NOT_JUDGED, False, 0)
     assert any("archived and not ingested" in one for one in done.coverage)
     directory.close()

@@ -13,7 +13,7 @@ from qmq_broker.storage.logs.actions import Acked, GroupDefined, Pulled
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.cli import audit_text
+from qmq_pipeline.answers import audit_text
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.audit_window import Window, judged_ranges
 from qmq_pipeline.jobs.ingest import ingest
@@ -148,7 +148,7 @@ def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the
     assert "keep_sent_s" in reason
     first, judged, of_all, *_, last = audit_text(found).splitlines()
     assert judged.endswith("0 committed, 9 stored")
-    assert of_all.strip().startswith("of all messages in the tables: ")
+    assert of_all.strip().startswith("pairs of a message and a group, of all in the tables: ")
     assert first.startswith("CLEAN, as far as it could be judged: 0 lost")
     assert last == f"  not judged: {reason}"
     assert audit_text(replace(found, coverage=())).startswith("CLEAN: 0 lost")
@@ -214,7 +214,13 @@ def test_of_the_log_only_what_may_be_judged_is_read_with_an_hour_for_clocks() ->
 
     def first_read(first_ms: int) -> list[int]:
         window = Window(
-            first_ms=first_ms, next_ms=FAR_MS, gaps=(), is_folded=True, kept=(), coverage=()
+            first_ms=first_ms,
+            next_ms=FAR_MS,
+            gaps=(),
+            is_log_known=True,
+            is_folded=True,
+            kept=(),
+            coverage=(),
         )
         return [one.first for one in judged_ranges(ranges, window)]
 

@@ -280,7 +280,13 @@ def _check_world(seed: int) -> None:
     world, draw = planted(seed), random.Random(seed)
     first_ms, gaps = draw.choice((0, 3_000_000)), draw.choice(((), (GAP,)))
     window = Window(
-        first_ms=first_ms, next_ms=NEXT_MS, gaps=gaps, is_folded=True, kept=(), coverage=()
+        first_ms=first_ms,
+        next_ms=NEXT_MS,
+        gaps=gaps,
+        is_log_known=True,
+        is_folded=True,
+        kept=(),
+        coverage=(),
     )
     words = world.words(window)
     known = np.unique(np.array([one[0] for one in world.rows], np.int64))
@@ -314,7 +320,13 @@ def _places(words: Words) -> dict[tuple[int, int], int]:
 def test_P4_of_sound_ids_none_is_looked_at_or_counted_one_by_one() -> None:
     world, next_ms, second_ms = World(), 2_000_000, 1_000
     window = Window(
-        first_ms=0, next_ms=next_ms, gaps=((0, 50),), is_folded=True, kept=(), coverage=()
+        first_ms=0,
+        next_ms=next_ms,
+        gaps=((0, 50),),
+        is_log_known=True,
+        is_folded=True,
+        kept=(),
+        coverage=(),
     )
     for number in range(1_000):  # one in a second: an id word is older than a minute
         one, crc, at_ms = (7, number), number * 31, 100 + number * second_ms
@@ -343,7 +355,15 @@ def test_P4_of_sound_ids_none_is_looked_at_or_counted_one_by_one() -> None:
 
 def test_P4_what_no_outbox_knows_is_not_looked_at_where_ghosts_cannot_be_told() -> None:
     world = World(stored=[((3, number), number, 500, None) for number in range(100)])
-    window = Window(first_ms=0, next_ms=NEXT_MS, gaps=(), is_folded=True, kept=(), coverage=())
+    window = Window(
+        first_ms=0,
+        next_ms=NEXT_MS,
+        gaps=(),
+        is_log_known=True,
+        is_folded=True,
+        kept=(),
+        coverage=(),
+    )
     words = world.words(window)
     kept = Kept(is_closed_world=False, producers=np.empty(0, np.int64), first_us=0)
     for can_ghosts_be_told in (False, True):

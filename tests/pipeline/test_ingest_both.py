@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.cli import ingested_text
+from qmq_pipeline.answers import ingested_text
 from qmq_pipeline.errors import LakeError, SourceError
 from qmq_pipeline.jobs.archive import archive
 from qmq_pipeline.jobs.follow import follow
@@ -25,6 +25,7 @@ from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import MESSAGES, OUTBOX
 from qmq_pipeline.tables.table import Table
 from qmq_pipeline.work.workers import LocalWorkers
+from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
@@ -139,3 +140,39 @@ def test_of_many_databases_without_news_the_number_is_told(database: OutboxDatab
     for count, outboxes in ((2, "the outbox of orders and of orders"), (4, "4 outboxes")):
         config = PipelineConfig(tables="t", databases=(database.section,) * count)
         assert ingested_text({"outbox": 0}, config) == f"nothing new in {outboxes}"
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_the_configured_broker_is_read_unless_a_directory_is_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_file: bool
+) -> None:
+    tables = f"--tables {tmp_path / 'tables'}"
+    monkeypatch.chdir(tmp_path)
+    with BrokerProcess(tmp_path / "other") as broker:
+        if is_in_file:
+            Path("qmq.toml").write_text(f'[broker]\nurl = "{broker.url}"\n')
+        else:
+            monkeypatch.setenv("QMQ_BROKER_URL", broker.url)
+        # An option that needs a broker has one
+        done = _qmq(f"ingest {tables} --wait 5 --quiet")
+        assert (done.exit_code, broker.url in done.stdout) == (0, True), done.output
+        beside = _qmq(f"ingest --tables {tmp_path / 'of-directory'} --path {directory} --quiet")
+        assert "1,500 messages" in beside.stdout, beside.output
+        refused = _qmq(f"ingest {tables} --path {directory} --wait 5")
+        assert (refused.exit_code, "--wait needs --broker" in refused.stderr) == (2, True)
+
+
+def test_P4_an_audit_that_has_no_log_to_judge_by_is_not_clean(
+    database: OutboxDatabase, tmp_path: Path
+) -> None:
+    tables = f"--tables {tmp_path / 'tables'}"
+    read = _qmq(f"ingest {tables} --database {database.section.url} --quiet")
+    assert (read.exit_code, "3 outbox rows" in read.stdout) == (0, True), read.output
+    done = _qmq(f"audit {tables} --quiet")
+    assert (done.exit_code, done.stdout.startswith("NOT JUDGED: 0 lost")) == (1, True), done.output
+    assert "no log was ingested" in done.stdout
+    assert "judged as of no time: 0 committed, 0 stored" in done.stdout
+
+
+def _qmq(arguments: str) -> Result:
+    return CliRunner().invoke(root, ["pipeline", *arguments.split()], catch_exceptions=False)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.jobs.audit import audit
+from qmq_pipeline.jobs.audit import NOT_JUDGED, audit
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
@@ -252,7 +252,7 @@ def test_P4_tables_that_were_written_without_tallies_are_audited_and_their_talli
     assert (second.committed, second.stored) == (300, 299)
 
 
-def test_an_audit_of_tables_without_a_row_is_clean_and_says_what_it_could_not_judge(
+def test_an_audit_of_tables_without_a_row_is_not_clean_and_says_what_it_could_not_judge(
     tmp_path: Path,
 ) -> None:
     def no_spark() -> SparkSession:
@@ -261,5 +261,5 @@ def test_an_audit_of_tables_without_a_row_is_clean_and_says_what_it_could_not_ju
     lake = Lake(str(tmp_path))
     lake.prepare()
     done = audit(no_spark, PipelineConfig(tables=str(tmp_path)))
-    assert (done.is_clean, done.committed, done.stored) == (True, 0, 0)
+    assert (done.verdict, done.is_clean, done.committed, done.stored) == (NOT_JUDGED, False, 0, 0)
     assert len(done.coverage) == 2

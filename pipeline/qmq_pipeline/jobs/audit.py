@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from qmq_pipeline.spark.session import Spark
 
+CLEAN, FINDINGS, NOT_JUDGED = "clean", "findings", "not judged"
 KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered")
 
 
@@ -67,6 +68,8 @@ class AuditResult:
 
     run: str
     as_of: datetime
+    #: Whether there was a log to judge by.
+    is_judged: bool
     committed: int
     stored: int
     foreign_messages: int
@@ -80,8 +83,15 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
-        return not any(self.findings.values())
+        """Whether it could judge, and found nothing."""
+        return self.verdict == CLEAN
+
+    @property
+    def verdict(self) -> str:
+        """One of `clean`, `findings` and `not judged`."""
+        if any(self.findings.values()):
+            return FINDINGS
+        return CLEAN if self.is_judged else NOT_JUDGED
 
 
 def audit(
@@ -108,6 +118,7 @@ def audit(
         result = AuditResult(
             run=run,
             as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
+            is_judged=window.is_log_known,
             findings=counts,
             quarantined=window.quarantined,
             coverage=window.coverage,
@@ -261,7 +272,7 @@ def _write_run(lake: Lake, result: AuditResult, *, first_ms: int, grace_s: float
         "settled": result.settled,
         **result.findings,
         "quarantined": result.quarantined,
-        "verdict": "clean" if result.is_clean else "findings",
+        "verdict": result.verdict,
         "coverage": "; ".join(result.coverage),
     }
     row = pa.RecordBatch.from_pylist([values], schema=AUDIT_RUN.arrow())

@@ -24,6 +24,11 @@ _NOT_FOLDED: Final = (
 )
 #: For a folder that only `archive` has written to, which notes no time; no "; " here either.
 _NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
+#: For tables that no log was read into; no "; " here either.
+_NO_LOG: Final = (
+    "no log was ingested, so nothing is judged: name it with --path or --broker, or configure the "
+    "broker's address"
+)
 #: For messages that the broker has in quarantine; no "; " here either.
 _QUARANTINED: Final = (
     "of the log were damaged, and the broker has them in quarantine: they are lost where an outbox "
@@ -47,6 +52,8 @@ class Window:
     next_ms: int
     #: Times of the log that retention deleted before they were ingested.
     gaps: tuple[tuple[int, int], ...]
+    #: Whether the log was ever ingested: otherwise nothing can be judged, and that is not clean.
+    is_log_known: bool
     #: Whether the action log is known up to its end, and so what each group did with its messages.
     is_folded: bool
     #: Databases that keep accepted rows, so that a message without a row is a ghost.
@@ -79,11 +86,12 @@ def judged_window(lake: Lake, config: PipelineConfig) -> Window:
         first_ms=max(first_ms, options.since_ms or 0),
         next_ms=max(0, min(next_ms, until_ms)),
         gaps=tuple(_gaps(ranges, next_ms, grace_ms)),
+        is_log_known=read_at_ms > 0,
         is_folded=is_folded,
         kept=tuple(kept),
         quarantined=count_in(quarantined),
         coverage=(
-            *([] if ranges else ["no log was ingested: nothing is stored"]),
+            *([] if ranges else [_NO_LOG]),
             *([] if read_at_ms or not ranges else [_NOT_READ]),
             *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
             *([] if is_folded else [_NOT_FOLDED]),

@@ -163,7 +163,8 @@ def _audit(facts: ReportFacts) -> str:
         return '<p class="none">No audit has run over these tables.</p>'
     parts = [
         f"<p>Run {escape(verdict.run)}, as of {stamp(verdict.as_of)} UTC.</p>",
-        f"<h3>What was judged</h3>{_tiles(verdict.judged)}",
+        f"<h3>What was judged</h3>{_tiles(verdict.judged)}"
+        '<p class="note">Expected, delivered and settled count pairs of a message and a group.</p>',
     ]
     if verdict.coverage:
         reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict.coverage)

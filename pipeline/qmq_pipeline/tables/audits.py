@@ -32,7 +32,7 @@ AUDIT_RUN: Final = Table(
         Column("late", "long", "findings"),
         Column("altered", "long", "findings"),
         Column("quarantined", "long", "quarantined sequences"),
-        Column("verdict", "text", "clean or findings"),
+        Column("verdict", "text", "clean, findings or not judged"),
         Column("coverage", "text", "what could not be judged, and why"),
     ),
 )
