@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -73,15 +73,14 @@ def check_and_mount_again(place: Path, folder: Path) -> None:
 
 
 def fill(place: Path, *, free_bytes: int) -> Path:
-    """Write a file that leaves so much; removing it makes room again."""
+    """Write a file that leaves so much; removing it makes room again.
+
+    There is none if whoever works on the disk had it full before, as a spare segment may do.
+    """
     ballast = place / "ballast"
-    with ballast.open("wb") as file:
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while (excess := _free_bytes(place) - free_bytes) > 0:
-            try:
-                file.write(bytes(min(excess, 65_536)))
-                file.flush()
-            except OSError:
-                break  # what is left is less than a block
+            file.write(bytes(min(excess, 65_536)))  # until what is left is less than a block
     return ballast
 
 

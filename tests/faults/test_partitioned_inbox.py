@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from qmq_client.consumer import consumer
+from qmq_client.consumer.inbox_outage import PROBE_BACKOFF
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import ADD, count_of, make_engine
 from tests.faults.proxy import Proxy
@@ -40,9 +41,12 @@ def test_F13_C4_C5_a_consumer_cut_off_from_its_database_in_an_effect_waits_and_h
         inbox: Any = create_async_engine(behind) if is_async else sa.create_engine(behind)
         consumers = bench.consumers((adding_async if is_async else adding)(inbox, cut))
         with consumers:
+            wait_for(lambda: failures() >= 1)
+            bench.clock.advance(PROBE_BACKOFF.max_ms)
             wait_for(lambda: failures() >= 2)
             assert bench.counters(consumers)["pulled"] == 1
             line.heal()
+            bench.clock.advance(PROBE_BACKOFF.max_ms)
             wait_for(lambda: bench.broker.lag(SUBJECT, GROUP) == 0)
     assert count_of(truth) == 1
     assert bench.broker.dead_letters(SUBJECT, GROUP) == []
