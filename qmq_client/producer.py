@@ -34,6 +34,7 @@ from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.checking.rights import PRODUCER, PRODUCER_IN_ORDER
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import root_engine
 from qmq_client.outbox.database.to_write import (
@@ -41,7 +42,6 @@ from qmq_client.outbox.database.to_write import (
     connected_to_write,
     connected_to_write_async,
 )
-from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts

@@ -26,7 +26,7 @@ from qmq_client.commands.outbox_view import (
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.config import DatabaseSection

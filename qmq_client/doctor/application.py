@@ -76,7 +76,7 @@ def publisher_connections(engine: sa.Engine) -> Findings:
         sibling.dispose()
     if level != "READ COMMITTED":
         fix = "remove the pool's listener (connect, checkout) that sets the isolation level"
-        yield found("relay.isolation", f"the publisher's connections are {level}", fix)
+        yield found("publisher.isolation", f"the publisher's connections are {level}", fix)
 
 
 def _followers(engine: sa.Engine) -> int:

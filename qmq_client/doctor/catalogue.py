@@ -187,7 +187,7 @@ CHECKS: Final = (
         f"{_NEW_CONNECTIONS}",
     ),
     check_of(
-        "relay.isolation",
+        "publisher.isolation",
         _BREAKS,
         "W5",
         _SERVERS,

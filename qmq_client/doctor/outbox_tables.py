@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.outbox.committed.undeleted import UNDELETED
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.relay.undeleted import UNDELETED
 from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 
 #: Words in a difference → the check it belongs to; the first match counts.

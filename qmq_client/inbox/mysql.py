@@ -33,11 +33,11 @@ from qmq_client.inbox.statements import (
     of_one_group,
     pairs,
 )
+from qmq_client.outbox.committed.deletes import delete_by
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import error_number
 from qmq_client.outbox.database.link import link_of
 from qmq_client.outbox.database.mysql import NOW_MS
-from qmq_client.outbox.relay.deletes import delete_by
 from qmq_client.outbox.table import AS_NAMED
 
 _MARK: Final = "qmq_inbox"

@@ -27,7 +27,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
 from qmq_client.publishing.callbacks import call_back

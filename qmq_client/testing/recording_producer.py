@@ -19,7 +19,7 @@ from qmq_client.clock import Clock
 from qmq_client.given import AnyEngine, AnySession, engine_of
 from qmq_client.message import Message, record_to_message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.joining import noted
 from qmq_client.producer import Producer

@@ -139,7 +139,7 @@ def test_O4_a_parked_message_stops_its_key_until_a_person_retries_it(world: Worl
 def test_O4_O6_a_key_with_very_many_waiting_rows_stops_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq_client.outbox.relay.waiting.WAITING_ROWS_MAX", 5)
+    monkeypatch.setattr("qmq_client.outbox.committed.waiting.WAITING_ROWS_MAX", 5)
     world.broker.faults.refused_ids = {send(world, "head")}
     assert world.producer.flush().parked == 1
     for i in range(12):

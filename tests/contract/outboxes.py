@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport, RecordingProducer, memory_engine

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.deliveries import Delivered
 from qmq_client.wire.record import record_message_id

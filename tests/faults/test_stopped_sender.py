@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.record import record_message_id
 from qmq_watchdog.databases import Database as WatchedDatabase

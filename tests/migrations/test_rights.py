@@ -27,7 +27,7 @@ from qmq_client import (
 from qmq_client.commands.root import root
 from qmq_client.errors import OutboxMissingError, QmqError
 from qmq_client.outbox.checking.rights import ROLES
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_migrations.upgrade import migrate

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from qmq_client.errors import QmqError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.producer import Producer
 from qmq_client.request_headers import DEDUPE_HEADER
 from qmq_client.retry import Backoff

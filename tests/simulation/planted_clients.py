@@ -19,10 +19,10 @@ from qmq_client.errors import HandlerTimeoutError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.sqlite import SqliteInboxDialect
 from qmq_client.message import Message
+from qmq_client.outbox.committed.settling import Settling
 from qmq_client.outbox.database import sqlite
 from qmq_client.outbox.database.claiming import Wanted, wanted_rows
 from qmq_client.outbox.database.driver import driver_of
-from qmq_client.outbox.relay.settling import Settling
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
 from qmq_client.producer import Producer

@@ -17,7 +17,10 @@ from tests.tidy.house import PACKAGES, ROOT
 PLANTED = {
     "Watchdog and broker stand side by side": ("qmq_watchdog/sweep.py", "qmq_broker.service"),
     "Floors of the client": ("qmq_client/wire/frame.py", "qmq_client.producer"),
-    "Rooms of the outbox": ("qmq_client/outbox/database/__init__.py", "qmq_client.outbox.relay"),
+    "Rooms of the outbox": (
+        "qmq_client/outbox/database/__init__.py",
+        "qmq_client.outbox.committed",
+    ),
     "Floors of publishing": ("qmq_client/publishing/publish.py", "qmq_client.publishing.publisher"),
     "Floors of the broker": ("qmq_broker/storage/store.py", "qmq_broker.service"),
     "Rooms of the broker's face": ("qmq_broker/face/routes/hot.py", "qmq_broker.face.server"),
@@ -33,7 +36,7 @@ HOUSE = (
     "qmq_client/wire",
     "qmq_client/outbox",
     "qmq_client/outbox/database",
-    "qmq_client/outbox/relay",
+    "qmq_client/outbox/committed",
     "qmq_client/publishing",
     "qmq_client/publishing/publisher.py",
     "qmq_client/testing",

@@ -22,7 +22,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from qmq_client.message import Message
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.producer import Producer
 from qmq_client.transactional import transaction
 from qmq_client.transport.http import HttpTransport

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, create_tables
 from qmq_client.wire.record import encode_record
 from qmq_watchdog.databases import Database

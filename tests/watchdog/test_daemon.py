@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport
 from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob

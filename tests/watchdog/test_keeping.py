@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import OutboxCounts, RowFilter
 from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection

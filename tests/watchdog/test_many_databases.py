@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer

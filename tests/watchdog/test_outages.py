@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.driver import driver_of
-from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, create_tables
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport

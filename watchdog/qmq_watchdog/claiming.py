@@ -20,8 +20,8 @@ from typing import Final
 
 from qmq_client.clock import Clock
 from qmq_client.ids import new_token
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
-from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.row import OutboxRow
 from qmq_watchdog.beside import Beside
 

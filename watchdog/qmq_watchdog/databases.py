@@ -18,8 +18,8 @@ from sqlalchemy import event
 
 from qmq_client.database import open_engine, section_tables
 from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 

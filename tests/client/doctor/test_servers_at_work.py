@@ -83,11 +83,11 @@ def test_X1_a_publisher_at_another_isolation_level_is_found(shop: sa.Engine) -> 
         cursor.close()
 
     event.listen(pooled, "checkout", on_checkout)
-    finding = finding_of(pooled, "relay.isolation")
+    finding = finding_of(pooled, "publisher.isolation")
     assert finding is not None
     assert "REPEATABLE READ" in finding.read
     event.remove(pooled, "checkout", on_checkout)
-    assert finding_of(pooled, "relay.isolation") is None
+    assert finding_of(pooled, "publisher.isolation") is None
     pooled.dispose()
 
 

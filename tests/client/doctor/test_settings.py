@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 from qmq_client.doctor import examine
 from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from tests.client.doctor.ward import (
     WithOptions,

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from qmq_client.outbox.relay.deletes import delete_by
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.deletes import delete_by
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from tests.services.databases import Database

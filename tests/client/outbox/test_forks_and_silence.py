@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.relay.store import OutboxStore
 from tests.client.world import SUBJECT, Order, World
 from tests.faults.proxy import Proxy
 

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from qmq_client.errors import TooLargeError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_watchdog.databases import Database as Watched

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.ids import new_token
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.sqlite import BUSY_MS_MAX
-from qmq_client.outbox.relay.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_watchdog.databases import Database as Watched
 from tests.client.world import OUTBOX

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client import Inbox, Message, Producer, ProducerOptions, create_tables
 from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome
 from qmq_client.outbox.table import Tables, make_tables
 from qmq_client.testing import MemoryBroker, MemoryTransport

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.relay.store import OutboxStore
+from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import BatchOutcome, ParkedRow
 from qmq_client.outbox.table import PARKED, create_tables
 from qmq_watchdog.databases import Database as Ward

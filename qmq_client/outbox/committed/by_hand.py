@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.committed.deletes import chunks
 from qmq_client.outbox.database.dialect import OutboxDialect
-from qmq_client.outbox.relay.deletes import chunks
 
 #: Rows of one transaction.
 CHANGED_ROWS_MAX: Final = 10_000

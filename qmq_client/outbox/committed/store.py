@@ -17,15 +17,15 @@ import sqlalchemy as sa
 from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.checking.rights import PRODUCER, Rights, Role, lacking_texts
 from qmq_client.outbox.checking.schema import look_at_schema
+from qmq_client.outbox.committed.by_hand import CHANGED_ROWS_MAX, change_by_hand
+from qmq_client.outbox.committed.choice import conditions, stored_rows
+from qmq_client.outbox.committed.deletes import chunks
+from qmq_client.outbox.committed.settling import Settling
+from qmq_client.outbox.committed.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import keep_one_connection
-from qmq_client.outbox.relay.by_hand import CHANGED_ROWS_MAX, change_by_hand
-from qmq_client.outbox.relay.choice import conditions, stored_rows
-from qmq_client.outbox.relay.deletes import chunks
-from qmq_client.outbox.relay.settling import Settling
-from qmq_client.outbox.relay.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.row import (
     ALL_ROWS,
     BatchOutcome,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.relay.deletes import chunks, delete_by, delete_pieces, has_pieces
-from qmq_client.outbox.relay.undeleted import Refuses, Undeleted
+from qmq_client.outbox.committed.deletes import chunks, delete_by, delete_pieces, has_pieces
+from qmq_client.outbox.committed.undeleted import Refuses, Undeleted
 from qmq_client.outbox.row import FailedRow, OutboxRow, ParkedRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 

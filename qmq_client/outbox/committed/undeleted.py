@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.relay.deletes import chunks, delete_by
+from qmq_client.outbox.committed.deletes import chunks, delete_by
 from qmq_client.outbox.table import SENT
 
 _log = logging.getLogger("qmq.outbox")

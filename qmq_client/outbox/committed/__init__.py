@@ -1,0 +1,1 @@
+"""Rows of committed transactions, as the publisher and the watchdog take, settle and look after them."""
