@@ -20,7 +20,8 @@ from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, Outb
 from qmq_client.outbox.database import pymysql_connect
 from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
-from qmq_client.settings.config import DatabaseSection, mask_secrets
+from qmq_client.settings.masking import mask_secrets
+from qmq_client.settings.sections import DatabaseSection
 
 #: Databases with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")

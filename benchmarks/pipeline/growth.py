@@ -140,7 +140,7 @@ def _row(
 
 def config_of(directory: Path, tables: str) -> Any:
     """Log, outbox and tables, as the jobs want them."""
-    from qmq_client.settings.config import DatabaseSection
+    from qmq_client.settings.sections import DatabaseSection
     from qmq_pipeline.places.config import AuditOptions, PipelineConfig
     from qmq_pipeline.places.options import Place
 

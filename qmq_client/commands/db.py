@@ -25,7 +25,7 @@ from qmq_client.database import (
 )
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.outbox.checking.drift import find_drift
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_migrations.errors import MigrationBusyError, MigrationError
 from qmq_migrations.upgrade import downgrade as downgrade_tables
 from qmq_migrations.upgrade import migrate as migrate_tables

@@ -16,7 +16,8 @@ from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
-from qmq_client.settings.config import DatabaseSection, LoadedConfig
+from qmq_client.settings.config import LoadedConfig
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.address import BrokerAddress
 
 _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note"}

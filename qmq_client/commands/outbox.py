@@ -29,7 +29,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, SENT
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import parse_message_id
 
 _STATES: Final = {name: state for state, name in STATE_NAMES.items()}

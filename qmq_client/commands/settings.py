@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import DatabaseSection, LoadedConfig, load_config
+from qmq_client.settings.config import LoadedConfig, load_config
+from qmq_client.settings.sections import DatabaseSection
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import httpx
 
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import mask_secrets
+from qmq_client.settings.masking import mask_secrets
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import as_transport_error
 

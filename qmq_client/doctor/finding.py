@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from qmq_client.doctor.catalogue import CHECK_BY_ID
 from qmq_client.doctor.check import Severity
-from qmq_client.settings.config import mask_secrets
+from qmq_client.settings.masking import mask_secrets
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 
 _READ_CHARACTERS_MAX: Final = 400

@@ -41,6 +41,7 @@ from qmq_client.settings.layers import (
     unknown,
     wrong,
 )
+from qmq_client.settings.masking import MASK, mask_secrets
 from qmq_client.settings.sections import (
     RULES,
     BrokerSection,
@@ -49,19 +50,6 @@ from qmq_client.settings.sections import (
     RegistrySection,
     WatchdogSection,
 )
-
-__all__ = [
-    "DATABASES_MAX",
-    "BrokerSection",
-    "Config",
-    "DatabaseSection",
-    "LoadedConfig",
-    "RegistrySection",
-    "Setting",
-    "WatchdogSection",
-    "load_config",
-    "mask_secrets",
-]
 
 #: Beyond it one process could not look at each of them every few seconds.
 DATABASES_MAX: Final = 2_000
@@ -92,14 +80,9 @@ class LoadedConfig:
 _Section = TypeVar("_Section", bound=msgspec.Struct)
 #: Settings that are a secret as a whole.
 _SECRETS: Final = frozenset({"broker.token"})
-_MASK: Final = "***"
 _BUILT_IN: Final = "built-in"
 _FAULTS_SHOWN_MAX: Final = 50
 _FLAG: Final = "command line"
-_AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
-_QUERY_SECRET: Final = re.compile(
-    r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token)[^=&\s]*=)[^&\s]*"
-)
 _BROKER: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?\Z")
 _VALUE_SHOWN_CHARACTERS: Final = 200
 _IN_ERROR: Final = re.compile(r" - at `\$\.(?P<key>\w+)`")
@@ -147,11 +130,6 @@ def load_config(
         databases=tuple(one for one in sections if one),
     )
     return LoadedConfig(config=config, settings=tuple(built.settings))
-
-
-def mask_secrets(text: str) -> str:
-    """The text with every password of a URL replaced by `***`."""
-    return _QUERY_SECRET.sub(r"\1***", _AUTHORITY.sub(r"\1:***@", text))
 
 
 def _choose(given: str, names: Sequence[str], merged: Layer) -> str:
@@ -261,5 +239,5 @@ def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
 def _without_secret(path: str, value: Any) -> Any:
     """The value as it may be shown."""
     if path in _SECRETS:
-        return _MASK if value else value
+        return MASK if value else value
     return mask_secrets(value) if isinstance(value, str) else value

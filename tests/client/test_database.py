@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from qmq_client.database import database_errors, open_engine, with_driver
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database, is_mariadb
 from tests.services.mysql import WITHOUT_TLS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.jobs.audit import AuditResult, audit
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.tables.commits import RangeFacts

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import DatabaseUnavailableError
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, create_tables
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.rows.outbox import STATES, batches
 from qmq_pipeline.rows.outbox_reading import HEAD_BYTES, RAW, row_reader

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import OptionError, SourceError
 from qmq_pipeline.places.outbox_options import parse_outbox_options

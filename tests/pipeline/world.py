@@ -17,7 +17,7 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.store import Store
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.frame import (
     FrameKind,
     build_message_frame,

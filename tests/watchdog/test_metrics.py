@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.retry import Backoff
-from qmq_client.settings.config import Config
-from qmq_client.settings.sections import BrokerSection, DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import BrokerSection, Config, DatabaseSection, WatchdogSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate

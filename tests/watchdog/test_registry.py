@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import DATABASES_MAX, Config
+from qmq_client.settings.config import DATABASES_MAX
 from qmq_client.settings.sections import (
     BrokerSection,
+    Config,
     DatabaseSection,
     RegistrySection,
     WatchdogSection,

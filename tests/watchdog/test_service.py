@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from math import inf
 
-from qmq_client.settings.config import Config
+from qmq_client.settings.sections import Config
 from qmq_client.signal_flag import SignalFlag
 from qmq_watchdog.service import Service
 

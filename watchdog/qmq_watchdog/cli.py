@@ -32,7 +32,7 @@ from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_C
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import BrokerSection, Config, RegistrySection, WatchdogSection
+from qmq_client.settings.sections import BrokerSection, Config, RegistrySection, WatchdogSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport

@@ -13,7 +13,7 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import DatabaseUnavailableError
-from qmq_client.settings.config import mask_secrets
+from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import WatchdogSection
 from qmq_watchdog.events import LOGGER
 from qmq_watchdog.sweep import Sweep, SweepCounts

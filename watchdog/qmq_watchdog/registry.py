@@ -22,7 +22,8 @@ from sqlalchemy.engine import make_url
 
 from qmq_client.database import database_errors, open_engine
 from qmq_client.errors import ConfigurationError, OutboxMissingError
-from qmq_client.settings.config import DATABASES_MAX, mask_secrets
+from qmq_client.settings.config import DATABASES_MAX
+from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import DatabaseSection, RegistrySection, WatchdogSection
 from qmq_watchdog.databases import limit_in_time
 

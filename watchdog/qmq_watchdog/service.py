@@ -16,8 +16,7 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import Config
-from qmq_client.settings.sections import DatabaseSection
+from qmq_client.settings.sections import Config, DatabaseSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, QmqError
-from qmq_client.settings.config import Config
+from qmq_client.settings.sections import Config
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.registry_job import REGISTRY_JOB

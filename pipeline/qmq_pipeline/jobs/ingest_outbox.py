@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.jobs.merge_scans import merge_scans
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Final
 
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.log import RANGE_BYTES
 from qmq_pipeline.places.options import Place

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import DatabaseSection, load_config
+from qmq_client.settings.config import load_config
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.options import known_options, number_option
 from qmq_pipeline.tables.schemas import OUTBOX

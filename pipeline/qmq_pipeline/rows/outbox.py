@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from qmq_client.database import database_errors, open_engine, section_tables
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.record import RECORD_FIXED_BYTES, TIME_MAX_MS
 from qmq_pipeline.places.outbox_options import RANGE_ROWS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.places.outbox_options import OutboxOptions
 from qmq_pipeline.rows.outbox import batches, first_and_next_id, id_ranges
 from qmq_pipeline.sources.worker_heap import prepare_heap

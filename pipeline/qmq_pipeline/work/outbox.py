@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from qmq_client.outbox.table import SENT
-from qmq_client.settings.config import DatabaseSection
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.rows.outbox import OPEN, STATES, batches
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.commits import RangeFacts

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from qmq_client.commands.root import root
 from qmq_client.outbox.table import create_tables
-from qmq_client.settings.config import BrokerSection
+from qmq_client.settings.sections import BrokerSection
 from tests.client.doctor.ward import run, sound_sqlite
 from tests.services.databases import Database
 

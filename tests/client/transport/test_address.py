@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from qmq_client import BrokerAccessError, BrokerAddress
 from qmq_client.commands.root import root
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import BrokerSection, load_config
+from qmq_client.settings.config import load_config
+from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import add_token, run_token
