@@ -17,12 +17,9 @@ import sqlalchemy as sa
 
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import database_options, json_option, the_database
-from qmq_client.database import (
-    database_errors,
-    known_url,
-    open_engine,
-    section_tables,
-)
+from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.errors import database_errors
+from qmq_client.database.url import known_url
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.outbox.checking.drift import find_drift
 from qmq_client.settings.sections import DatabaseSection

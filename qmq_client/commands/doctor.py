@@ -12,7 +12,8 @@ import click
 
 from qmq_client.commands.exit_codes import ATTENTION, DONE, exit_code_of
 from qmq_client.commands.settings import database_options, json_option, loaded
-from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.errors import database_errors
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError

@@ -24,7 +24,8 @@ from qmq_client.commands.outbox_view import (
     row_values,
 )
 from qmq_client.commands.settings import database_options, json_option, the_database
-from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.errors import database_errors
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter

@@ -129,7 +129,7 @@ class Member:
     def check(self) -> None:
         """Raise when the inbox is not usable."""
         if self._inbox is not None:
-            from qmq_client.database import database_errors
+            from qmq_client.database.errors import database_errors
 
             with database_errors(f"of the inbox of {self.options.name}"):
                 if self._inbox.is_async:

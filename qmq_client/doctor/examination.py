@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.database import with_driver
+from qmq_client.database.url import with_driver
 from qmq_client.doctor import application, mysql, postgresql, sqlite
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.check import Severity

@@ -17,7 +17,7 @@
 An unknown key is an error that names the nearest known one, and so is a variable that looks like a
 slip of one; all faults are told at once. Where each value came from is kept, for `qmq config show`.
 Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
-but the file: databases become engines in `database.py`.
+but the file: databases become engines in `database/engine.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.database import database_url, open_engine
+from qmq_client.database.engine import open_engine
+from qmq_client.database.url import database_url
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import DATABASES_MAX, LoadedConfig, load_config
 from qmq_client.settings.layers import FILE_BYTES_MAX

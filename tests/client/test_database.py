@@ -12,7 +12,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from qmq_client.database import database_errors, open_engine, with_driver
+from qmq_client.database.engine import open_engine
+from qmq_client.database.errors import database_errors
+from qmq_client.database.url import with_driver
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
 from qmq_client.settings.sections import DatabaseSection
 from tests.conftest import MakeDatabase

@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from qmq_client.database import open_engine, section_tables
+from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.database import database_errors
+from qmq_client.database.errors import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import OutboxCounts
 from qmq_client.retry import Backoff

@@ -20,7 +20,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from qmq_client.database import database_errors, open_engine
+from qmq_client.database.engine import open_engine
+from qmq_client.database.errors import database_errors
 from qmq_client.errors import ConfigurationError, OutboxMissingError
 from qmq_client.settings.config import DATABASES_MAX
 from qmq_client.settings.masking import mask_secrets

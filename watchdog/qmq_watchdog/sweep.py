@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.database import database_errors
+from qmq_client.database.errors import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.forbidden import ForbiddenSubjects

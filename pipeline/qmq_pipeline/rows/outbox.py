@@ -26,7 +26,8 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
-from qmq_client.database import database_errors, open_engine, section_tables
+from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.errors import database_errors
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.settings.sections import DatabaseSection

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
-from qmq_client.database import KNOWN_DATABASES
+from qmq_client.database.url import KNOWN_DATABASES
 from qmq_client.outbox.database import dialect as outbox_dialect
 from qmq_client.outbox.table import create_tables
 from tests.conftest import MakeDatabase

@@ -1,0 +1,104 @@
+"""The URL of a configured database: whole, with its password, and with a driver for these processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.settings.masking import mask_secrets
+from qmq_client.settings.sections import DatabaseSection
+
+#: Databases with a module in `outbox/` and `inbox/`.
+KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
+#: The driver for a URL that names none; applications with an event loop use others, these processes
+#: do not.
+DRIVERS: Final = {
+    "mariadb": "pymysql",
+    "mysql": "pymysql",
+    "postgresql": "psycopg",
+    "sqlite": "pysqlite",
+}
+_DRIVERS_WITH_A_LOOP: Final = ("aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg_async")
+_PASSWORD_CHARACTERS_MAX: Final = 4_096
+
+
+def known_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
+    """The URL with a driver for these processes; raises `ConfigurationError` if no outbox can be there."""
+    url = with_driver(database_url(section, environment))
+    backend = url.get_backend_name()
+    if backend not in KNOWN_DATABASES:
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)}: the kind is {backend}",
+            remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
+        )
+    return url
+
+
+def with_driver(url: URL) -> URL:
+    """The same database through a driver that these processes can use.
+
+    That is a blocking driver, and the one we install if the URL names none.
+    """
+    backend, _, driver = url.drivername.partition("+")
+    if backend == "postgres":  # what some hosts write, and SQLAlchemy no longer reads
+        backend = "postgresql"
+    if backend in DRIVERS and (not driver or driver in _DRIVERS_WITH_A_LOOP):
+        driver = DRIVERS[backend]
+    return url.set(drivername=f"{backend}+{driver}" if driver else backend)
+
+
+def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
+    """The URL with its password, wherever that is kept."""
+    try:
+        url = make_url(section.url)
+    except (sa.exc.ArgumentError, ValueError):
+        # The cause would show the URL, and the password in it.
+        raise not_usable(section, "not a database URL") from None
+    if "@" in (url.host or ""):
+        # Drivers name the host in their errors, and here it would begin with the end of the password.
+        raise ConfigurationError(
+            setting=f"database.{section.name}.url",
+            value=f"{mask_secrets(section.url)}: an @ before the host",
+            remedy="Write an @ in a name or password as %40, or give the password by password_env.",
+        )
+    if section.password_file:
+        return url.set(password=_read_password(section))
+    if not section.password_env:
+        return url
+    if section.password_env not in environment:
+        raise ConfigurationError(
+            setting=f"database.{section.name}.password_env",
+            value=f"{section.password_env} is not in the environment",
+            remedy="Set it to the password.",
+        )
+    return url.set(password=environment[section.password_env])
+
+
+def _read_password(section: DatabaseSection) -> str:
+    """The first line of the password file."""
+    try:
+        with Path(section.password_file).open(encoding="utf-8") as file:
+            return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        # The cause of the second would show the file's contents.
+        problem = error.strerror if isinstance(error, OSError) else "no text"
+        raise ConfigurationError(
+            setting=f"database.{section.name}.password_file",
+            value=f"{section.password_file}: {problem}",
+            remedy="Name a file that this process may read, with the password in its first line.",
+        ) from None
+
+
+def not_usable(section: DatabaseSection, problem: str) -> ConfigurationError:
+    """The error for a URL that cannot be used; passwords in it and in the problem are masked."""
+    return ConfigurationError(
+        setting=f"database.{section.name}.url",
+        value=f"{mask_secrets(section.url)}: {mask_secrets(problem)}",
+        remedy="Give one like sqlite:////var/lib/shop/orders.db, and install its driver.",
+    )
