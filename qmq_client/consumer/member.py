@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,6 @@ from qmq_client.consumer.delivery import (
     Outcome,
     Received,
     error_text,
-    given_back,
     given_back_untried,
     received_of,
 )
@@ -33,29 +32,20 @@ from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.inbox_source import make_inbox
+from qmq_client.consumer.leases import Leases, lease_end_s
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import Failures, Outage, is_outage
-from qmq_client.consumer.prefetch import Prefetch, Running
+from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.consumer.settling import Settling
 from qmq_client.consumer.work import Work
-from qmq_client.errors import HandlerTimeoutError, TransportError
+from qmq_client.errors import TransportError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: An answer is taken to have been under way for at most this share of the lease.
-_ANSWER_SHARE: Final = 0.25
-#: What waits for a handler until this share of its lease is left is given back.
-_BEGIN_SHARE: Final = 0.25
 #: Between two pulls that bring nothing, whatever `wait_ms` is: an idle consumer does not spin.
 _EMPTY_S: Final = 0.1
-#: For a cancelled handler to tell of it by itself.
-_CANCEL_GRACE_S: Final = 1.0
 _STOPPED: Final = "consumer stopped before the handler began"
-_NOT_DONE: Final = "consumer stopped, and the handler was not done"
-_NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
-_NOT_BEGUN: Final = "no handler of this consumer could begin in time"
-_ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
 _INBOX_AWAY: Final = "the database of this consumer's inbox is away"
 
 
@@ -106,7 +96,6 @@ class Member:
         self._async_calls = async_calls
         self._identity = identity
         self._clock = clock
-        self._held: set[Received] = set()
         self._pull_failures = Failures("pull", self.options.name, outage)
         self._settle_failures = Failures("settle", self.options.name, outage)
         self._settling = Settling(handler, self.ledger, counters=self.counters, identity=identity)
@@ -124,6 +113,9 @@ class Member:
             counters=self.counters,
             clock=clock,
             on_exit=on_exit,
+        )
+        self._leases = Leases(
+            handler, self.prefetch, self.ledger, self._work, counters=self.counters
         )
 
     def check(self) -> None:
@@ -205,17 +197,14 @@ class Member:
         try:
             self._work.run(batch)
         finally:
-            self._finish(batch)
+            self._leases.hold(batch)
         if self._inbox_outage.is_open:
             self._work.note(self.prefetch.take_waiting(), given_back_untried(_INBOX_AWAY))
         return Pass(count=len(batch))
 
     def settle_once(self) -> Pass:
         """Prolong leases of running handlers, let go of what is late, send what is known."""
-        now_s = self._clock.monotonic_s()
-        self._let_go(now_s)
-        self._end_overdue(now_s)
-        self._prolong(now_s)
+        self._leases.look(self._clock.monotonic_s())
         self._work.failures.look()
         outgoing = self.ledger.drain()
         if not outgoing.entries:
@@ -235,138 +224,30 @@ class Member:
         return self._work.note(self.prefetch.stop(), given_back_untried(_STOPPED))
 
     def let_go_of_all(self) -> None:
-        """Give back what has no outcome at the end of a stop, for when its lease would have ended.
-
-        Not sooner: a plain handler may still run. The messages become no dead letters by this.
-        """
-        if self.options.at_most_once:
-            return
-        now_s = self._clock.monotonic_s()
-        for running in self.prefetch.running():
-            left = self._given_back_late(running.received, _NOT_DONE, now_s)
-            if left:
-                self._work.tell_unfinished(left, _NOT_DONE)
-        self._given_back_late(list(self._held), _NOT_SETTLED, now_s)
-
-    def _given_back_late(
-        self, received: Sequence[Received], text: str, now_s: float
-    ) -> list[Received]:
-        """Give each back when its lease ends; those that had no outcome, and a lease."""
-        left: list[Received] = []
-        for one in received:
-            lease_s = one.lease_ends_at_s - now_s
-            outcome = given_back_untried(text, math.ceil(lease_s * 1000))
-            if lease_s > 0 and self._work.note([one], outcome):
-                left.append(one)
-        return left
+        """Give back what has no outcome at the end of a stop; see `Leases.let_go_of_all`."""
+        self._leases.let_go_of_all(self._clock.monotonic_s())
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
-        now_s = self._clock.monotonic_s()
         lease_s = deliveries.head.lease_ms / 1000
-        lease_ends_at_s = now_s + lease_s - min(now_s - asked_at_s, lease_s * _ANSWER_SHARE)
         if self.options.at_most_once:
-            lease_ends_at_s = math.inf  # nobody else ever gets them
-        received = received_of(deliveries, lease_ends_at_s)
+            lease_s = math.inf  # nobody else ever gets them
+        ends_at_s = lease_end_s(lease_s, asked_at_s=asked_at_s, now_s=self._clock.monotonic_s())
+        received = received_of(deliveries, ends_at_s)
         self.counters.add("pulled", len(received))
         if self._inbox_outage.is_open:  # it began while the broker was asked
             self._work.note(received, given_back_untried(_INBOX_AWAY))
         elif received and not self.prefetch.put(received):
             self._work.note(received, given_back_untried(_STOPPED))
 
-    def _finish(self, batch: Sequence[Received]) -> None:
-        held = [one for one in batch if not one.is_settled]
-        self._held.update(held)
-        self.prefetch.finish(len(batch) - len(held))
-        for one in held:  # settled by another thread in between
-            if one.is_settled:
-                self._release(one)
-
-    def _release(self, received: Received) -> None:
-        try:
-            self._held.remove(received)
-        except KeyError:
-            return
-        self.prefetch.leave(1)
-
     def _settle_by_hand(self, received: Received, outcome: Outcome) -> bool:
         if self._inbox is not None:
             return self._work.wish(received, outcome)
         is_first = self._work.note([received], outcome) == 1
-        self._release(received)
+        self._leases.release(received)
         return is_first
 
     def _extend_by_hand(self, received: Received, lease_ms: int) -> None:
-        now_s = self._clock.monotonic_s()
-        received.lease_ends_at_s = now_s + lease_ms / 1000
-        self.ledger.extend([received], lease_ms)
-
-    def _let_go(self, now_s: float) -> None:
-        ending = self.prefetch.take_ending(now_s + _BEGIN_SHARE * self.options.lease_ms / 1000)
-        late = [one for one in ending if one.lease_ends_at_s <= now_s]
-        # The end of its lease would count as an attempt that failed, and no handler has tried.
-        timely = [one for one in ending if one.lease_ends_at_s > now_s]
-        self._work.note(timely, given_back_untried(_NOT_BEGUN))
-        forgotten = [one for one in list(self._held) if one.lease_ends_at_s <= now_s]
-        for one in forgotten:
-            one.is_settled = True
-            self._release(one)
-        self.counters.add("late", len(late) + len(forgotten))
-
-    def _end_overdue(self, now_s: float) -> None:
-        """Give back the messages of calls that have run for longer than the timeout.
-
-        The event loop has cancelled an asynchronous call a little earlier. A plain one cannot be
-        ended: it runs on, and its outcome no longer counts.
-        """
-        timeout_ms = self.options.timeout_ms
-        if not timeout_ms:
-            return
-        allowed_s = timeout_ms / 1000 + (_CANCEL_GRACE_S if self.handler.is_async else 0.0)
-        stuck = 0
-        for running in self.prefetch.running():
-            if now_s - running.started_at_s < allowed_s:
-                continue
-            stuck += 1
-            left = [one for one in running.received if not one.is_settled]
-            if not left:
-                continue
-            outcome = _overdue(running, timeout_ms)
-            count = self._work.note(left, outcome)
-            self.counters.add("timed_out", count)
-            _LOG.warning(
-                "handler_timed_out consumer=%s messages=%d message_id=%s attempt=%d error=%s",
-                self.options.name,
-                count,
-                left[0].message_id,
-                left[0].attempt,
-                f"{outcome.text}; it still runs and occupies one of {self.options.concurrency} threads",
-            )
-        if stuck >= self.options.concurrency and not self.options.at_most_once:
-            # Nobody here will begin what waits; others of the group may.
-            self._work.note(self.prefetch.take_waiting(), given_back_untried(_ALL_STUCK))
-
-    def _prolong(self, now_s: float) -> None:
-        options = self.options
-        lease_s = options.lease_ms / 1000
-        for running in self.prefetch.running():
-            if now_s - running.started_at_s >= options.lease_ms_max / 1000:
-                continue
-            due = [
-                one
-                for one in running.received
-                if not one.is_settled and one.lease_ends_at_s - now_s < lease_s / 2
-            ]
-            for one in due:
-                one.lease_ends_at_s = now_s + lease_s
-            self.ledger.extend(due, options.lease_ms)
-
-
-def _overdue(running: Running, timeout_ms: int) -> Outcome:
-    if any(one.is_begun for one in running.received):
-        return given_back(error_text(HandlerTimeoutError(timeout_ms)))
-    return given_back_untried(
-        f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None
-    )
+        self._leases.extend(received, lease_ms, self._clock.monotonic_s())
 
 
 def _failed_pass(error: TransportError, pause_s: float) -> Pass:

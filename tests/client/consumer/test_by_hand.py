@@ -153,7 +153,7 @@ def test_settled_by_another_thread_while_its_handler_returns_a_message_leaves_it
     bench.put(1)
     consumers = bench.consumers(handler)
     (member,) = consumers.members
-    member._held = Meanwhile(kept)
+    member._leases._held = Meanwhile(kept)
     drain(consumers)
     assert member.prefetch.in_hand == 0
     assert bench.broker.lag(SUBJECT, GROUP) == 0
