@@ -38,8 +38,9 @@ from qmq_client.wire.message_id import (
     format_message_id,
     parse_message_id,
 )
-from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own, shorten
+from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own
 from qmq_client.wire.record import BodyKind, Record
+from qmq_client.wire.shown import shorten
 
 #: As long as an ordering key; only its hash is kept.
 DEDUPE_KEY_BYTES_MAX: Final = 255

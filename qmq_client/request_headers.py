@@ -24,7 +24,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, TooLargeError
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import check_name
+from qmq_client.wire.shown import shorten
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"

@@ -19,7 +19,7 @@ from qmq_client.consumer import Consumers
 from qmq_client.consumer.runner import STOP_DEADLINE_S, StopReport
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 
 @click.command()

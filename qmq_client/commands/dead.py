@@ -21,9 +21,10 @@ from qmq_client.commands.broker_json import (
 )
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, shortened
-from qmq_client.commands.table import printable, table_lines, time_text
+from qmq_client.commands.table import table_lines, time_text
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.wire.shown import printable
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")

@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from qmq_client.commands.table import printable, table_lines, time_text
+from qmq_client.commands.table import table_lines, time_text
+from qmq_client.wire.shown import printable
 
 _COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
 _BODY_SHOWN_CHARACTERS: Final = 60

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from qmq_client.commands.table import printable, table_lines
+from qmq_client.commands.table import table_lines
 from qmq_client.outbox.row import StoredRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import BodyKind, Record, decode_record
+from qmq_client.wire.shown import printable
 
 STATE_NAMES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 _COLUMNS: Final = ("message_id", "state", "subject", "attempts", "due_at", "last_error")

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from qmq_client.wire.shown import printable
+
 #: Printed for an empty listing; programs get an empty list.
 NONE: Final = "none"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -21,13 +23,6 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Ite
     for line in cells:
         padded = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
         yield "  ".join(padded).rstrip()
-
-
-def printable(text: str) -> str:
-    """The text on one line, with control characters escaped as in Python."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
 
 
 def time_text(time_ms: int) -> str:

@@ -15,9 +15,10 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.message_view import body_text
-from qmq_client.commands.table import printable, time_text
+from qmq_client.commands.table import time_text
 from qmq_client.errors import BrokerRefusedError, TransportError
 from qmq_client.transport.address import BrokerAddress
+from qmq_client.wire.shown import printable
 
 #: Messages in one request.
 _COUNT_MAX: Final = 500

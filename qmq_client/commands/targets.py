@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq_client.errors import ConfigurationError, QmqError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 _LOG: Final = logging.getLogger(__name__)
 #: The innermost ones: where it failed, and how that was reached.

@@ -22,6 +22,7 @@ from qmq_client.retry import Retry
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import record_message_id
+from qmq_client.wire.shown import printable
 
 #: Of an error's text, this much goes to the broker's history and to the log.
 ERROR_CHARACTERS_MAX: Final = 500
@@ -243,15 +244,7 @@ def error_traceback(error: BaseException) -> str:
     if len(text) > TRACEBACK_CHARACTERS_MAX:
         half = TRACEBACK_CHARACTERS_MAX // 2
         text = f"{text[:half]}\n[…]\n{text[-half:]}"
-    return "".join(f"\n  {_printable(line)}" for line in text.split("\n"))
-
-
-def _printable(line: str) -> str:
-    if line.isprintable():
-        return line
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in line
-    )
+    return "".join(f"\n  {printable(line)}" for line in text.split("\n"))
 
 
 def _hide_parameters(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from qmq_client.consumer.parameters import Parameters, resolve_parameters
 from qmq_client.consumer.start import Start
 from qmq_client.errors import ConfigurationError
 from qmq_client.retry import Backoff
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 if TYPE_CHECKING:
     from qmq_client.consumer.inbox_source import InboxSource

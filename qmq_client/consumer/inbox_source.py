@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from qmq_client.consumer.delivery import Delivery
 from qmq_client.errors import ConfigurationError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

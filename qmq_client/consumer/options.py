@@ -10,7 +10,8 @@ from typing import Final, Literal
 from qmq_client.consumer.start import Start, start_text
 from qmq_client.errors import ConfigurationError
 from qmq_client.retry import JITTER, Backoff
-from qmq_client.wire.names import check_name, check_not_own, shorten
+from qmq_client.wire.names import check_name, check_not_own
+from qmq_client.wire.shown import shorten
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000

@@ -8,7 +8,7 @@ from typing import Final
 from qmq_client.errors import ConfigurationError
 from qmq_client.wire import start as wire
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 #: A word, a time, or a sequence.
 Start = str | datetime | int

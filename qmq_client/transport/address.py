@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.sections import BrokerSection
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 _VARIABLES: Final = {
     name: f"QMQ_BROKER_{name.upper()}"

@@ -32,7 +32,6 @@ from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.limits import DEFAULT_LIMITS, FRAME_OVERHEAD_BYTES_MAX, Limits
-from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,
     FRAME_CONTENT_TYPE,
@@ -46,6 +45,7 @@ from qmq_client.wire.requests import (
     encode_control,
     encode_json,
 )
+from qmq_client.wire.shown import shorten
 
 if TYPE_CHECKING:
     import httpx

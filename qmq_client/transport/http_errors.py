@@ -19,7 +19,6 @@ from qmq_client.errors import (
     ProtocolError,
     TransportError,
 )
-from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
@@ -27,6 +26,7 @@ from qmq_client.wire.requests import (
     decode_control,
     decode_json,
 )
+from qmq_client.wire.shown import printable, shorten
 
 #: What a broker asks for by `Retry-After` is believed up to here.
 RETRY_AFTER_S_MAX: Final = 300.0
@@ -129,10 +129,7 @@ def busy(status: int, answer: ErrorAnswer | None, retry_after: str = "") -> Brok
 
 def said(text: str) -> str:
     """What the broker said, printable and bounded."""
-    shown = "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode()
-        for one in text[:_SAID_CHARACTERS_MAX]
-    )
+    shown = printable(text[:_SAID_CHARACTERS_MAX])
     return shown if len(text) <= _SAID_CHARACTERS_MAX else f"{shown}…"
 
 

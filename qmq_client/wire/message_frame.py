@@ -27,8 +27,9 @@ from qmq_client.wire.frame_head import (
 from qmq_client.wire.frame_kind import MESSAGE_KINDS, FrameKind, mark_bytes
 from qmq_client.wire.limits import DEFAULT_LIMITS, SUBJECTS_PER_FRAME_MAX, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.names import check_name, is_name, shorten
+from qmq_client.wire.names import check_name, is_name
 from qmq_client.wire.record import MESSAGE_ID_POSITION, RECORD_FIXED_BYTES, record_tag_hashes
+from qmq_client.wire.shown import shorten
 
 _SUBJECT: Final = struct.Struct(">IB")
 _SEQUENCE: Final = struct.Struct(">Q")

@@ -24,7 +24,7 @@ from itertools import count, repeat
 from typing import Final
 
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 MESSAGE_ID_BYTES: Final = 16
 _HALVES: Final = struct.Struct(">QQ")

@@ -12,13 +12,13 @@ from typing import Final
 
 from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
+from qmq_client.wire.shown import shorten
 
 #: Subjects that begin so are the broker's own: nobody sends to them or pulls from them.
 OWN_PREFIX: Final = "_qmq."
 #: The broker's subject for copies of messages that were set aside.
 COPIES: Final = "_qmq.copies"
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}\Z")
-_SHOWN_CHARACTERS_MAX: Final = 60
 #: Names met again and again: subjects, tags and header names of every message.
 _NAMES_KEPT_MAX: Final = 4096
 
@@ -55,16 +55,3 @@ def check_not_own(subject: str) -> None:
             value=shorten(subject),
             remedy="Choose another subject: these are the broker's own.",
         )
-
-
-def shorten(value: object) -> str:
-    """A printable, bounded form of any value for an error text; control characters escaped."""
-    if isinstance(value, str | bytes) and len(value) > _SHOWN_CHARACTERS_MAX:
-        return f"{value[:_SHOWN_CHARACTERS_MAX]!a}… ({len(value)} in all)"
-    try:
-        text = ascii(value)
-    except Exception:  # an int of 5,000 digits, a bottomless list, whatever a __repr__ raises
-        return f"<{type(value).__name__}>"
-    if len(text) <= _SHOWN_CHARACTERS_MAX:
-        return text
-    return f"{text[:_SHOWN_CHARACTERS_MAX]}… ({len(text)} characters)"

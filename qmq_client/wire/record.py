@@ -42,7 +42,7 @@ from qmq_client.wire.errors import (
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import check_name
 from qmq_client.wire.record_texts import (
     decode_headers,
     decode_key,
@@ -51,6 +51,7 @@ from qmq_client.wire.record_texts import (
     encode_key,
     encode_tags,
 )
+from qmq_client.wire.shown import shorten
 from qmq_client.wire.tags import joined_tags_hash
 
 _FIXED: Final = struct.Struct(">I16sBBHHHQ")

@@ -17,7 +17,8 @@ from qmq_client.wire.errors import (
     TooLargeError,
 )
 from qmq_client.wire.limits import KEY_BYTES_MAX, Limits
-from qmq_client.wire.names import check_name, is_name, shorten
+from qmq_client.wire.names import check_name, is_name
+from qmq_client.wire.shown import shorten
 
 _PAIR: Final = struct.Struct(">BH")
 _PAIR_BYTES: Final = _PAIR.size

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"

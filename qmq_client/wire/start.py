@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 _NUMBERED: Final = re.compile(r"(time|sequence):([0-9]{1,18})\Z")
 

@@ -1,4 +1,4 @@
-"""Names: what is one, what is not, and what an error says of any value."""
+"""Names: what is one, and what is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given
 
 from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
-from qmq_client.wire.names import check_name, is_name, shorten
+from qmq_client.wire.names import check_name, is_name
+from qmq_client.wire.shown import shorten
 from tests.wire.hostile import NAME_ALPHABET, examples
 
 GOOD = [
@@ -78,43 +79,3 @@ def test_texts_of_megabytes_are_not_kept() -> None:
     for count in range(20):
         assert not is_name("y" * (100_000 + count))
     assert names._matches.cache_info().currsize == before
-
-
-class Nameless:
-    def __repr__(self) -> str:
-        raise RuntimeError("no words")
-
-
-def bottomless() -> list[object]:
-    nest: list[object] = []
-    for _ in range(100_000):
-        nest = [nest]
-    return nest
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("a\r\nb\0", "'a\\r\\nb\\x00'"),
-        ("é", "'\\xe9'"),
-        ("\ud800", "'\\ud800'"),
-        ("x" * 60, "'" + "x" * 59 + "… (62 characters)"),
-        ("x" * 1000, "'" + "x" * 60 + "'… (1000 in all)"),
-        (b"\xff" * 1000, "b'" + "\\xff" * 60 + "'… (1000 in all)"),
-        (10**5000, "<int>"),
-        (Nameless(), "<Nameless>"),
-        (bottomless(), "<list>"),
-    ],
-    ids=["controls", "letter", "surrogate", "long", "longer", "bytes", "int", "repr", "nest"],
-)
-def test_an_error_shows_any_value_printable_and_short(value: object, shown: str) -> None:
-    assert shorten(value) == shown
-
-
-@examples(100)
-@given(st.text() | st.binary() | st.integers() | st.lists(st.text(), max_size=50))
-def test_what_is_shown_is_one_bounded_line(value: object) -> None:
-    shown = shorten(value)
-    assert len(shown) < 360
-    assert shown.replace("…", "").isascii()
-    assert shown.isprintable()

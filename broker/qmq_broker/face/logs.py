@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Final
 
+from qmq_client.wire.shown import printable
+
 #: Characters shown of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
 
@@ -53,15 +55,6 @@ def show(value: object) -> str:
             return text
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return ascii(text)
-
-
-def printable(text: str) -> str:
-    """The text on one line, with everything escaped that a terminal could take for a command."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else ascii(character)[1:-1] for character in text
-    )
 
 
 def start_logging(level: int) -> None:

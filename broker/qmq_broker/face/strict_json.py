@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
-from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import decode_json
+from qmq_client.wire.shown import shorten
 
 #: Nested arrays and objects; far below every parser's own bound.
 JSON_DEPTH_MAX: Final = 64

@@ -24,7 +24,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import Keeper, read_keepers, write_keepers
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 _log = logging.getLogger(__name__)
 #: Each may fill the disk. An archive, a second one elsewhere and a mirror make three.

@@ -14,7 +14,7 @@ from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.transaction.handoff import HandOver
 from qmq_client.wire.message_id import format_message_id
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 _NAMED_IDS_MAX: Final = 5
 _OVERTAKEN: Final = (

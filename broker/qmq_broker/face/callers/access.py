@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from qmq_broker.face.answers import refuse
-from qmq_client.wire.names import is_name, shorten
+from qmq_client.wire.names import is_name
+from qmq_client.wire.shown import shorten
 
 ALL_SUBJECTS: Final = "*"
 #: The caller in the scope of a request; see `door.py`.

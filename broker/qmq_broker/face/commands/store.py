@@ -20,10 +20,10 @@ import msgspec
 from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.logs import printable
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.upkeep.backup import Backup
 from qmq_broker.storage.upkeep.verify import Verification
+from qmq_client.wire.shown import printable
 
 MENDED_AT_START: Final = 1
 #: What `dump` can show; its module is loaded only when needed.

@@ -43,9 +43,10 @@ from qmq_broker.storage.index.key_search import FOUND_MAX, TimeRange
 from qmq_client.wire.errors import InvalidMessageError, QmqError
 from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import check_name
 from qmq_client.wire.operations import StateChange
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
+from qmq_client.wire.shown import shorten
 
 _PEEKED: Final = 20
 _FOUND: Final = 100

@@ -40,8 +40,9 @@ from qmq_client.wire.delayed import (
 from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
-from qmq_client.wire.names import OWN_PREFIX, check_name, shorten
+from qmq_client.wire.names import OWN_PREFIX, check_name
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, ErrorAnswer
+from qmq_client.wire.shown import shorten
 
 #: Looks through the schedule at a time: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2

@@ -24,9 +24,9 @@ from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolE
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import LEAVE_OUT, format_message_id, parse_message_id
-from qmq_client.wire.names import shorten
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
 from qmq_client.wire.requests import Natural
+from qmq_client.wire.shown import shorten
 
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

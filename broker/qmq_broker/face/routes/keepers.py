@@ -19,9 +19,10 @@ from qmq_broker.service.keeping import KeeperStatus, OnKept
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import check_name, shorten
+from qmq_client.wire.names import check_name
 from qmq_client.wire.operations import KeeperRequest, KeepRequest
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
+from qmq_client.wire.shown import shorten
 
 
 def keeper_routes(broker: Broker) -> list[Route]:

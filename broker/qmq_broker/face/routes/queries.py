@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
+from qmq_client.wire.shown import shorten
 
 #: Highest sequence, offset and time.
 NUMBER_MAX: Final = 2**63 - 1

@@ -26,8 +26,8 @@ from qmq_broker.face.routes.queries import number
 from qmq_broker.service.broker import Broker
 from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.names import shorten
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
+from qmq_client.wire.shown import shorten
 
 _Result = TypeVar("_Result")
 #: Bytes of one answer: a few milliseconds of a disk, and one buffer in memory.
