@@ -6,6 +6,8 @@ import json
 import logging
 from typing import Any, Final
 
+from qmq_client.wire.shown import printable
+
 LOGGER: Final = logging.getLogger("qmq_watchdog")
 
 
@@ -16,7 +18,7 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
 
 
 def event_line(event: str, fields: dict[str, Any]) -> str:
-    """The text of the line; values with spaces are quoted, empty ones left out."""
+    """The text of the line: values with spaces are quoted, empty ones left out, none steers a terminal."""
     pairs = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in ("", None)]
     return " ".join([event, *pairs])
 
@@ -25,4 +27,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return json.dumps(text, ensure_ascii=False) if set(text) & set(' "\n=') else text
+    return printable(json.dumps(text, ensure_ascii=False) if set(text) & set(' "\n=') else text)
