@@ -143,7 +143,7 @@ class _Broker:
         began_s = time.process_time()
         for first in range(0, len(frames), 4):
             self.store.append(frames[first : first + 4])
-            self.store.sync()
+            self.store.commit_and_step()
         return time.process_time() - began_s
 
     def step(self) -> None:

@@ -161,7 +161,7 @@ def _fill(data: Path, size: _Size) -> None:
     endless = itertools.cycle(list(itertools.islice(_frames(size, MessageIds(1)), count)))
     for _ in range(0, size.messages, FRAME_MESSAGES * _FRAMES_PER_COMMIT):
         store.append(list(itertools.islice(endless, _FRAMES_PER_COMMIT)))
-        store.sync()
+        store.commit_and_step()
     broker = _broker(store)
     for number in range(size.groups):
         _pull(broker, size, number, 1)
@@ -198,7 +198,7 @@ def _send_us(store: Store, fresh: Iterator[MessageFrame]) -> float:
     started_s = time.process_time()
     for frame in frames:
         store.append([parse_message_frame(frame.data)])
-        store.sync()
+        store.commit_and_step()
     return (time.process_time() - started_s) / (MEASURED * FRAME_MESSAGES) * 1e6
 
 

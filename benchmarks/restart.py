@@ -112,7 +112,7 @@ def _fill(data: Path, count: int) -> None:
     store = Store.open(OsDisk(str(data)), SYSTEM_CLOCK, StoreOptions(dedupe_ids=0, index_entries=0))
     while store.written_offset < count:
         store.append(list(itertools.islice(endless, _FRAMES_PER_COMMIT)))
-        store.sync()
+        store.commit_and_step()
     store.close()
 
 

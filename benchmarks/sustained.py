@@ -142,7 +142,7 @@ def _write(
         started_s = time.monotonic()
         while store.written_offset < until:
             store.append(list(itertools.islice(endless, FRAMES_PER_COMMIT)))
-            store.sync()
+            store.commit_and_step()
             surplus = store.written_offset - SEGMENTS_KEPT * segment_bytes
             if surplus - store.first_offset >= segment_bytes:
                 store.give_up_below(surplus)

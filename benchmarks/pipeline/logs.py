@@ -78,7 +78,7 @@ class Filling:
             some = list(itertools.islice(self._frames, min(left, _FRAMES_PER_COMMIT)))
             frames = [parse_message_frame(build_message_frame(frame)) for frame in some]
             store.append(frames)
-            store.sync()
+            store.commit_and_step()
             if rows is not None:
                 rows.insert(some)
                 done = [one for frame in frames for one in self._group.act(frame.runs[0])]

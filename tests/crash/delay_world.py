@@ -106,7 +106,7 @@ class DelayLife:
             self.notes[body] = Note(due_at_ms=due_at_ms, submitted_at=submitted_at)
         frame = build_message_frame({SUBJECT: records}, kind=FrameKind.DELAYED)
         self.store.append([parse_message_frame(frame)])
-        self.store.sync()
+        self.store.commit_and_step()
         for body in bodies:
             self.notes[body].accepted_at = self.now
         return bodies
@@ -135,7 +135,7 @@ class DelayLife:
         self.notes[body].moving_at = self.now
         frame = self.rig.query.rescheduled_frame(self.rig.message(body), due_at_ms)
         self.store.append([frame])
-        self.store.sync()
+        self.store.commit_and_step()
         self.notes[body].moved.append((due_at_ms, self.now))
 
     def give_up(self) -> int:

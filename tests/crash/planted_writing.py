@@ -27,7 +27,7 @@ from tests.crash.world import World
 def an_acknowledgement_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     def sync(self: World) -> None:
         self.acknowledge()
-        self.store.sync()
+        self.store.commit_and_step()
 
     monkeypatch.setattr(World, "sync", sync)
 
@@ -133,14 +133,14 @@ def the_journal_leaves_a_queue_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_journal_is_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells of frames that a power cut may take."""
 
-    def sync(self: Store) -> None:
+    def commit_and_step(self: Store) -> None:
         self._queues.make_visible()
         self._queues.write_journal(self.written_offset, 0)
         self._commit_log.log.sync()
         self._make_visible()
         self._step()
 
-    monkeypatch.setattr(Store, "sync", sync)
+    monkeypatch.setattr(Store, "commit_and_step", commit_and_step)
 
 
 def a_sealed_segment_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:

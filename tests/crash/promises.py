@@ -170,7 +170,7 @@ def _check_goes_on(store: Store, sent: Sequence[Sent], survivors: int) -> None:
     new = make_frame(MessageIds(99), {"orders": 10, "after": 20})
     repeats = list(sent[max(0, survivors - 1) : survivors + 1])
     placed = store.append([new, *(one.frame for one in repeats)])
-    store.sync()
+    store.commit_and_step()
     expected = before + 2
     for one, place in zip(repeats, placed[1:], strict=True):
         records = one.frame.header.record_count

@@ -30,7 +30,7 @@ def write_until_killed(root: str, instance: int) -> None:
             for _ in range(rng.randrange(1, 4))
         ]
         store.append(frames)
-        store.sync()
+        store.commit_and_step()
         counters = [split_message_id(one)[1] for frame in frames for one in frame.message_ids()]
         os.write(1, b"".join(b"%d\n" % counter for counter in counters))
 

@@ -195,7 +195,7 @@ class World:
 
     def sync(self) -> None:
         """Make it durable, then acknowledge."""
-        self.store.sync()
+        self.store.commit_and_step()
         self.acknowledge()
 
     def acknowledge(self) -> None:

@@ -163,6 +163,6 @@ def _records(store: Store, subject: str) -> list[bytes]:
 
 def _check_goes_on(store: Store, frame: dict[str, list[bytes]]) -> None:
     store.append([parse_message_frame(build_message_frame(frame))])
-    store.sync()
+    store.commit_and_step()
     for subject, records in frame.items():
         assert _records(store, subject)[-len(records) :] == records

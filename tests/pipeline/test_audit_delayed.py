@@ -59,7 +59,7 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
     for record in put_off:
         found = service.query.find(record.message_id)[-1].message
         directory.store.append([service.query.rescheduled_frame(found, PUT_OFF_MS)])
-        directory.store.sync()
+        directory.store.commit_and_step()
     directory.settle()
     for at_ms in (DUE_MS, PUT_OFF_MS):
         directory.clock.wall_ms = at_ms + 20

@@ -77,7 +77,7 @@ def test_P1_what_is_not_durable_is_not_read(directory: DataDirectory) -> None:
     directory.store.append([parse_message_frame(frame)])
     assert directory.store.written_offset > before
     assert reader(directory).bounds().next_offset == before
-    directory.store.sync()
+    directory.store.commit_and_step()
 
 
 def test_P1_a_look_at_what_came_since_the_last_one_sees_what_a_look_at_all_sees(
@@ -111,7 +111,7 @@ def test_P1_such_a_look_goes_no_further_than_what_is_durable(directory: DataDire
     frame = build_message_frame({record.subject: [encode_record(record)]})
     directory.store.append([parse_message_frame(frame)])
     assert follower.bounds_since(known) == known
-    directory.store.sync()
+    directory.store.commit_and_step()
     directory.settle()
     seen = follower.bounds_since(known)
     assert seen is not None

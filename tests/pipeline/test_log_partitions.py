@@ -224,7 +224,7 @@ def test_P1_a_frame_that_a_power_cut_left_behind_a_torn_one_is_no_place_to_cut(
     padding = directory.store.written_offset
     room_bytes = base + options.segment_bytes - padding
     _append_unsynced(directory, ids, body_bytes=room_bytes)
-    directory.store.sync()
+    directory.store.commit_and_step()
     directory.settle()
     log = LogReader(LocalDisk(str(directory.path)), COMMIT_LOG, source=str(directory.path))
     bounds = log.bounds()

@@ -103,7 +103,7 @@ class DataDirectory:
                 by_subject.setdefault(record.subject, []).append(self._encoded(record))
             frame = build_message_frame(by_subject, kind=kind)
             self.store.append([parse_message_frame(frame)])
-        self.store.sync()
+        self.store.commit_and_step()
         self.settle()
 
     def _encoded(self, record: Record) -> bytes:

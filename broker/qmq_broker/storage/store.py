@@ -56,7 +56,7 @@ class Store:
     """One data directory, open.
 
     What writes to the commit log or moves its beginning belongs to the writer thread: `append`,
-    `commit`, `sync`, `step`, `cancel`, `note_time`, `give_up_below`, `keep`, `end_keeper`, `close`.
+    `commit`, `step` or both, `cancel`, `note_time`, `give_up_below`, `keep`, `end_keeper`, `close`.
     `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
     thread of its own. After a `PoisonedError` only `close` is left, then a restart.
     """
@@ -190,7 +190,7 @@ class Store:
         self._check_place()
         self._make_visible()
 
-    def sync(self) -> None:
+    def commit_and_step(self) -> None:
         """`commit` and `step`, for callers to whom no answer waits."""
         self.commit()
         self._step()
@@ -202,7 +202,7 @@ class Store:
         self._check()
         self._check_place()
         fates = self._commit_log.cancel(wanted, withdrawn)
-        self.sync()
+        self.commit_and_step()
         return fates
 
     def note_time(self) -> None:
@@ -210,7 +210,7 @@ class Store:
         self._check()
         self._check_place()
         self._commit_log.note_time()
-        self.sync()
+        self.commit_and_step()
 
     def step(self) -> bool:
         """Go on writing what the next start needs; returns whether a checkpoint was due.

@@ -110,7 +110,7 @@ def test_D4_who_puts_off_what_another_puts_off_meanwhile_is_the_later_one(rig: D
 
     def put_off() -> bool:
         (placed,) = rig.store.append([frame])
-        rig.store.sync()
+        rig.store.commit_and_step()
         return placed.physical_offset > 0
 
     assert change_at_once(rig, first, put_off) == ["rescheduled"]

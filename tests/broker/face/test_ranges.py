@@ -20,7 +20,7 @@ SEGMENT = f"commitlog/{0:020d}"
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path / "data")
     made.store.append([parse_message_frame(make_frame([b"body"] * 20))])
-    made.store.sync()
+    made.store.commit_and_step()
     yield made
     made.close()
 

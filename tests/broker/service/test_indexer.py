@@ -78,7 +78,7 @@ def test_searches_steps_and_sends_at_once_never_miss_a_message(rig: Rig) -> None
         for _ in range(150):
             frame = parse_message_frame(make_frame([b"y" * 60] * 7, ids=ids))
             rig.store.append([frame])
-            rig.store.sync()
+            rig.store.commit_and_step()
             acknowledged += frame.message_ids()
         wait_until_indexed(rig.store)
         is_over.set()

@@ -124,7 +124,7 @@ def test_B2_a_message_is_given_to_nobody_before_it_is_durable(rig: Rig) -> None:
     frame = parse_message_frame(make_frame([b"written"]))
     rig.store.append([frame])
     assert rig.pull().bodies == []
-    rig.store.sync()
+    rig.store.commit_and_step()
     assert rig.pull().bodies == [b"written"]
 
 

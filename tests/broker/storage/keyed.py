@@ -61,7 +61,7 @@ class Keyed:
         ]
         frame = parse_message_frame(build_message_frame({subject: records}))
         (placed,) = self.store.append([frame])
-        self.store.sync()
+        self.store.commit_and_step()
         sent = [
             Kept(
                 message_id=made[index],

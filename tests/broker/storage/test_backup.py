@@ -97,7 +97,7 @@ def test_X3_the_ids_of_a_backup_are_known_again() -> None:
         frame.header.record_count for frame in again[:-1]
     ]
     assert placed[-1].duplicates == 0
-    store.sync()
+    store.commit_and_step()
     assert messages(store) == messages(world.store)
 
 
@@ -272,7 +272,7 @@ def _linked(tmp_path: Path) -> tuple[World, OsDisk, Messages]:
 
 def _send_one(world: World) -> None:
     world.store.append([world.frame(orders=[300, 200])])
-    world.store.sync()
+    world.store.commit_and_step()
     world.clock.pass_ms(1_500)
     world.store.step()
     world.store.step()

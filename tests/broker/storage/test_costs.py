@@ -30,7 +30,7 @@ def open_store() -> tuple[Store, RecordingDisk]:
     disk = RecordingDisk()
     store = Store.open(disk, FakeClock(), OPTIONS)
     store.append([make_frame(MessageIds(1), {"first": 0})])
-    store.sync()
+    store.commit_and_step()
     disk.calls.clear()
     return store, disk
 
@@ -43,15 +43,15 @@ def test_one_group_commit_is_one_write_and_one_sync(frames: int) -> None:
         disk.calls.clear()
         store.append([make_frame(ids, {"orders": [10, 20], "invoices": 5}) for _ in range(frames)])
         assert disk.calls == {"write": 1}
-        store.sync()
+        store.commit_and_step()
         assert disk.calls == {"write": 1, "sync": 1}
 
 
 def test_a_sync_of_nothing_costs_nothing() -> None:
     store, disk = open_store()
-    store.sync()
+    store.commit_and_step()
     assert store.append([]) == []
-    store.sync()
+    store.commit_and_step()
     assert disk.calls == {}
 
 
@@ -74,7 +74,7 @@ def test_a_thousand_neighbouring_messages_are_read_with_two_reads(per_frame: int
     store.append(
         [make_frame(ids, {"orders": [1024] * per_frame}) for _ in range(1_000 // per_frame)]
     )
-    store.sync()
+    store.commit_and_step()
     store.close()
     store = Store.open(disk, FakeClock(), OPTIONS)
     queue = store.queue("orders")
@@ -103,7 +103,7 @@ def test_a_scan_of_long_frames_of_one_length_reads_them_once(body_bytes: int) ->
     first = store.written_offset
     for _ in range(20):
         store.append([make_frame(ids, {"orders": [body_bytes] * 500})])
-    store.sync()
+    store.commit_and_step()
     kept = read_format(disk)
     assert kept is not None
     segments = CountedSegments(disk, layout.COMMIT_LOG, kept.segment_bytes)
@@ -120,7 +120,7 @@ def test_frames_of_a_scan_stand_in_what_was_read_and_are_copied_when_that_is_ask
     ids = MessageIds(7)
     first = store.written_offset
     stored = store.append([make_frame(ids, {"orders": [100] * 500}) for _ in range(3)])
-    store.sync()
+    store.commit_and_step()
     kept = read_format(disk)
     assert kept is not None
     segments = Segments(disk, layout.COMMIT_LOG, kept.segment_bytes)
@@ -171,7 +171,7 @@ def test_bytes_on_disk_of_a_message_are_few_over_its_own(per_frame: int, limit: 
     store.append([frame for frame, _ in frames])
     own = sum(own_bytes * per_frame for _, own_bytes in frames)
     log_bytes = store.written_offset - first
-    store.sync()
+    store.commit_and_step()
     store.close()
     queue_bytes = disk.open(layout.queue_path("flight.departed", 0)).length()
     assert queue_bytes == 20 * messages
@@ -191,7 +191,7 @@ def test_a_start_after_a_clean_stop_reads_no_old_segment() -> None:
     store, disk = open_store()
     ids = MessageIds(7)
     store.append([make_frame(ids, {"orders": [1000] * 10}) for _ in range(200)])
-    store.sync()
+    store.commit_and_step()
     store.close()
     # Far more than the window remembers, so that a start needs none of it.
     store = Store.open(disk, FakeClock(), StoreOptions(reserve_bytes=0, dedupe_ids=0))

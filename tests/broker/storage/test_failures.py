@@ -46,13 +46,13 @@ def test_B5_after_a_failed_sync_nothing_is_acknowledged_any_more() -> None:
     world.append(world.frame(orders=20))
     disk.failing = ("sync", "commitlog/")
     with pytest.raises(PoisonedError):
-        world.store.sync()
+        world.store.commit_and_step()
     disk.failing = None
     assert world.visible() == {"orders": 1}
     operations = len(disk.operations)
     for call in (
-        world.store.sync,
-        world.store.sync,
+        world.store.commit_and_step,
+        world.store.commit_and_step,
         lambda: world.store.append([world.frame(orders=1)]),
     ):
         with pytest.raises(PoisonedError):

@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
     """A data directory with messages, stopped in order."""
     store = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
     store.append([make_frame(MessageIds(7), {"orders": [10, 20]})])
-    store.sync()
+    store.commit_and_step()
     store.close()
     return tmp_path
 
@@ -94,7 +94,7 @@ def test_a_directory_keeps_its_length_of_segments_where_none_is_said(root: Path)
     before = (root / layout.FORMAT).read_bytes()
     store = Store.open(OsDisk(str(root)), FakeClock(), replace(OPTIONS, segment_bytes=0))
     store.append([make_frame(MessageIds(7), {"orders": [10, 20]})])
-    store.sync()
+    store.commit_and_step()
     store.close()
     assert (root / layout.FORMAT).read_bytes() == before
     Store.open(OsDisk(str(root)), FakeClock(), OPTIONS).close()
@@ -152,7 +152,7 @@ def test_B9_a_second_broker_is_refused_before_it_touches_anything(tmp_path: Path
     assert caught.value.holder == f"pid {os.getpid()}"
     assert tree(tmp_path) == before
     assert (tmp_path / layout.LOCK).read_bytes() == lock_text
-    first.sync()
+    first.commit_and_step()
     first.close()
     Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS).close()
 
@@ -179,7 +179,7 @@ def test_B9_a_hard_linked_copy_is_refused_beside_its_original_and_alone(tmp_path
     root = tmp_path / "original"
     first = Store.open(OsDisk(str(root)), FakeClock(), OPTIONS)
     first.append([make_frame(MessageIds(7), {"orders": 10})])
-    first.sync()
+    first.commit_and_step()
     copy = linked_copy(root, tmp_path / "copy")
     error = refused(copy)
     assert isinstance(error, SharedFilesError)
@@ -210,7 +210,7 @@ def test_strangers_files_beside_ours_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"mine")
     store = Store.open(OsDisk(str(tmp_path)), FakeClock(), OPTIONS)
     store.append([make_frame(MessageIds(7), {"orders": 10})])
-    store.sync()
+    store.commit_and_step()
     store.close()
     for name in ("note", "123", "0" * 19 + "1", "0" * 20 + ".bak"):
         (tmp_path / layout.COMMIT_LOG / name).write_bytes(b"mine")

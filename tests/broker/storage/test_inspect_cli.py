@@ -44,7 +44,7 @@ def data(tmp_path: Path) -> Path:
     ids = World(RecordingDisk()).ids
     for _ in range(12):
         opened.append([frame_of(ids, {"orders": [60, 20], "Invoices": 30})])
-        opened.sync()
+        opened.commit_and_step()
     opened.actions.append([GroupDefined(1, "orders", "billing", 0, 16)])
     opened.close()
     return directory
@@ -169,7 +169,7 @@ def test_dump_shows_bodies_of_every_kind_one_message_a_line(tmp_path: Path) -> N
     for kind, body, _ in bodies:
         frame = make_frame([body], body_kind=kind)
         opened.append([parse_message_frame(frame)])
-    opened.sync()
+    opened.commit_and_step()
     opened.close()
     lines = run("dump", "records", tmp_path / "data", "--json", "--limit", "3").output.splitlines()
     assert [json.loads(line).get("body") for line in lines] == [body for _, _, body in bodies]

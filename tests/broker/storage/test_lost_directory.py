@@ -69,7 +69,7 @@ def open_store(data: Path) -> Store:
 
 def send(store: Store, frame: MessageFrame) -> None:
     store.append([frame])
-    store.sync()
+    store.commit_and_step()
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -96,7 +96,7 @@ def test_B1_what_is_lost_between_writing_and_syncing_is_not_answered(
     store.append([World(RecordingDisk()).frame(orders=10)])
     lose(data)
     with pytest.raises(PoisonedError, match=r"replaced|removed|No such file"):
-        store.sync()
+        store.commit_and_step()
     assert visible(store) == {}
     store.close()
 

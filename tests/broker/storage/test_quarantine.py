@@ -109,7 +109,7 @@ def check(directory: Directory, image: Image, lost: dict[str, set[int]]) -> None
         assert found.get(subject, {}) == expected
     frame = make_frame(directory.world.ids, {"orders": 10})
     placed = store.append([frame])
-    store.sync()
+    store.commit_and_step()
     assert placed[0].places[0].first_sequence == len(directory.records["orders"])
     store.close()
     store = Store.open(disk, FakeClock(), OPTIONS)

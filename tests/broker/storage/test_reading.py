@@ -34,7 +34,7 @@ def stored(frames: list[list[int]]) -> tuple[Store, list[bytes]]:
     )
     made = [make_frame(ids, {"before": [3], SUBJECT: lengths}) for lengths in frames]
     store.append(made)
-    store.sync()
+    store.commit_and_step()
     records = [list(one.records()) for one in made]
     return store, [data for subject, data in itertools.chain(*records) if subject == SUBJECT]
 

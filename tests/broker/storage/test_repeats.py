@@ -33,7 +33,7 @@ def test_B7_a_repeat_is_answered_with_its_first_place_also_after_a_restart() -> 
     )
     store = restarted(world)
     after = store.append([frame])[0]
-    store.sync()
+    store.commit_and_step()
     assert (after.duplicates, after.places) == (3, first.places)
     assert visible(store) == {"orders": 2, "invoices": 1}
 
@@ -63,7 +63,7 @@ def test_B7_the_id_of_a_message_under_another_subject_is_no_repeat_of_it(where: 
     else:
         placed = world.store.append([frame("orders"), frame("invoices")])
     assert placed[-1].conflict == message_id
-    world.store.sync()
+    world.store.commit_and_step()
     assert visible(world.store) == {"orders": 1}
 
 
@@ -82,9 +82,9 @@ def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
 
     world = World(RecordingDisk())
     world.store.append([frame(orders=[records[1]]), frame(orders=[records[3]])])
-    world.store.sync()
+    world.store.commit_and_step()
     placed = world.store.append([frame(orders=records, invoices=[invoice])])[0]
-    world.store.sync()
+    world.store.commit_and_step()
     assert placed.duplicates == 2
     orders = [
         place.first_sequence + number
@@ -105,7 +105,7 @@ def test_B7_a_message_that_is_twice_in_one_frame_is_stored_once() -> None:
     frame = parse_message_frame(build_message_frame({"orders": [record, record, record]}))
     world = World(RecordingDisk())
     placed = world.store.append([frame])[0]
-    world.store.sync()
+    world.store.commit_and_step()
     assert placed.duplicates == 2
     assert records_of(world.store, "orders") == [record]
 
@@ -124,7 +124,7 @@ def test_B7_an_id_with_other_content_refuses_its_frame_and_no_other(subject: str
     )
     conflicting = parse_message_frame(build_message_frame(content))
     placed = world.store.append([world.frame(orders=1), conflicting, world.frame(orders=2)])
-    world.store.sync()
+    world.store.commit_and_step()
     assert [place.conflict for place in placed] == [None, message_id, None]
     assert placed[1].places == ()
     assert world.visible() == {"orders": 3}
@@ -187,7 +187,7 @@ def test_B4_B7_a_repeat_of_a_damaged_frame_is_stored_again_and_known_from_then_o
     inode.versions.clear()
     for duplicates in (0, 2, 2):
         placed = world.store.append([frame])[0]
-        world.store.sync()
+        world.store.commit_and_step()
         assert (placed.duplicates, placed.conflict) == (duplicates, None)
         assert placed.places[0].first_sequence == 2
     assert records_at(world.store, placed.places[0]) == [frame.record(0), frame.record(1)]
@@ -203,16 +203,16 @@ def test_B7_copies_that_the_broker_makes_itself_take_no_room_in_the_window() -> 
         )
         data = build_message_frame({COPIES: [copy]}, kind=FrameKind.DELAYED)
         world.store.append([parse_message_frame(data)])
-        world.store.sync()
+        world.store.commit_and_step()
     assert world.store.append([first])[0].duplicates == 2
-    world.store.sync()
+    world.store.commit_and_step()
     disk = world.disk
     for _ in ("by frames that nobody has read", "by frames of which only the ids are gone"):
         disk.unlock()
         disk = RecordingDisk(disk.image)
         store = Store.open(disk, FakeClock(), world.options)
         assert store.append([first])[0].duplicates == 2
-        store.sync()
+        store.commit_and_step()
         assert visible(store)["orders"] == 2
         store.close()
         for path in [one for one in disk.image.names if one.startswith(f"{layout.IDS}/")]:

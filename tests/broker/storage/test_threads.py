@@ -56,7 +56,7 @@ def test_B2_readers_beside_the_writer_see_whole_runs_of_durable_messages(tmp_pat
         for subject, record in frame.records():
             expected[subject].append(record)
         store.append([frame])
-        store.sync()
+        store.commit_and_step()
         clock.pass_ms(2)
     has_ended.set()
     for reader in readers:
