@@ -28,8 +28,9 @@ from qmq_client.wire.message_id import (
     parse_message_id,
 )
 from qmq_watchdog.databases import Database
-from qmq_watchdog.job import DaemonOptions, SweepJob
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from qmq_watchdog.sweep_job import SweepJob
 from tests.kit.events import Accepted, Attempt, Commit, Rollback, Unknown
 from tests.kit.history import body_hash
 from tests.simulation.database import Slot

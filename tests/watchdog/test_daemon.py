@@ -18,9 +18,11 @@ from sqlalchemy import event
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport
-from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
+from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.databases import Database
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep, SweepOptions
+from qmq_watchdog.sweep_job import SweepJob
 from tests.kit.listening import listening
 from tests.watchdog.rows import left, make_database, make_due, put_rows
 from tests.watchdog.transports import HandClock, WatchedTransport

@@ -24,10 +24,12 @@ from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from qmq_watchdog.connections import ConnectionBudget
-from qmq_watchdog.daemon import Daemon, DaemonOptions, SweepJob
+from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.once import sweep_all
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep_job import SweepJob
 from tests.kit.listening import listening
 from tests.watchdog.rows import left, make_database, put_rows
 from tests.watchdog.transports import HandClock

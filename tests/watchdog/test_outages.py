@@ -19,9 +19,10 @@ from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import create_tables
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
-from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep_job import SweepJob
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.listening import listening

@@ -19,10 +19,11 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import LIVE, PARKED, create_tables
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id
-from qmq_watchdog.daemon import DaemonOptions, SweepJob
 from qmq_watchdog.databases import Database
-from qmq_watchdog.job import READ_ONLY
+from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from qmq_watchdog.sweep_job import SweepJob
 from tests.conftest import MakeServer, give_up, require
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S

@@ -18,12 +18,11 @@ from typing import Final, Protocol
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_watchdog.events import LOGGER, log_event
-from qmq_watchdog.job import DaemonOptions, SweepJob
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep_job import SweepJob
 from qmq_watchdog.waits import Waits
 from qmq_watchdog.workers import Workers
-
-__all__ = ["Daemon", "DaemonOptions", "Job", "SweepJob"]
 
 #: A wall clock that moved this far against the monotonic one was set, not slewed.
 _JUMP_MS: Final = 2_000

@@ -19,7 +19,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import ConfigurationError
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.job import sweep_jobs
+from qmq_watchdog.sweep_job import sweep_jobs
 
 #: From the connection to the end of the answer, however slowly the client writes or reads.
 _REQUEST_S_MAX: Final = 5.0

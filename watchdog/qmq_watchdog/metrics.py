@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon, Job
-from qmq_watchdog.job import SweepJob, sweep_jobs
+from qmq_watchdog.sweep_job import SweepJob, sweep_jobs
 
 _PREFIX: Final = "qmq_watchdog"
 _COUNTERS: Final = {

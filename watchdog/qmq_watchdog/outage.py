@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from qmq_client.errors import QmqError
 from qmq_client.retry import Backoff
+
+#: Kinds of trouble, as the log, the metrics and /healthz show them.
+BROKER_AWAY: Final = "broker_unreachable"
+READ_ONLY: Final = "read_only"
+FAULT: Final = "fault"
+#: How databases say that they cannot be written to.
+_READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +58,10 @@ class Outage:
         """All is well; returns how many failures that ends."""
         ended, self.failures, self._kind = self.failures, 0, ""
         return ended
+
+
+def kind_of(error: QmqError) -> str:
+    """One of a few words for what a database did not do."""
+    if any(text in str(error) for text in _READ_ONLY_TEXTS):
+        return READ_ONLY
+    return error.code

@@ -12,8 +12,8 @@ from typing import Final
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_watchdog.events import log_event
 from qmq_watchdog.fleet import Fleet
-from qmq_watchdog.job import FAULT, DaemonOptions, kind_of
-from qmq_watchdog.outage import Outage
+from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import FAULT, Outage, kind_of
 from qmq_watchdog.registry import Registry
 
 #: No database can have this name.

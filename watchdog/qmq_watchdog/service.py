@@ -27,10 +27,11 @@ from qmq_watchdog.databases import open_database
 from qmq_watchdog.endpoint import Endpoint, Health
 from qmq_watchdog.events import log_event
 from qmq_watchdog.fleet import Fleet
-from qmq_watchdog.job import DaemonOptions, SweepJob
+from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.registry_job import RegistryJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
+from qmq_watchdog.sweep_job import SweepJob
 
 #: How often the main loop checks the clock, slow sweeps and signals.
 LOOK_S: Final = 0.5

@@ -16,64 +16,20 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.database.errors import database_errors
-from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
+from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
 from qmq_client.outbox.row import OutboxCounts
-from qmq_client.retry import Backoff
-from qmq_client.settings.sections import WatchdogSection
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.chores import do_chores
 from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.events import log_event
-from qmq_watchdog.outage import Outage
+from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import BROKER_AWAY, FAULT, Outage, kind_of
 from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 
 #: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
-_FIRST_RETRY_MS: Final = 1_000
 #: The database's clock and ours may run apart by this much while the broker is away.
 _CLOCKS_APART_S: Final = 1.0
-BROKER_AWAY: Final = "broker_unreachable"
-READ_ONLY: Final = "read_only"
-FAULT: Final = "fault"
-#: How databases say that they cannot be written to.
-_READ_ONLY_TEXTS: Final = ("read-only", "readonly")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonOptions:
-    """Pace and bounds of the daemon; see `qmq_client.settings.sections.WatchdogSection`."""
-
-    poll_s: float = WatchdogSection().poll_s
-    idle_after_s: float = WatchdogSection().idle_after_s
-    idle_poll_s: float = WatchdogSection().idle_poll_s
-    outage_s_max: float = WatchdogSection().outage_s_max
-    share_s: float = WatchdogSection().share_s
-    workers: int = WatchdogSection().workers
-    aside_workers: int = WatchdogSection().aside_workers
-    chore_s: float = WatchdogSection().chore_s
-    #: 0 if nobody reads the metrics.
-    sample_s: float = 0.0
-
-    @classmethod
-    def from_config(cls, section: WatchdogSection) -> DaemonOptions:
-        """The options that a configuration asks for."""
-        return cls(
-            poll_s=section.poll_s,
-            idle_after_s=section.idle_after_s,
-            idle_poll_s=section.idle_poll_s,
-            outage_s_max=section.outage_s_max,
-            share_s=section.share_s,
-            workers=section.workers,
-            aside_workers=section.aside_workers,
-            chore_s=section.chore_s,
-            sample_s=section.sample_s if section.metrics_listen else 0.0,
-        )
-
-    @property
-    def backoff(self) -> Backoff:
-        """The backoff for everything that is away."""
-        max_ms = max(_FIRST_RETRY_MS, round(self.outage_s_max * 1000))
-        return Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -321,13 +277,6 @@ class SweepJob:
 def sweep_jobs(jobs: Mapping[str, object]) -> list[SweepJob]:
     """Those of the jobs that sweep a database."""
     return [job for job in jobs.values() if isinstance(job, SweepJob)]
-
-
-def kind_of(error: QmqError) -> str:
-    """One of a few words for what a database did not do."""
-    if any(text in str(error) for text in _READ_ONLY_TEXTS):
-        return READ_ONLY
-    return error.code
 
 
 def _worth_saying(counts: SweepCounts) -> dict[str, str | int | float | bool | None]:
