@@ -26,13 +26,8 @@ from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import Ending, OutboxRow
 from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 from qmq_client.outbox.transaction.handoff import HandOver
-from qmq_client.outbox.transaction.outlet import (
-    Outlet,
-    check_row,
-    ids_text,
-    insert_rows,
-    lock_keys,
-)
+from qmq_client.outbox.transaction.insert import check_row, ids_text, insert_rows, lock_keys
+from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.statements import (
     SavepointText,
     is_plain,
