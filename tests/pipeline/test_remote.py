@@ -13,6 +13,7 @@ import pytest
 
 from qmq_broker.storage.files import layout
 from qmq_client.transport.address import BrokerAddress
+from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.remote import AHEAD_BYTES, RemoteDisk
 
 MIB = 1024 * 1024
@@ -110,3 +111,10 @@ def test_what_was_read_ahead_is_not_asked_for_again_where_a_read_reaches_behind_
     firsts = [first for first, _ in Files.asked]
     ends = [first + count for first, count in Files.asked]
     assert firsts[1:] == ends[:-1]
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://shop..broker:9470"])
+def test_an_address_that_is_none_is_said_to_be_unusable(url: str) -> None:
+    disk = RemoteDisk(BrokerAddress(url=url), wait_s=0)
+    with closing(disk), pytest.raises(SourceError, match="Give the address of a broker"):
+        disk.names(layout.COMMIT_LOG)

@@ -170,7 +170,7 @@ class RemoteDisk(ReadDisk):
     def _once(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except httpx.UnsupportedProtocol as error:
+        except (httpx.UnsupportedProtocol, UnicodeError) as error:  # a host that no name can be
             raise _unusable(self._url, str(error)) from error
         except httpx.HTTPError as error:
             if is_about_trust(error):
