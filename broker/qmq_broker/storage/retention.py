@@ -89,8 +89,19 @@ class Retention:
         return max(self.asked_offset, self.coming_offset)
 
     def expired_offset(self, now_ms: int) -> int:
-        """How far age, length and keepers allow the log to be given up. For any thread."""
-        return min(self.old_offset(now_ms), self._keepers.needed.commit)
+        """How far the log may be given up if no group needs it; a segment begins there.
+
+        Counts neither entries nor delayed messages that are not saved: asking is what saves them.
+        For any thread.
+        """
+        last = self._saver.last
+        offset = min(
+            self.old_offset(now_ms),
+            self._keepers.needed.commit,
+            last.commit_log.last_frame_offset,
+            last.window_offset,
+        )
+        return self._parts.commit_log.base_of(offset)
 
     def old_offset(self, now_ms: int) -> int:
         """How far age and length alone allow it; a segment begins there. For any thread."""

@@ -246,7 +246,7 @@ class Store:
         return offset_at(self._commit_segments, time_ms, self._log_range(), self.summaries.find)
 
     def expired_offset(self, now_ms: int) -> int:
-        """How far age and length allow the commit log to be given up; a segment begins there."""
+        """How far the commit log may be given up if no group needs it; see `Retention`."""
         return self.retention.expired_offset(now_ms)
 
     def give_up_below(self, offset: int) -> int:

@@ -11,8 +11,9 @@ from qmq_broker.service.delivery import needed_log
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.holding import first_needed
 from qmq_broker.service.housekeeping import INTERVAL_MS
+from qmq_broker.storage.keepers import LogOffsets
 from qmq_client.wire.start import parse_start
-from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send
+from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send, with_options
 from tests.broker.service.rig import SUBJECT, Rig
 
 OTHERS = [f"group-{number}" for number in range(10)]
@@ -93,3 +94,33 @@ def test_B12_a_group_that_is_moved_back_is_asked_before_anything_goes(
     assert look(rig, asked) == ["behind", "behind", "done"]
     assert look(rig, asked) == ["done"]
     assert rig.store.first_offset == 0
+
+
+def test_B12_while_ids_that_may_be_repeated_hold_the_log_no_group_is_asked(
+    rig: Rig, asked: list[str]
+) -> None:
+    with_options(rig, dedupe_ids=1_000_000, dedupe_ms=4 * HOUR_MS)
+    send(rig, 20)
+    for group in OTHERS:
+        rig.settle(rig.pull(group=group).ack(), group=group)
+    rig.clock.pass_ms(HOUR_MS)
+    assert [look(rig, asked) for _ in range(5)] == 5 * [[]]
+    for _ in range(9):  # a window forgets an eighth at a time, when something is stored
+        rig.clock.pass_ms(HOUR_MS)
+        send(rig, 1)
+    for group in OTHERS:
+        rig.settle(rig.pull(group=group).ack(), group=group)
+    assert look(rig, asked) == OTHERS
+    for _ in range(3):
+        look(rig, asked)
+    assert rig.store.first_offset > 0
+
+
+def test_B12_while_a_keeper_is_inside_the_first_segment_no_group_is_asked(
+    rig: Rig, asked: list[str]
+) -> None:
+    send(rig, 20)
+    rig.settle(rig.pull().ack())
+    rig.store.keep("archive", LogOffsets(1_000, 0), rig.now_ms)
+    rig.clock.pass_ms(HOUR_MS)
+    assert [look(rig, asked) for _ in range(5)] == 5 * [[]]

@@ -266,7 +266,7 @@ def test_B12_what_was_asked_to_go_while_others_went_is_asked_for_again(rig: Rig)
     rig.store.retention.beside.start = at_once
     (work,) = waiting
     work()
-    assert keep_house(rig) == rig.store.expired_offset(rig.now_ms)
+    assert keep_house(rig) == rig.store.retention.old_offset(rig.now_ms)
 
 
 def test_B7_no_segment_goes_while_a_repeat_of_what_is_in_it_must_be_known(rig: Rig) -> None:
