@@ -163,6 +163,29 @@ def test_B6_on_a_full_disk_spares_make_room_for_the_segment_that_is_written(
     assert crash_everywhere(life, RecordingDisk()) > 200
 
 
+@pytest.mark.parametrize("there", ["spare.0", "spare.new"])
+def test_B6_below_the_reserve_a_spare_is_given_back_whether_finished_or_not(there: str) -> None:
+    reserve_bytes = 10_000
+
+    def life(disk: RecordingDisk) -> World:
+        world = half_full(disk, replace(OPTIONS, reserve_bytes=reserve_bytes))
+        world.store.spare_maker.step(is_busy=False)
+        if there == "spare.0":
+            make(world.store)
+        disk.capacity_bytes -= 1  # now what is used counts
+        disk.capacity_bytes -= disk.free_bytes() - reserve_bytes
+        make(world.store, is_busy=True)
+        assert names(disk) == [there], "not yet below it"
+        disk.capacity_bytes -= 1
+        make(world.store, is_busy=True)
+        assert names(disk) == []
+        assert disk.free_bytes() >= reserve_bytes
+        world.send(world.frame(orders=BODY), world.frame(orders=BODY))
+        return world
+
+    assert crash_everywhere(life, RecordingDisk()) > 50
+
+
 def test_the_draft_of_a_life_before_is_cleared_away() -> None:
     world = half_full()
     world.store.spare_maker.step(is_busy=False)

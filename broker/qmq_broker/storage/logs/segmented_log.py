@@ -193,6 +193,15 @@ class SegmentedLog:
         except DiskError as error:
             raise self._poisoned("spare", error) from error
 
+    def remove_spare(self) -> bool:
+        """Remove a spare, from any thread; returns whether there was one."""
+        with self._lock:
+            self._check_poison()
+            if not self._segments.spares:
+                return False
+            self._segments.remove_spare()
+            return True
+
     def close(self) -> None:
         """Close the files without syncing. Safe to call twice."""
         self._segments.close()

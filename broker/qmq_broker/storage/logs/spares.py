@@ -8,6 +8,9 @@ zeros little by little while not much is written, because blocks that were writt
 times faster than blocks that were only promised. It becomes a spare when it is full, or when it
 will be needed soon, whichever comes first.
 
+Below the reserve, where messages are refused, spares are given back: what nobody may write takes
+the room of what waits to be written.
+
 Runs in a background thread. Until the last step, a rename, the file belongs to nobody: a crash
 before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
 that goes wrong here stops the broker.
@@ -80,6 +83,8 @@ class SpareMaker:
             self._is_prepared = True
         segment_bytes = self._log.segment_bytes
         left_bytes = segment_bytes - self._log.written_offset % segment_bytes
+        if self._reserve_bytes and self._disk.free_bytes() < self._reserve_bytes:
+            return self._give_back()
         if self._draft is None:
             is_wanted = not self._log.spare_count and left_bytes <= segment_bytes * BEGUN_AT
             if is_wanted and self._has_room(segment_bytes):
@@ -99,6 +104,13 @@ class SpareMaker:
     def _has_room(self, segment_bytes: int) -> bool:
         """Whether there is room for the spare and one more segment: a spare is only a comfort."""
         return self._disk.free_bytes() >= self._reserve_bytes + 2 * segment_bytes
+
+    def _give_back(self) -> bool:
+        """Remove the draft, or else one spare; returns whether that was anything."""
+        if self._draft is not None:
+            self._give_up()
+            return True
+        return self._log.remove_spare()
 
     def _begin(self, segment_bytes: int) -> None:
         self._draft = self._disk.open(layout.SPARE_DRAFT, is_new=True)
