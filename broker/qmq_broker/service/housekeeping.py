@@ -79,6 +79,7 @@ class Housekeeping:
 
     def _retain(self, now_ms: int) -> None:
         retention = self._store.retention
+        retention.look_for_old_ids(now_ms)
         offset = self._store.expired_offset(now_ms)
         if retention.asked_offset or offset <= retention.first_offset:
             return

@@ -95,13 +95,18 @@ class Retention:
         For any thread.
         """
         last = self._saver.last
-        offset = min(
-            self.old_offset(now_ms),
-            self._keepers.needed.commit,
-            last.commit_log.last_frame_offset,
-            last.window_offset,
-        )
+        needed_offset = min(last.commit_log.last_frame_offset, last.window_offset)
+        offset = min(self._wanted_offset(now_ms), needed_offset)
         return self._parts.commit_log.base_of(offset)
+
+    def look_for_old_ids(self, now_ms: int) -> None:
+        """Have ids forgotten that are too old by now, if they are in the way. For any thread.
+
+        Ids grow old by the log's own time, and that stands still while nothing can be stored, such
+        as on a disk that is full of what should go.
+        """
+        is_in_the_way = self._saver.last.window_offset < self._wanted_offset(now_ms)
+        self._saver.is_forgetting = is_in_the_way
 
     def old_offset(self, now_ms: int) -> int:
         """How far age and length alone allow it; a segment begins there. For any thread."""
@@ -168,6 +173,9 @@ class Retention:
     def close(self) -> None:
         """Wait for work beside the writer: this data directory may soon belong to another process."""
         self.beside.wait()
+
+    def _wanted_offset(self, now_ms: int) -> int:
+        return min(self.old_offset(now_ms), self._keepers.needed.commit)
 
     def _needed_offset(self) -> int:
         """The lowest offset that a restart reads or a keeper has not got."""

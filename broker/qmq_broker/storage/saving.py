@@ -92,6 +92,9 @@ class Saver:
         self.last = last
         self._written_s = clock.monotonic_s()
         self._wanted_offset = 0
+        #: Whether ids that are too old by the clock are forgotten although nothing is stored. For
+        #: any thread.
+        self.is_forgetting = False
 
     def step(self) -> bool:
         """Go on with the work under way; returns whether a checkpoint was due and written.
@@ -99,6 +102,8 @@ class Saver:
         Requires: everything appended to the commit log is synced and visible.
         """
         self._save_some()
+        if self.is_forgetting:
+            self._forget_ids()
         if self._wanted_offset > self._parts.queues.indexed_offset:
             self._begin_flush()
         log = self._parts.commit_log
@@ -156,6 +161,14 @@ class Saver:
         self._checkpoints.write(checkpoint)
         self.last = checkpoint
         self._written_s = self._clock.monotonic_s()
+
+    def _forget_ids(self) -> None:
+        """Forget by the clock; durable before anything that was forgotten can be stored again."""
+        window = self._parts.window
+        first_offset = window.first_offset
+        window.forget(self._clock.now_ms())
+        if window.first_offset != first_offset:
+            self.write_checkpoint()
 
     def _save_some(self) -> None:
         parts = self._parts

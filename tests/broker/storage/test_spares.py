@@ -164,8 +164,12 @@ def test_B6_on_a_full_disk_spares_make_room_for_the_segment_that_is_written(
 
 
 @pytest.mark.parametrize("there", ["spare.0", "spare.new"])
-def test_B6_below_the_reserve_a_spare_is_given_back_whether_finished_or_not(there: str) -> None:
+def test_B6_where_the_log_cannot_grow_a_spare_is_given_back_whether_finished_or_not(
+    there: str,
+) -> None:
     reserve_bytes = 10_000
+    needed_bytes = reserve_bytes + OPTIONS.growth_bytes
+    assert OPTIONS.growth_bytes < SEGMENT
 
     def life(disk: RecordingDisk) -> World:
         world = half_full(disk, replace(OPTIONS, reserve_bytes=reserve_bytes))
@@ -173,13 +177,13 @@ def test_B6_below_the_reserve_a_spare_is_given_back_whether_finished_or_not(ther
         if there == "spare.0":
             make(world.store)
         disk.capacity_bytes -= 1  # now what is used counts
-        disk.capacity_bytes -= disk.free_bytes() - reserve_bytes
+        disk.capacity_bytes -= disk.free_bytes() - needed_bytes
         make(world.store, is_busy=True)
         assert names(disk) == [there], "not yet below it"
         disk.capacity_bytes -= 1
         make(world.store, is_busy=True)
         assert names(disk) == []
-        assert disk.free_bytes() >= reserve_bytes
+        assert disk.free_bytes() >= needed_bytes
         world.send(world.frame(orders=BODY), world.frame(orders=BODY))
         return world
 

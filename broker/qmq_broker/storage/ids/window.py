@@ -4,7 +4,7 @@ An id is a producer instance and a dense counter, so the ids of a frame are a fe
 and a million ids are a few thousand runs of 24 bytes each. A window keeps at least the last
 `ids_max` ids or the last `age_ms`, whichever is less, in eight generations; the oldest generation
 leaves as a whole. Time is the log's own (`stored_at_ms` of frames), so that replaying the log gives
-the same window.
+the same window. Retention alone may have it forget by the clock, when nothing can be stored.
 
 Why eight tables, although a look-up asks each: a generation leaves at once, with all that it holds, and its
 first frame says where a snapshot of the window and the log that a start reads begin. One table for all would save
@@ -220,7 +220,7 @@ class DedupeWindow:
             generation.table.add(run, offset)
             generation.ids += count
             self.ids += count
-        self._forget(stored_at_ms)
+        self.forget(stored_at_ms)
         self.on_added(Added(generation.era, offset, stored_at_ms, runs))
 
     def restore(self, era: Era, columns: RunColumns, *, last_stored_at_ms: int) -> None:
@@ -238,7 +238,17 @@ class DedupeWindow:
         count = sum(columns.lasts) - sum(columns.firsts) + len(columns.firsts)
         generation.ids += count
         self.ids += count
-        self._forget(last_stored_at_ms)
+        self.forget(last_stored_at_ms)
+
+    def forget(self, now_ms: int) -> None:
+        """Forget what a frame stored at `now_ms` would make it forget."""
+        while self._generations:
+            oldest = self._generations[-1]
+            is_old = oldest.last_stored_at_ms + self._age_ms < now_ms
+            if not is_old and self.ids - oldest.ids < self._ids_max:
+                return
+            self._generations.pop()
+            self.ids -= oldest.ids
 
     def _newest(self, offset: int, stored_at_ms: int) -> _Generation:
         if self._generations:
@@ -249,12 +259,3 @@ class DedupeWindow:
                 return newest
         self._generations.insert(0, _Generation(Era(offset, stored_at_ms)))
         return self._generations[0]
-
-    def _forget(self, now_ms: int) -> None:
-        while len(self._generations) > 1:
-            oldest = self._generations[-1]
-            is_old = oldest.last_stored_at_ms + self._age_ms < now_ms
-            if not is_old and self.ids - oldest.ids < self._ids_max:
-                return
-            self._generations.pop()
-            self.ids -= oldest.ids

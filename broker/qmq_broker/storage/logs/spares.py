@@ -8,8 +8,8 @@ zeros little by little while not much is written, because blocks that were writt
 times faster than blocks that were only promised. It becomes a spare when it is full, or when it
 will be needed soon, whichever comes first.
 
-Below the reserve, where messages are refused, spares are given back: what nobody may write takes
-the room of what waits to be written.
+Where the log has no room to grow by a step, messages are refused before the log is asked. So
+spares are given back there: what nobody may write takes the room of what waits to be written.
 
 Runs in a background thread. Until the last step, a rename, the file belongs to nobody: a crash
 before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
@@ -45,6 +45,7 @@ class SpareMaker:
         self._log = log
         self._spares_max = options.spare_segments
         self._reserve_bytes = options.reserve_bytes
+        self._step_bytes = min(options.growth_bytes, log.segment_bytes)
         self._zeros = bytes(min(STEP_BYTES, log.segment_bytes))
         self._draft: DiskFile | None = None
         self._written = 0
@@ -83,7 +84,7 @@ class SpareMaker:
             self._is_prepared = True
         segment_bytes = self._log.segment_bytes
         left_bytes = segment_bytes - self._log.written_offset % segment_bytes
-        if self._reserve_bytes and self._disk.free_bytes() < self._reserve_bytes:
+        if self._disk.free_bytes() < self._reserve_bytes + self._step_bytes:
             return self._give_back()
         if self._draft is None:
             is_wanted = not self._log.spare_count and left_bytes <= segment_bytes * BEGUN_AT
