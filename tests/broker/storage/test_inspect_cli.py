@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -283,8 +284,28 @@ def test_X3_a_half_made_or_damaged_backup_is_not_restored(data: Path, tmp_path: 
     assert result.exit_code == ExitCode.CORRUPTION
     assert not (tmp_path / "restored").exists()
     (tmp_path / "copy" / "FORMAT").unlink()
-    assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code != ExitCode.OK
-    assert run("backup", data, tmp_path / "copy").exit_code == ExitCode.DIRECTORY
+    assert run("restore", tmp_path / "copy", tmp_path / "restored").exit_code == ExitCode.CORRUPTION
+    result = run("backup", data, tmp_path / "copy")
+    assert result.exit_code == ExitCode.DIRECTORY
+    assert f"{tmp_path / 'copy'} is unfinished: remove it" in result.output
+
+
+def test_a_copy_that_fails_is_said_to_be_unfinished_and_a_whole_one_never(
+    data: Path, tmp_path: Path
+) -> None:
+    (data / "actionlog" / f"{0:020d}").rename(tmp_path / "elsewhere")
+    (data / "actionlog" / f"{0:020d}").mkdir()
+    copy = tmp_path / "copy"
+    result = run("backup", data, copy)
+    assert result.exit_code == ExitCode.POISONED
+    assert f"{copy} is unfinished: remove it" in result.output
+    shutil.rmtree(copy)
+    (data / "actionlog" / f"{0:020d}").rmdir()
+    (tmp_path / "elsewhere").rename(data / "actionlog" / f"{0:020d}")
+    assert run("backup", data, copy).exit_code == ExitCode.OK
+    result = run("backup", data, copy)
+    assert result.exit_code == ExitCode.DIRECTORY
+    assert "unfinished" not in result.output
 
 
 def test_the_commands_of_the_page_run_as_they_stand(data: Path, tmp_path: Path) -> None:

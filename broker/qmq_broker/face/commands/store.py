@@ -21,6 +21,7 @@ from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.faults import Level
+from qmq_broker.storage.files.layout import COMMIT_LOG, FORMAT
 from qmq_broker.storage.upkeep.backup import Backup
 from qmq_broker.storage.upkeep.verify import Verification
 from qmq_client.wire.shown import printable
@@ -159,7 +160,7 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     from qmq_broker.storage.files.disk import OsDisk, link_file
     from qmq_broker.storage.upkeep.backup import back_up
 
-    with store_errors():
+    with store_errors(), _telling_unfinished(target):
         _refuse_inside(directory, target)
         source, copy = OsDisk(directory, is_read_only=True), OsDisk(target)
         made = back_up(
@@ -178,12 +179,12 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
 def restore(directory: str, target: str, *, as_json: bool) -> None:
     """Verify the backup DIRECTORY, then copy it into the empty directory TARGET.
 
-    The backup is not changed. A damaged or incomplete one is refused (exit codes 4 and 3).
+    The backup is not changed. A damaged or unfinished one is refused (exit code 4).
     """
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.backup import back_up
 
-    with store_errors():
+    with store_errors(), _telling_unfinished(target):
         _refuse_inside(directory, target)
         found = _verified(directory, is_deep=False, workers=None)
         if found.worst is Level.DAMAGED:
@@ -200,6 +201,17 @@ def _refuse_inside(directory: str, target: str) -> None:
     inner, outer = Path(target).resolve(), Path(directory).resolve()
     if inner != outer and inner.is_relative_to(outer):
         raise StoreError(f"{target} is inside {directory}: give a directory outside of it.")
+
+
+@contextmanager
+def _telling_unfinished(target: str) -> Iterator[None]:
+    """Tell of what a failed copy leaves behind; a whole one has FORMAT, and is none of ours."""
+    try:
+        yield
+    except StoreError:
+        if Path(target, COMMIT_LOG).exists() and not Path(target, FORMAT).exists():
+            click.echo(f"The copy in {target} is unfinished: remove it before you try again.", err=True)
+        raise
 
 
 def _say_copied(made: Backup, as_json: bool) -> None:
