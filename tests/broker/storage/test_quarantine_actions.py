@@ -116,6 +116,28 @@ def test_B4_damage_below_the_snapshot_changes_nothing() -> None:
     assert actions_of(disk.image) == expected
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_B4_damage_from_below_the_snapshot_to_beyond_it_leaves_the_groups_as_they_were_noted(
+    is_cut: bool,
+) -> None:
+    directory = directory_with_groups()
+    store = directory.open()
+    offset, end = store.actions.snapshot_offset, store.actions.log.written_offset
+    assert list(store.actions.replay())
+    store.close()
+    base = offset - offset % OPTIONS.action_segment_bytes
+    path = layout.segment_path(layout.ACTION_LOG, base)
+    directory = directory_with_groups()
+    begin = offset - base - 20
+    directory.change(path, lambda c: c[:begin] + (b"" if is_cut else b"\xff" * 40 + c[begin + 40 :]))
+    directory.refusal()
+    disk = RecordingDisk(directory.image)
+    (report,) = quarantine_damage(disk, FakeClock())
+    assert report.first_offset < offset < report.next_offset == end
+    assert actions_of(disk.image) == []
+    assert quarantine_damage(disk, FakeClock()) == []
+
+
 def test_B4_without_a_snapshot_and_a_beginning_all_groups_begin_anew() -> None:
     directory = directory_with_groups()
     flip_both_snapshots(directory)

@@ -10,7 +10,8 @@ A group created in the part that is given up is forgotten: whoever pulls for it 
 both snapshots are damaged and the log does not reach back to its beginning, that happens to all
 groups.
 
-Damage below the snapshot is covered and changes nothing: the groups are known without it.
+Damage below the snapshot is covered and changes nothing: the groups are known without it. Where
+damage reaches from below it beyond it, a frame has to begin at the snapshot: a start reads from there.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class ActionQuarantine(LogQuarantine):
         self._parts = [
             (part, self._cover.frames(part, []))
             for whole in self._ranges
-            for part in by_segment(self._segments, whole.first_offset, whole.next_offset)
+            for piece in _cut_at(snapshot_offset, whole)
+            for part in by_segment(self._segments, piece.first_offset, piece.next_offset)
         ]
 
     def run(self) -> list[QuarantineReport]:
@@ -80,3 +82,10 @@ class ActionQuarantine(LogQuarantine):
             if whole.first_offset <= part.first_offset < whole.next_offset
         ]
         return self._report(whole, parts, [])
+
+
+def _cut_at(offset: int, whole: DamagedRange) -> list[DamagedRange]:
+    """A range in two pieces, if this is inside it."""
+    if not whole.first_offset < offset < whole.next_offset:
+        return [whole]
+    return [whole._replace(next_offset=offset), whole._replace(first_offset=offset)]
