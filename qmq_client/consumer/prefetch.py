@@ -3,8 +3,9 @@
 The credit follows the handler: as many messages as all workers finish in a quarter of a second, at
 least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
 consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
-while it hangs, and a batch under way as full. What does come too early for a slow handler is given
-back, which counts as a delivery, so that must stay rare.
+while it hangs, and a batch under way as full. What a handler returned from without an outcome needs
+no worker, and counts towards `prefetch_max` alone. What does come too early for a slow handler is
+given back, which counts as a delivery, so that must stay rare.
 """
 
 from __future__ import annotations
@@ -71,12 +72,14 @@ class Prefetch:
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
         self._in_hand = 0
+        #: How many of those no worker has any more, and nobody has settled.
+        self._held = 0
         self._message_s: float | None = None
         self._is_stopping = False
 
     @property
     def in_hand(self) -> int:
-        """Messages waiting or with a worker."""
+        """Messages waiting, with a worker or left without an outcome."""
         return self._in_hand
 
     @property
@@ -147,14 +150,17 @@ class Prefetch:
         """
         now_s = self._clock.monotonic_s()
         with self._finished:
-            seconds = self._running.pop(threading.get_ident()).message_s(now_s)
+            running = self._running.pop(threading.get_ident())
+            seconds = running.message_s(now_s)
             known = self._message_s
             self._message_s = seconds if known is None else known + _WEIGHT * (seconds - known)
+            self._held += len(running.received) - count
             self._leave(count)
 
     def leave(self, count: int) -> None:
         """Messages are settled that no worker holds any more."""
         with self._finished:
+            self._held -= count
             self._leave(count)
 
     def room(self, *, is_blocking: bool) -> int:
@@ -222,7 +228,9 @@ class Prefetch:
 
     def _room(self) -> int:
         credit = self._credit()
-        free = max(0, credit - self._in_hand - self._unfilled())
+        limit = max(self._working_set, self._options.in_hand_max)
+        ahead = credit - (self._in_hand - self._held) - self._unfilled()
+        free = max(0, min(ahead, limit - self._in_hand))
         return free if free * 2 >= credit or self._has_idle() else 0
 
     def _has_idle(self) -> bool:
@@ -238,19 +246,23 @@ class Prefetch:
             return 0
         return sum(max(0, per_call - len(running.received)) for running in self._running.values())
 
+    @property
+    def _working_set(self) -> int:
+        """How many messages keep every worker busy."""
+        return self._options.concurrency * self._per_call
+
     def _credit(self) -> int:
         options = self._options
         message_s = self._message_s
-        working_set = options.concurrency * self._per_call
         if message_s is None:
-            return working_set
+            return self._working_set
         if self._running:
             now_s = self._clock.monotonic_s()
             longest_s = max(running.message_s(now_s) for running in self._running.values())
             message_s = max(message_s, longest_s)
         ahead_s = min(_AHEAD_S, options.lease_ms / 4_000)
         ahead = ahead_s * options.concurrency / max(message_s, 1e-6)
-        return max(working_set, min(int(ahead), options.in_hand_max))
+        return max(self._working_set, min(int(ahead), options.in_hand_max))
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count

@@ -48,6 +48,19 @@ def test_settled_by_hand_a_message_is_done_when_its_owner_says_so(bench: Bench) 
     assert consumers.members[0].prefetch.in_hand == 0
 
 
+def test_what_a_slow_handler_keeps_does_not_keep_it_from_the_next_message(bench: Bench) -> None:
+    kept: list[Delivery] = []
+
+    @consumer(SUBJECT, group=GROUP, auto_ack=False)
+    def collect(delivery: Delivery) -> None:
+        bench.clock.advance(SECOND)
+        kept.append(delivery)
+
+    bench.put(1, 2, 3)
+    drain(bench.consumers(collect))
+    assert [one.message.body for one in kept] == [1, 2, 3]
+
+
 def test_the_first_outcome_by_hand_counts(bench: Bench) -> None:
     handler, kept = by_hand()
     bench.put(1)

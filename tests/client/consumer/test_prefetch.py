@@ -47,22 +47,42 @@ def test_the_first_question_is_for_one_batch_per_worker() -> None:
 
 
 def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
-    prefetch = prefetch_of(batch_size=10)
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, concurrency=5)
+    handle_one(prefetch, clock, 125)
     prefetch.put(received(*[1] * 10))
     asked: list[int] = []
     for count in range(1, 11):
-        prefetch.leave(1)
+        take_one(prefetch, clock, 125)
         asked.append(prefetch.room(is_blocking=False))
         assert prefetch.in_hand == 10 - count
     assert asked == [0, 0, 0, 0, 5, 6, 7, 8, 9, 10]
 
 
-def handle_one(prefetch: Prefetch, clock: FakeClock, message_ms: int) -> None:
+def handle_one(prefetch: Prefetch, clock: FakeClock, message_ms: int, *, settled: int = 1) -> None:
     """A message comes, and its handler takes so long."""
     prefetch.put(received(1))
+    take_one(prefetch, clock, message_ms, settled=settled)
+
+
+def take_one(prefetch: Prefetch, clock: FakeClock, message_ms: int, *, settled: int = 1) -> None:
+    """The handler of the next message takes so long."""
     prefetch.take(is_blocking=False)
     clock.advance(message_ms)
-    prefetch.finish(1)
+    prefetch.finish(settled)
+
+
+def test_what_a_handler_left_without_an_outcome_needs_no_worker_and_counts_alone() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, prefetch_max=3)
+    rooms: list[int] = []
+    for _ in range(3):
+        handle_one(prefetch, clock, 1_000, settled=0)
+        rooms.append(prefetch.room(is_blocking=False))
+    assert rooms == [1, 1, 0]
+    prefetch.leave(1)
+    assert prefetch.room(is_blocking=False) == 1
+    assert prefetch.in_hand == 2
 
 
 def test_the_credit_follows_the_speed_of_the_handler() -> None:
@@ -88,10 +108,11 @@ def test_a_handler_that_hangs_counts_as_slow_while_it_hangs() -> None:
 
 
 def test_who_waits_for_room_is_woken_by_the_message_that_makes_it() -> None:
-    options = ConsumerOptions(subject="s", group="g", batch_size=2)
+    options = ConsumerOptions(subject="s", group="g", batch_size=2, prefetch_max=2)
     prefetch = Prefetch(options, FakeClock(), look_s=10 * LONG_S)
     prefetch.put(received(1, 1))
     prefetch.take(is_blocking=False)
+    prefetch.finish(0)
     rooms: list[int] = []
     asking = threading.Thread(target=lambda: rooms.append(prefetch.room(is_blocking=True)))
     asking.start()
