@@ -10,7 +10,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_migrations.errors import OtherHistoryError, SchemaMissingError, TablesGoneError
+from qmq_migrations.errors import (
+    OtherHistoryError,
+    SchemaMissingError,
+    TablesGoneError,
+    UnrecordedTablesError,
+)
 
 #: Where Alembic records an application's own revision, unless it is configured otherwise.
 ALEMBIC_TABLE: Final = "alembic_version"
@@ -51,6 +56,16 @@ def refuse_missing_tables(
         f"Revision {revision} is recorded, but {', '.join(gone)} not there. Restore them from a "
         f"backup; or create them again, empty: {forget}, then run `qmq db migrate`"
     )
+
+
+def refuse_unrecorded_tables(connection: sa.Connection, schema: str | None, prefix: str) -> None:
+    """Raise `UnrecordedTablesError` if there are tables of ours. Requires: no revision is recorded."""
+    if sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema):
+        raise UnrecordedTablesError(
+            f"{prefix}outbox is there, but no revision of QMQ to go back from: your own Alembic "
+            "history or create_tables has made it. Go back with that history (`alembic downgrade`), "
+            "or take the tables over with `qmq db migrate` before. See docs/migrations.md"
+        )
 
 
 def will_adopt(

@@ -6,6 +6,7 @@
     ├── UnknownRevisionError     a newer version of the product migrated it; upgrade the product
     ├── NoRevisionError          the revision that was named does not exist
     ├── OtherHistoryError        somebody else's Alembic history most likely made our tables
+    ├── UnrecordedTablesError    our tables are there without a revision to go back from
     ├── TablesGoneError          tables of the noted revision are not there
     ├── SchemaMissingError       the schema for the tables is not there
     ├── MigrationBusyError       another process migrates it now; run again later
@@ -33,6 +34,10 @@ class OtherHistoryError(MigrationError):
     That history most likely made them and goes on with them. Stay with it, or say that they are to
     be adopted.
     """
+
+
+class UnrecordedTablesError(MigrationError):
+    """Our tables are there without a revision of ours, so there is none to go back from."""
 
 
 class TablesGoneError(MigrationError):

@@ -21,7 +21,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
-from qmq_migrations.adoption import refuse_missing_schema, refuse_missing_tables, will_adopt
+from qmq_migrations.adoption import (
+    refuse_missing_schema,
+    refuse_missing_tables,
+    refuse_unrecorded_tables,
+    will_adopt,
+)
 from qmq_migrations.errors import NoRevisionError, UnknownRevisionError
 from qmq_migrations.lock import lock_for
 
@@ -90,6 +95,8 @@ def downgrade(
         raise NoRevisionError(f"There is no revision {revision}; there are: {', '.join(known)}")
     with _locked(engine, schema, wait_s) as connection:
         before = _revision(connection, schema, prefix)
+        if before is None:
+            refuse_unrecorded_tables(connection, schema, prefix)
         if before in known and known.index(before) > known.index(revision):
             config.attributes["connection"] = connection
             command.downgrade(config, f"qmq@{revision}")

@@ -19,6 +19,7 @@ from qmq_migrations.errors import (
     SchemaMissingError,
     TablesGoneError,
     UnknownRevisionError,
+    UnrecordedTablesError,
 )
 from qmq_migrations.lock import lock_for
 from qmq_migrations.upgrade import (
@@ -174,6 +175,17 @@ def test_down_to_the_base_nothing_of_ours_is_left_and_up_again_all_is_there(
     assert downgrade(engine, "base") == Migrated(before=None, after=None)
     assert migrate(engine).before is None
     assert live_schema(engine) == whole
+
+
+def test_there_is_no_way_down_from_tables_without_a_revision(a_database: Database) -> None:
+    """Whoever reads that nothing is there would believe that they were dropped."""
+    engine = a_database.engine()
+    create_tables(engine)
+    with pytest.raises(UnrecordedTablesError, match="qmq_outbox is there, but no revision"):
+        downgrade(engine, "base")
+    migrate(engine)
+    downgrade(engine, "base")
+    assert live_schema(engine) == {}
 
 
 def test_down_is_never_up(a_database: Database) -> None:
