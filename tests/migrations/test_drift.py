@@ -65,6 +65,7 @@ PLANTED = [
         ("mysql", "ALTER TABLE qmq_inbox ENGINE=MyISAM", "is of engine MyISAM"),
         ("mysql", f"{ALTER} DROP INDEX qmq_outbox_state_due", "no index on (state, due_at_ms)"),
         ("mysql", f"{ALTER} DROP INDEX message_id", "the same message_id twice"),
+        ("mysql", "ALTER TABLE qmq_inbox DROP PRIMARY KEY", "has the primary key (), not (consumer"),
         ("mysql", f"{ALTER} ADD COLUMN extra INT NOT NULL", "extra is not ours and has no default"),
         ("mysql", "UPDATE qmq_version SET version_num = 'qmq9999'", "at revision qmq9999, not at"),
         ("mysql", "DROP TABLE qmq_order_lock", "table qmq_order_lock is missing"),
@@ -93,6 +94,11 @@ PLANTED = [
             "postgresql",
             f"{ALTER} DROP CONSTRAINT qmq_outbox_message_id_key",
             "same message_id twice",
+        ),
+        (
+            "postgresql",
+            "ALTER TABLE qmq_inbox DROP CONSTRAINT qmq_inbox_pkey",
+            "has the primary key (), not (consumer",
         ),
         ("postgresql", f"{ALTER} ADD COLUMN extra int NOT NULL", "not ours and has no default"),
         (
@@ -227,10 +233,10 @@ def test_a_wrong_primary_key_is_named(a_server_database: Database) -> None:
     execute(
         a_server_database,
         "DROP TABLE qmq_order_lock",
-        "CREATE TABLE qmq_order_lock (slot INT NOT NULL)",
+        "CREATE TABLE qmq_order_lock (slot INT NOT NULL, room INT DEFAULT 0 PRIMARY KEY)",
     )
     assert faults(a_server_database) == [
-        "table qmq_order_lock has the primary key (), not (slot): ALTER TABLE qmq_order_lock ADD "
+        "table qmq_order_lock has the primary key (room), not (slot): ALTER TABLE qmq_order_lock ADD "
         "PRIMARY KEY (slot), after the present one was dropped"
     ]
 

@@ -143,10 +143,10 @@ def _of_keys(connection: sa.Connection, table: sa.Table) -> Iterator[Drift]:
     name = table_text(connection, table)
     columns = ", ".join(wanted)
     if sorted(key) != sorted(wanted):
+        add = f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})"
         yield Drift(
             fault=f"table {table.fullname} has the primary key ({', '.join(key)}), not ({columns})",
-            remedy=f"ALTER TABLE {name} ADD PRIMARY KEY ({columns}), after the present one was "
-            "dropped",
+            remedy=f"{add}, after the present one was dropped" if key else add,
         )
     unique = {tuple(each["column_names"]) for each in _unique(inspector, table)}
     for constraint in table.constraints:
