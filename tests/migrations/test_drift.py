@@ -65,7 +65,11 @@ PLANTED = [
         ("mysql", "ALTER TABLE qmq_inbox ENGINE=MyISAM", "is of engine MyISAM"),
         ("mysql", f"{ALTER} DROP INDEX qmq_outbox_state_due", "no index on (state, due_at_ms)"),
         ("mysql", f"{ALTER} DROP INDEX message_id", "the same message_id twice"),
-        ("mysql", "ALTER TABLE qmq_inbox DROP PRIMARY KEY", "has the primary key (), not (consumer"),
+        (
+            "mysql",
+            "ALTER TABLE qmq_inbox DROP PRIMARY KEY",
+            "has the primary key (), not (consumer",
+        ),
         ("mysql", f"{ALTER} ADD COLUMN extra INT NOT NULL", "extra is not ours and has no default"),
         ("mysql", "UPDATE qmq_version SET version_num = 'qmq9999'", "at revision qmq9999, not at"),
         ("mysql", "DROP TABLE qmq_order_lock", "table qmq_order_lock is missing"),

@@ -253,6 +253,25 @@ def test_C4_what_a_handler_raises_is_an_attempt_also_where_the_database_is_away(
     assert len(bench.broker.dead_letters(SUBJECT, GROUP)) == 1
 
 
+def test_C4_an_outage_in_the_middle_of_a_handler_costs_one_attempt_however_long_it_lasts(
+    bench: Bench, shop: sa.Engine, line: Line
+) -> None:
+    def lose_the_database() -> None:
+        line.go_away()
+        fail(gone("SELECT 1"))
+
+    bench.put(1)
+    with of(bench, line.adding(lose_the_database, max_attempts=ATTEMPTS_MAX)) as consumers:
+        for _ in range(3 * ATTEMPTS_MAX):
+            drain(consumers)
+            bench.clock.advance(HOUR_MS)
+    assert bench.broker.dead_letters(SUBJECT, GROUP) == []
+    line.come_back()
+    with of(bench, line.adding(max_attempts=ATTEMPTS_MAX)) as consumers:
+        drain(consumers)
+    assert count_of(shop) == 1
+
+
 def test_C4_what_the_commit_finds_wrong_with_a_message_is_an_attempt_also_in_an_outage(
     bench: Bench, line: Line
 ) -> None:
