@@ -1,8 +1,7 @@
-"""JSON requests to the broker, for commands that people use; messages go by the transport.
+"""What commands ask a broker, and what its answers mean to them.
 
-As careful as the transport: a cap on the answer, no content encoding, no proxy from the
-environment, one deadline. Refusals, connection failures and malformed answers raise the transport's
-errors, so exit codes are the same everywhere.
+Refusals, connection failures and malformed answers raise the transport's errors, so exit codes are
+the same everywhere.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from qmq_client.errors import (
     BrokerAccessError,
     BrokerAnswerError,
     BrokerRefusedError,
-    ConfigurationError,
     ProtocolError,
 )
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http_errors import ACCESS, BUSY, as_transport_error, busy
+from qmq_client.transport.http_errors import ACCESS, BUSY, busy
+from qmq_client.transport.json_questions import ask, url_of
 from qmq_client.wire.requests import ErrorAnswer, decode_json
 
 #: A search over hundreds of megabytes takes seconds.
@@ -86,30 +85,17 @@ def _ask(
     statuses: Collection[int],
     **request: Any,
 ) -> dict[str, Any]:
-    import httpx  # late: `qmq --help` lists commands without it
-
-    url = f"{address.url.rstrip('/')}{path}"
-    headers = {"accept-encoding": "identity", **address.headers()}
-    try:
-        with (
-            httpx.Client(
-                timeout=ANSWER_TIMEOUT_S, trust_env=False, verify=address.ssl_context()
-            ) as client,
-            client.stream(method, url, headers=headers, **request) as response,
-        ):
-            data = b""
-            for part in response.iter_raw():
-                data += part
-                if len(data) > ANSWER_BYTES_MAX:
-                    raise BrokerAnswerError(f"{url}: longer than {ANSWER_BYTES_MAX} bytes")
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
-        raise ConfigurationError(
-            setting="--broker", value=address.url, remedy="Use a URL like http://127.0.0.1:9470."
-        ) from error
-    except httpx.HTTPError as error:
-        raise as_transport_error(error, url=url, certificate=address.cert_file) from error
-    if response.status_code not in statuses:
-        raise _refusal(url, response.status_code, data)
+    status, data = ask(
+        method,
+        address,
+        path,
+        answer_s_max=ANSWER_TIMEOUT_S,
+        answer_bytes_max=ANSWER_BYTES_MAX,
+        **request,
+    )
+    url = url_of(address, path)
+    if status not in statuses:
+        raise _refusal(url, status, data)
     try:
         answer = json.loads(data)
     except ValueError:

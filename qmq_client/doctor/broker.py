@@ -7,13 +7,11 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-import httpx
-
 from qmq_client.doctor.finding import Findings, found
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import TransportError
 from qmq_client.settings.masking import mask_secrets
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http_errors import as_transport_error
+from qmq_client.transport.json_questions import ask, url_of
 
 _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
@@ -114,30 +112,16 @@ def _ask(
     address: BrokerAddress, path: str, *, bytes_max: int = _ANSWER_BYTES_MAX
 ) -> tuple[int, dict[str, Any]] | str:
     """Status and answer, or why there is none."""
-    url = f"{address.url.rstrip('/')}{path}"
-    headers = {"accept-encoding": "identity", **address.headers()}
     try:
-        with (
-            httpx.Client(
-                timeout=_ANSWER_S_MAX, trust_env=False, verify=address.ssl_context()
-            ) as client,
-            client.stream("GET", url, headers=headers) as response,
-        ):
-            data = b""
-            for chunk in response.iter_raw():
-                data += chunk
-                if len(data) > bytes_max:
-                    return f"{url}: the answer is not from a broker"
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise ConfigurationError(
-            setting="--broker", value=url, remedy="Use a URL like http://127.0.0.1:9470."
-        ) from error
-    except httpx.HTTPError as error:
-        return str(as_transport_error(error, url=url, certificate=address.cert_file))
+        status, data = ask(
+            "GET", address, path, answer_s_max=_ANSWER_S_MAX, answer_bytes_max=bytes_max
+        )
+    except TransportError as error:
+        return str(error)
     try:
         told = json.loads(data)
     except ValueError:
-        return f"{url}: {response.status_code}, and the answer is not from a broker"
+        told = None
     if not isinstance(told, dict):
-        return f"{url}: {response.status_code}, and the answer is not from a broker"
-    return response.status_code, told
+        return f"{url_of(address, path)}: {status}, and the answer is not from a broker"
+    return status, told

@@ -164,7 +164,7 @@ def test_somebody_who_is_no_broker_is_found(body: bytes) -> None:
         assert list(examined(url)) == ["broker.unreachable"]
 
 
-@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1"])
+@pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://shop..broker:9470"])
 def test_an_address_that_is_none_is_a_wrong_call(url: str) -> None:
     with pytest.raises(ConfigurationError, match="--broker"):
         examined(url)
