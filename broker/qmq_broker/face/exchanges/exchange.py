@@ -42,6 +42,16 @@ class Outcome(Protocol[T]):
     def __await__(self) -> Generator[Any, None, T]: ...
 
 
+def make_known(outcome: Outcome[T], known: T | Exception) -> None:
+    """Let the route that waits continue, if it still does."""
+    if outcome.done():  # the client went away meanwhile
+        return
+    if isinstance(known, Exception):
+        outcome.set_exception(known)
+    else:
+        outcome.set_result(known)
+
+
 class Exchange(Protocol):
     """One request and its answer."""
 

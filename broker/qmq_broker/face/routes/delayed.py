@@ -19,6 +19,7 @@ from starlette.routing import Route
 from qmq_broker.errors import BusyError, CorruptionError, NotFoundError
 from qmq_broker.face.answers import error_answer
 from qmq_broker.face.callers.access import Role
+from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.face.routes.queries import NUMBER_MAX, number
@@ -222,7 +223,7 @@ class _Delayed:
             return Rescheduling.RESCHEDULED
         frame = await self._look_on(lambda: self._query.rescheduled_frame(last, due_at_ms))
         done: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        self._broker.writer.submit(frame, lambda placed: _resolve(done, placed))
+        self._broker.writer.submit(frame, partial(make_known, done))
         return Rescheduling.RESCHEDULED if (await done).physical_offset else None
 
     def _find(
@@ -247,7 +248,7 @@ class _Delayed:
         for first in range(0, max(1, len(found)), CANCELLED_MAX):
             places = [_cancelled(one) for one in found[first : first + CANCELLED_MAX]]
             done: asyncio.Future[list[Fate | None]] = asyncio.get_running_loop().create_future()
-            on_done = partial(_resolve, done)
+            on_done = partial(make_known, done)
             self._broker.delayed.changes.cancel(places, on_done, withdrawn)
             fates += await done
         return fates
@@ -296,15 +297,6 @@ def _rescheduling(fates: Sequence[Fate]) -> Rescheduling | None:
     if not ends:
         return None
     return Rescheduling.CANCELLED if ends[-1] is Fate.CANCELLED else Rescheduling.TOO_LATE
-
-
-def _resolve(done: asyncio.Future[T], outcome: T | Exception) -> None:
-    if done.done():  # the client went away meanwhile
-        return
-    if isinstance(outcome, Exception):
-        done.set_exception(outcome)
-    else:
-        done.set_result(outcome)
 
 
 def _theirs(request: Request) -> Callable[[str], bool]:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.callers.access import Role
-from qmq_broker.face.exchanges.exchange import Exchange, Outcome
+from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
 from qmq_broker.face.exchanges.requests import (
     BodyRoom,
     ClientGone,
@@ -100,7 +100,7 @@ class HotRoutes:
                 data, message_ids = self._frame_of(data)
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
-            frame = self._broker.send(data, partial(_resolve, durable), may_send)
+            frame = self._broker.send(data, partial(make_known, durable), may_send)
             placed = await durable
         reply = head.answer_encoding()
         await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
@@ -217,15 +217,6 @@ async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) 
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
     await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
-
-
-def _resolve(durable: Outcome[Placed], outcome: Placed | Exception) -> None:
-    if durable.done():  # the client went away meanwhile
-        return
-    if isinstance(outcome, Exception):
-        durable.set_exception(outcome)
-    else:
-        durable.set_result(outcome)
 
 
 def _set(woken: asyncio.Future[None]) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.keeping import KeeperStatus, OnKept
@@ -71,16 +73,7 @@ class _Keepers:
     async def _changed(self, change: Callable[[OnKept], None]) -> Response:
         self._broker.serving.check_delivers()
         done: asyncio.Future[Keeper] = asyncio.get_running_loop().create_future()
-
-        def on_done(outcome: Keeper | Exception) -> None:
-            if done.done():  # the caller is gone
-                return
-            if isinstance(outcome, Exception):
-                done.set_exception(outcome)
-            else:
-                done.set_result(outcome)
-
-        change(on_done)
+        change(partial(make_known, done))
         keeper = await done
         status = self._broker.keeping.status(keeper, self._broker.time.now_ms())
         return _json(status)
