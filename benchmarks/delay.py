@@ -29,8 +29,8 @@ from qmq_broker.service.delay.rows import end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.schedule.beside import in_a_thread
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
 from qmq_broker.storage.store import Store

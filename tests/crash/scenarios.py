@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qmq_broker.errors import NoRoomError, PoisonedError
-from qmq_broker.storage.schedule.beside import Work
+from qmq_broker.storage.files.beside import Work
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 from tests.crash.world import RETAINING, History, World
 from tests.kit.clock import FakeClock

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from qmq_broker.storage.files.beside import Work, at_once
 from qmq_broker.storage.schedule import copy
-from qmq_broker.storage.schedule.beside import Work, at_once
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles

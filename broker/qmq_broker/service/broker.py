@@ -33,8 +33,8 @@ from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter, OnDone
+from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.schedule.beside import in_a_thread
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits

@@ -24,6 +24,7 @@ import logging
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.beside import Beside
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import keep_room_for_keepers
 from qmq_broker.storage.files.retained import (
@@ -33,7 +34,6 @@ from qmq_broker.storage.files.retained import (
 )
 from qmq_broker.storage.keepers import Keepers
 from qmq_broker.storage.saving import Saved, Saver
-from qmq_broker.storage.schedule.beside import Beside
 
 _log = logging.getLogger(__name__)
 

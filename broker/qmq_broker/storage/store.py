@@ -19,6 +19,7 @@ from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
@@ -38,7 +39,6 @@ from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
-from qmq_broker.storage.schedule.beside import Work
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.frame import MessageFrame

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from qmq_broker.storage.schedule.beside import Work, in_a_thread
+from qmq_broker.storage.files.beside import Work, in_a_thread
 from qmq_broker.storage.schedule.bucket import empty_bucket
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig

@@ -11,8 +11,8 @@ import pytest
 from qmq_broker.errors import PoisonedError
 from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work, in_a_thread
 from qmq_broker.storage.schedule import copy
-from qmq_broker.storage.schedule.beside import Work, in_a_thread
 from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig

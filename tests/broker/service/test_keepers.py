@@ -20,9 +20,9 @@ from qmq_broker.errors import (
 )
 from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import KEEPERS_MAX, NOBODY, LogOffsets
-from qmq_broker.storage.schedule.beside import Work
 from qmq_client.wire.errors import InvalidMessageError
 from tests.broker.service.retaining import (
     RETAINING,

@@ -13,10 +13,10 @@ import pytest
 
 from qmq_broker.errors import CorruptionError, DiskFullError, PoisonedError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work, at_once, in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.queues.queue_table import read_queue_tables, write_queue_table
-from qmq_broker.storage.schedule.beside import Work, at_once, in_a_thread
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.requests import Settlement, SettleRequest
 from qmq_client.wire.start import Start, StartKind

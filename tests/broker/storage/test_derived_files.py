@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work, at_once
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
-from qmq_broker.storage.schedule.beside import Work, at_once
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.promises import check

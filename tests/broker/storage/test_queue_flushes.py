@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.beside import Work
 from qmq_broker.storage.queues import consume_queues
-from qmq_broker.storage.schedule.beside import Work
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.lives import restarted

@@ -1,1 +1,1 @@
-"""The data directory: the disk port, the names of files, and the small files."""
+"""The data directory: the disk port and waiting for it, the names of files, and the small files."""

@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
+from qmq_broker.storage.files.beside import Beside
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.schedule.beside import Beside
 from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket, is_over
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects

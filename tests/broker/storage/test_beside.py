@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_broker.storage.schedule.beside import Beside, Work
+from qmq_broker.storage.files.beside import Beside, Work
 
 
 def test_work_that_cannot_be_started_is_not_waited_for() -> None:

@@ -19,7 +19,7 @@ def at_once(work: Work) -> None:
 
 def in_a_thread(work: Work) -> None:
     """Do it in a daemon thread: if the disk hangs, the process can still end."""
-    threading.Thread(target=work, name="qmq-schedule-sync", daemon=True).start()
+    threading.Thread(target=work, name="qmq-beside", daemon=True).start()
 
 
 class Beside:
