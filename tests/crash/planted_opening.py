@@ -21,6 +21,7 @@ from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, claims_b
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.recovery import Recovery
+from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameHeader, FrameKind, read_header
 from tests.crash.recording_disk import RecordingDisk
@@ -165,8 +166,10 @@ def bad_frames_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def the_window_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     derive = Recovery._derive
 
-    def derive_and_forget(self: Recovery, commit: LogFinding, *, has_schedule: bool) -> None:
-        derive(self, commit, has_schedule=has_schedule)
+    def derive_and_forget(
+        self: Recovery, commit: LogFinding, copier: ScheduleCopier, *, has_schedule: bool
+    ) -> None:
+        derive(self, commit, copier, has_schedule=has_schedule)
         self._window = DedupeWindow(ids_max=1_000, age_ms=1_000)
 
     monkeypatch.setattr(Recovery, "_derive", derive_and_forget)

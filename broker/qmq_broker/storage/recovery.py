@@ -145,22 +145,47 @@ class Recovery:
         has_schedule = load_schedule(
             self._schedule, first_offset=first_offset, next_offset=commit.next_offset
         )
-        self._copier = ScheduleCopier(
-            self._schedule, epoch=max(last.epoch if last else 0, commit.epoch)
-        )
+        copier = ScheduleCopier(self._schedule, epoch=max(last.epoch if last else 0, commit.epoch))
         self._make_names_durable()
         if has_schedule:
             clear_strays(self._schedule)
-        self._derive(commit, has_schedule=has_schedule)
+        self._derive(commit, copier, has_schedule=has_schedule)
         self._mend(commit, actions)
         self._ids.start()
         self._queues.start_journal(next_offset=commit.next_offset)
         checkpoint = self._next_checkpoint(last, commit, actions)
         _raise_epoch(checkpoints, last, checkpoint)
         if has_schedule:
-            self._copier.adopt_options()
+            copier.adopt_options()
         else:
-            self._copier.copy_all()  # from now on the journal may say that nothing follows it
+            copier.copy_all()  # from now on the journal may say that nothing follows it
+        report = RecoveryReport(
+            clean=clean,
+            frames=commit.frames,
+            records=commit.records,
+            scanned_bytes=commit.scanned_bytes,
+            torn_bytes=commit.torn_bytes + actions.torn_bytes,
+            rewritten_bytes=_unsynced_bytes(commit) + _unsynced_bytes(actions),
+            is_rebuilt=not is_loaded and commit.next_offset > first_offset,
+            duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
+        )
+        return self._recovered(checkpoint, commit, actions, report)
+
+    def close(self) -> None:
+        """Close all files after a failure."""
+        self._commit.close()
+        self._actions.close()
+        self._queues.close()
+        self._ids.close()
+        self._schedule.close()
+
+    def _recovered(
+        self,
+        checkpoint: Checkpoint,
+        commit: LogFinding,
+        actions: LogFinding,
+        report: RecoveryReport,
+    ) -> Recovered:
         return Recovered(
             checkpoint=checkpoint,
             commit_segments=self._commit,
@@ -174,25 +199,8 @@ class Recovery:
             retained=self._retained,
             keepers=self._keepers,
             snapshots=self._snapshots,
-            report=RecoveryReport(
-                clean=clean,
-                frames=commit.frames,
-                records=commit.records,
-                scanned_bytes=commit.scanned_bytes,
-                torn_bytes=commit.torn_bytes + actions.torn_bytes,
-                rewritten_bytes=_unsynced_bytes(commit) + _unsynced_bytes(actions),
-                is_rebuilt=not is_loaded and commit.next_offset > first_offset,
-                duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
-            ),
+            report=report,
         )
-
-    def close(self) -> None:
-        """Close all files after a failure."""
-        self._commit.close()
-        self._actions.close()
-        self._queues.close()
-        self._ids.close()
-        self._schedule.close()
 
     def _examine(self, last: Checkpoint | None) -> tuple[LogFinding, LogFinding]:
         commit = examine(
@@ -230,7 +238,7 @@ class Recovery:
         # The same for the notes of what was given up: segments are removed on their word.
         self._disk.sync_directory(layout.STATE)
 
-    def _derive(self, commit: LogFinding, *, has_schedule: bool) -> None:
+    def _derive(self, commit: LogFinding, copier: ScheduleCopier, *, has_schedule: bool) -> None:
         """Fill queues, window and schedule from the frames they do not know yet."""
         queues, schedule = self._queues, self._schedule
         known_offset, window_offset = queues.known_offset, self._ids.next_offset
@@ -247,7 +255,7 @@ class Recovery:
                 self._derive_delayed(frame, scan.next_offset)
                 # What no sync has confirmed may still be lost, so no file may rely on it.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
-                    self._copier.copy_all()
+                    copier.copy_all()
             if runs is not None and frame.offset >= window_offset:
                 self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
         schedule.make_visible(commit.next_offset, commit.last_stored_at_ms)
