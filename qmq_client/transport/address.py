@@ -11,7 +11,6 @@ The token is never shown, neither by `repr` nor in an error.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import ssl
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.sections import BrokerSection
+from qmq_client.wire.loopback import is_loopback
 from qmq_client.wire.shown import shorten
 
 _VARIABLES: Final = {
@@ -97,7 +97,7 @@ class BrokerAddress:
     def is_in_clear(self) -> bool:
         """Whether others can read what is sent: plain HTTP that leaves this machine."""
         parts = urlsplit(self.url)
-        return parts.scheme != "https" and not _is_loopback(parts.hostname or "")
+        return parts.scheme != "https" and not is_loopback(parts.hostname or "")
 
     def current_token(self) -> str:
         """The token to send now, empty for none; raises `ConfigurationError` for a bad file."""
@@ -145,15 +145,6 @@ class BrokerAddress:
                 remedy="Give files in PEM, the key unencrypted.",
             ) from error
         return context
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _no_password() -> bytes:

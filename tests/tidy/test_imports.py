@@ -17,8 +17,8 @@ SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
 #: The wire computes; it neither waits, reads the clock, nor opens anything.
 WIRE_MAY_USE = {
     "__future__", "array", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
-    "hashlib", "itertools", "json", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
-    "zlib", "fastcrc", "msgspec", "qmq_client",
+    "hashlib", "ipaddress", "itertools", "json", "operator", "re", "string", "struct", "types", "typing",
+    "unicodedata", "zlib", "fastcrc", "msgspec", "qmq_client",
 }  # fmt: skip
 
 LIST_MODULES = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"

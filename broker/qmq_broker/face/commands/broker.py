@@ -5,7 +5,6 @@ What only asks a running broker, `status`, `readonly` and `drain`, the client br
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from qmq_broker.options import (
     room_for_a_frame_bytes,
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS
+from qmq_client.wire.loopback import is_loopback
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_LISTEN = "127.0.0.1:9470"
@@ -237,21 +237,12 @@ def _check_reach(listen: str, host: str, *, has_tokens: bool, has_tls: bool) -> 
         for what, is_there in (("--tokens", has_tokens), ("--tls-cert and --tls-key", has_tls))
         if not is_there
     ]
-    if missing and not _is_loopback(host):
+    if missing and not is_loopback(host):
         raise click.UsageError(
             f"--listen {listen}: {host} can be reached from other machines, which needs "
             f"authentication and TLS. Add {' and '.join(missing)}, listen on 127.0.0.1, or add "
             "--insecure when the network is trusted."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 broker.add_command(token)
