@@ -14,7 +14,7 @@ from traceback import walk_tb
 from typing import Final
 
 from qmq_client.clock import Clock
-from qmq_client.consumer.delivery import in_one_line
+from qmq_client.consumer.error_texts import in_one_line
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Failures of one kind that are told in one span. With fewer than this in a minute, each is.

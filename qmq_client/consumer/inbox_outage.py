@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import Clock
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import error_text, in_one_line
+from qmq_client.consumer.error_texts import error_text, in_one_line
 from qmq_client.consumer.outage import OutageLog
 from qmq_client.retry import Backoff
 

@@ -13,13 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import (
-    Outcome,
-    Received,
-    error_text,
-    given_back,
-    given_back_untried,
-)
+from qmq_client.consumer.delivery import Outcome, Received, given_back, given_back_untried
+from qmq_client.consumer.error_texts import error_text
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.prefetch import Prefetch, Running

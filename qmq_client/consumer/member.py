@@ -20,14 +20,8 @@ from qmq_client.consumer.asking import pull_request
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.calling import Calls
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import (
-    Grip,
-    Outcome,
-    Received,
-    error_text,
-    given_back_untried,
-    received_of,
-)
+from qmq_client.consumer.delivery import Grip, Outcome, Received, given_back_untried, received_of
+from qmq_client.consumer.error_texts import error_text
 from qmq_client.consumer.handler import Handler
 from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.inbox_outage import InboxOutages

@@ -21,7 +21,7 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
-from qmq_client.consumer.delivery import error_text
+from qmq_client.consumer.error_texts import error_text
 from qmq_client.consumer.forked import Forks
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
 from qmq_client.consumer.identity import Identity

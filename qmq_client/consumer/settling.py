@@ -13,7 +13,8 @@ from typing import Final
 
 from qmq_client.consumer.asking import settle_request
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.delivery import Verdict, error_text, in_one_line
+from qmq_client.consumer.delivery import Verdict
+from qmq_client.consumer.error_texts import error_text, in_one_line
 from qmq_client.consumer.handler import Handler, OnStale, StaleDelivery
 from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.ledger import Entry, Ledger, Outgoing, as_outgoing, stale_entries

@@ -21,14 +21,12 @@ from qmq_client.consumer.delivery import (
     Outcome,
     Received,
     Verdict,
-    error_text,
-    error_traceback,
     given_back,
     given_back_untried,
-    in_one_line,
     rejected,
     unreadable,
 )
+from qmq_client.consumer.error_texts import error_text, error_traceback, in_one_line
 from qmq_client.consumer.handler_failures import HandlerFailures
 from qmq_client.consumer.inbox_outage import InboxOutage, Prober
 from qmq_client.consumer.ledger import Ledger
