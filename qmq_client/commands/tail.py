@@ -64,10 +64,13 @@ def tail(
     address = broker_address(broker, config_file)
     place = _last(address, subject, count) if first is None else first
     left = None if follow else count
+    #: Behind the last message that was printed.
+    printed = 0
     has_answered = is_away = False
     while left is None or left > 0:
         asked = _COUNT_MAX if left is None else min(left, _COUNT_MAX)
         try:
+            place = _place_now(address, subject, place, printed, was_away=is_away)
             messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
         except TransportError as error:
             # Nothing was printed of what failed, so to ask again repeats and skips nothing.
@@ -83,6 +86,7 @@ def tail(
         has_answered, is_away = True, False
         for found in messages:
             click.echo(_line({"subject": subject, **found}, as_json))
+            printed = found["sequence"] + 1
         if gone := next_place - place - len(messages):
             click.echo(f"gone: {gone} of the messages {place} to {next_place - 1}", err=True)
         left = None if left is None else left - len(messages)
@@ -101,6 +105,20 @@ def _last(address: BrokerAddress, subject: str, count: int) -> int:
         if one["subject"] == subject:
             return int(max(one["first_sequence"], one["next_sequence"] - count))
     return 0
+
+
+def _place_now(
+    address: BrokerAddress, subject: str, place: int, printed: int, *, was_away: bool
+) -> int:
+    """Where to go on: at the subject's end if the broker is back with an older copy of its data."""
+    if not was_away or (end := _last(address, subject, 0)) >= printed:
+        return place
+    click.echo(
+        f"{subject} ends at message {end} now, and messages below {printed} were printed: the "
+        "broker has an older copy of its data",
+        err=True,
+    )
+    return end
 
 
 def _messages(

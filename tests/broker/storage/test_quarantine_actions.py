@@ -129,7 +129,9 @@ def test_B4_damage_from_below_the_snapshot_to_beyond_it_leaves_the_groups_as_the
     path = layout.segment_path(layout.ACTION_LOG, base)
     directory = directory_with_groups()
     begin = offset - base - 20
-    directory.change(path, lambda c: c[:begin] + (b"" if is_cut else b"\xff" * 40 + c[begin + 40 :]))
+    directory.change(
+        path, lambda c: c[:begin] + (b"" if is_cut else b"\xff" * 40 + c[begin + 40 :])
+    )
     directory.refusal()
     disk = RecordingDisk(directory.image)
     (report,) = quarantine_damage(disk, FakeClock())

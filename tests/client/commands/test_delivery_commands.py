@@ -211,6 +211,37 @@ def test_tail_waits_for_a_broker_that_is_away_and_repeats_and_skips_nothing(tmp_
             following.communicate()
 
 
+def test_tail_goes_on_at_the_end_of_an_older_copy_that_was_restored(tmp_path: Path) -> None:
+    data, older = tmp_path / "data", tmp_path / "older"
+    with BrokerProcess(data) as broker:
+        sent(broker, "orders", 2)
+        assert qmq(broker, "store", "backup", str(data), str(older)).returncode == 0
+        sent(broker, "orders", 3)
+        following = subprocess.Popen(
+            [sys.executable, "-u", "-m", "qmq_client.cli", "tail", "orders", "--follow"],
+            env=os.environ | {"QMQ_BROKER_URL": broker.url, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert following.stdout is not None
+            assert following.stderr is not None
+            assert [following.stdout.readline().split()[0] for _ in range(5)] == list("01234")
+            broker.kill()
+            assert following.stderr.readline().endswith("; waiting for the broker\n")
+            data.rename(tmp_path / "lost")
+            older.rename(data)
+            broker.start()
+            assert "ends at message 2 now" in following.stderr.readline()
+            assert "going on with message 2" in following.stderr.readline()
+            sent(broker, "orders", 1)
+            assert following.stdout.readline().split()[0] == "2"
+        finally:
+            following.kill()
+            following.communicate()
+
+
 def test_tail_says_at_once_that_nobody_answers_where_it_is_sent(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         broker.kill()

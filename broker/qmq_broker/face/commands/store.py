@@ -210,7 +210,9 @@ def _telling_unfinished(target: str) -> Iterator[None]:
         yield
     except StoreError:
         if Path(target, COMMIT_LOG).exists() and not Path(target, FORMAT).exists():
-            click.echo(f"The copy in {target} is unfinished: remove it before you try again.", err=True)
+            click.echo(
+                f"The copy in {target} is unfinished: remove it before you try again.", err=True
+            )
         raise
 
 
