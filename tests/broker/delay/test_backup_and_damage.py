@@ -13,6 +13,7 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.face.commands.store_dump import DumpQuestion, dump
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.faults import NOT_STARTED, Fault, Level
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.message_id import format_message_id
@@ -38,11 +39,15 @@ def waiting(directory: Path) -> tuple[DelayRig, dict[bytes, int]]:
     return rig, {body: at for body, at in due.items() if body != b"8.1"}
 
 
-def faults(directory: Path) -> list[tuple[str, str]]:
+def verified(directory: Path) -> list[Fault]:
     disk = OsDisk(str(directory))
     found = verify_store(disk, FakeClock(), check_groups=len)
     disk.close()
-    return [(fault.level, fault.file) for fault in found.faults]
+    return found.faults
+
+
+def faults(directory: Path) -> list[tuple[str, str]]:
+    return [(fault.level, fault.file) for fault in verified(directory)]
 
 
 def finish(rig: DelayRig, due: dict[bytes, int]) -> None:
@@ -111,7 +116,8 @@ def test_B4_a_file_that_is_shorter_than_its_table_says_stops_the_broker(
     path = max((tmp_path / log).rglob("2*/*"))
     harm(path)
     name = str(path.relative_to(tmp_path))
-    assert ("damaged", name) in faults(tmp_path)
+    (told,) = [fault for fault in verified(tmp_path) if fault.file == name]
+    assert (told.level, told.meaning) == (Level.DAMAGED, NOT_STARTED)
     with pytest.raises(CorruptionError) as caught:
         rig.start()
     assert caught.value.segment == name
@@ -125,9 +131,9 @@ def test_B4_a_damaged_record_is_held_and_named_and_others_go_on(tmp_path: Path) 
     data = bytearray(whole)
     data[data.index(b"7.1")] ^= 1
     path.write_bytes(data)
-    assert [file for level, file in faults(tmp_path) if level == "damaged"] == [
-        str(path.relative_to(tmp_path))
-    ]
+    (found,) = [fault for fault in verified(tmp_path) if fault.level == Level.DAMAGED]
+    assert found.file == str(path.relative_to(tmp_path))
+    assert found.meaning.startswith("The broker starts, and holds back")
     rig.start()
     for _ in range(12):
         rig.pass_and_release(HOUR_MS)

@@ -88,10 +88,11 @@ def test_B11_a_sealed_file_that_is_damaged_is_told_and_made_again(
     assert faults(world) == []
 
 
-def test_B11_a_growing_file_that_is_damaged_is_told() -> None:
+@pytest.mark.parametrize("how", [flip(3), flip(-1)], ids=["header", "entry"])
+def test_B11_a_growing_file_that_is_damaged_is_told(how: Callable[[bytes], bytes]) -> None:
     world = indexed()
     path = names(world)[-1]
-    change(world, path, lambda content: content[:-1] + bytes([content[-1] ^ 1]))
+    change(world, path, how)
     (fault,) = faults(world)
     assert (fault.level, fault.file) == (Level.REBUILT, path)
 

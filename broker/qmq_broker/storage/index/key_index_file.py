@@ -192,7 +192,7 @@ class IndexFile:
         if self._file is None:
             file = self._disk.open(self.path, is_new=True)
             file.truncate(0)
-            file.write(0, [self._header()])
+            file.write(0, [self.header()])
             self._file = file  # not earlier: if there was no room, the next try starts over
         position = self._entry_position(self._written_count + 1)
         tail = bytes(self._tail)
@@ -221,10 +221,24 @@ class IndexFile:
         if self._file is not None:
             self._file.sync()
 
+    def header(self) -> bytes:
+        """How the file begins."""
+        packed = _HEADER.pack(
+            INDEX_MAGIC,
+            INDEX_VERSION,
+            self.slot_count,
+            self.first_offset,
+            self.first_stored_at_ms,
+            self._store_id[:8],
+            0,
+        )
+        head = packed[: -_NUMBER.size]
+        return head + _NUMBER.pack(crc32c(head))
+
     def take_up(self) -> None:
         """Go on with a growing file that the table knows; raises `CorruptionError`."""
         self._file = self._disk.open(self.path)
-        if self._file.read(0, INDEX_HEADER_BYTES) != self._header():
+        if self._file.read(0, INDEX_HEADER_BYTES) != self.header():
             raise self._corruption(0, "another header")
         slots = array("I", bytes(4 * self.slot_count))
         crc, number = 0, 1
@@ -258,7 +272,7 @@ class IndexFile:
         try:
             position = self._checked_bytes
             if not position:
-                if file.read(0, INDEX_HEADER_BYTES) != self._header():
+                if file.read(0, INDEX_HEADER_BYTES) != self.header():
                     raise self._corruption(0, "another header")
                 position = INDEX_HEADER_BYTES
             limit = first if position < first else after
@@ -368,19 +382,6 @@ class IndexFile:
 
     def _entry_position(self, number: int) -> int:
         return INDEX_HEADER_BYTES + 4 * self.slot_count + (number - 1) * INDEX_ENTRY_BYTES
-
-    def _header(self) -> bytes:
-        packed = _HEADER.pack(
-            INDEX_MAGIC,
-            INDEX_VERSION,
-            self.slot_count,
-            self.first_offset,
-            self.first_stored_at_ms,
-            self._store_id[:8],
-            0,
-        )
-        head = packed[: -_NUMBER.size]
-        return head + _NUMBER.pack(crc32c(head))
 
     def _corruption(self, position: int, reason: str) -> CorruptionError:
         return CorruptionError(segment=self.path, offset=position, reason=reason)

@@ -10,7 +10,7 @@ from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.faults import Fault, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.index.key_index import IndexTable
@@ -59,22 +59,29 @@ def _fault(disk: Disk, format_: Format, state: IndexFileState) -> str:
             return ""
     except CorruptionError as error:
         return error.reason
-    return "" if _entries_crc(disk, state) == state.entries_crc else "entries are not as written"
+    return _fault_of_growing(disk, state, file.header())
 
 
-def _entries_crc(disk: Disk, state: IndexFileState) -> int:
+def _fault_of_growing(disk: Disk, state: IndexFileState, header: bytes) -> str:
+    file = disk.open(layout.index_path(state.name))
+    try:
+        if file.read(0, INDEX_HEADER_BYTES) != header:
+            return "another header"
+        is_whole = _entries_crc(file, state) == state.entries_crc
+        return "" if is_whole else "entries are not as written"
+    finally:
+        file.close()
+
+
+def _entries_crc(file: DiskFile, state: IndexFileState) -> int:
     """The checksum of what a growing file holds, as far as the table goes."""
     position = INDEX_HEADER_BYTES + 4 * state.slot_count
     after = position + INDEX_ENTRY_BYTES * state.count
-    file = disk.open(layout.index_path(state.name))
-    try:
-        crc = 0
-        while position < after:
-            data = file.read(position, min(_READ_BYTES, after - position))
-            if not data:
-                return -1
-            crc = crc32c(data, crc)
-            position += len(data)
-        return crc
-    finally:
-        file.close()
+    crc = 0
+    while position < after:
+        data = file.read(position, min(_READ_BYTES, after - position))
+        if not data:
+            return -1
+        crc = crc32c(data, crc)
+        position += len(data)
+    return crc

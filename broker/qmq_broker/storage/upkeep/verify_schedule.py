@@ -16,6 +16,8 @@ from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
 
 _PATH = layout.SCHEDULE_TABLE
+_HELD = "The broker starts, and holds back the messages that it cannot read here."
+_MENDED = "Put the file back from a backup and run `qmq delayed retry`, or start the broker with --quarantine."
 
 
 def schedule_faults(disk: Disk, store_id: bytes, commit_next_offset: int) -> Iterator[Fault]:
@@ -86,6 +88,9 @@ def _bucket(files: ScheduleFiles, state: BucketState) -> Iterator[Fault]:
                 count = sum(len(part) for part in columns)
                 if count != state.next_sequence:
                     what = f"{count} messages; the table says {state.next_sequence}"
-                    yield damaged(layout.bucket_path(log, state.bucket), what)
+                    path = layout.bucket_path(log, state.bucket)
+                    yield damaged(path, what, meaning=_HELD, remedy=_MENDED)
         except CorruptionError as error:
-            yield damaged(error.segment, error.reason, offset=error.offset)
+            yield damaged(
+                error.segment, error.reason, meaning=_HELD, remedy=_MENDED, offset=error.offset
+            )
