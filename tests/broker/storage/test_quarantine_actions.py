@@ -116,9 +116,9 @@ def test_B4_damage_below_the_snapshot_changes_nothing() -> None:
     assert actions_of(disk.image) == expected
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("how", ["altered", "cut", "gone"])
 def test_B4_damage_from_below_the_snapshot_to_beyond_it_leaves_the_groups_as_they_were_noted(
-    is_cut: bool,
+    how: str,
 ) -> None:
     directory = directory_with_groups()
     store = directory.open()
@@ -129,9 +129,14 @@ def test_B4_damage_from_below_the_snapshot_to_beyond_it_leaves_the_groups_as_the
     path = layout.segment_path(layout.ACTION_LOG, base)
     directory = directory_with_groups()
     begin = offset - base - 20
-    directory.change(
-        path, lambda c: c[:begin] + (b"" if is_cut else b"\xff" * 40 + c[begin + 40 :])
-    )
+    changes: dict[str, Callable[[bytes], bytes]] = {
+        "altered": lambda c: c[:begin] + b"\xff" * 40 + c[begin + 40 :],
+        "cut": lambda c: c[:begin],
+    }
+    if how in changes:
+        directory.change(path, changes[how])
+    else:
+        directory.remove(path)
     directory.refusal()
     disk = RecordingDisk(directory.image)
     (report,) = quarantine_damage(disk, FakeClock())

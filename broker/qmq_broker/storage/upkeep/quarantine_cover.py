@@ -71,12 +71,12 @@ class RangeCover:
         base = segments.base_of(hole.first_offset)
         offset = hole.first_offset
         parts: list[tuple[int, bytes]] = []
+        # Whether old frames follow is no longer known, so the head says that they may.
+        head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
+        if not segments.has(base):
+            stamped = b"".join(_stamped(head, base, epoch, stored_at_ms))
+            segments.make(base, len(head), stamped)
         if offset == base:
-            # Whether old frames follow is no longer known, so the head says that they may.
-            head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
-            if not segments.has(base):
-                stamped = b"".join(_stamped(head, base, epoch, stored_at_ms))
-                segments.make(base, len(head), stamped)
             frames = [head, *frames]
         for frame in frames:
             parts.append((offset, frame))
