@@ -11,11 +11,11 @@ import pytest
 from qmq_broker.errors import PoisonedError
 from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work, in_a_thread
+from qmq_broker.storage.files.beside import Work, at_once, in_a_thread
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
-from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.delay.delay_rig import HOUR_MS, LARGE, DelayRig
 from tests.crash.delay_world import DelayLife
 from tests.crash.recording_disk import RecordingDisk
 from tests.kit.waiting import wait_for
@@ -90,6 +90,31 @@ def test_D3_syncs_beside_the_writer_and_a_stop_in_the_middle_of_one_lose_nothing
     rig.start()
     assert rig.store.schedule.uncopied == 0
     assert rig.pass_and_release(HOUR_MS) == len(due)
+    rig.close()
+
+
+def test_D3_no_segment_goes_before_what_waits_in_it_is_durably_copied(tmp_path: Path) -> None:
+    rig = DelayRig.forgetful(tmp_path)
+    hanging: list[Work] = []
+    rig.store.schedule.beside.start = hanging.append
+    due = send_many(rig, 3)
+    for _ in range(12):
+        rig.send(LARGE, subject="other")
+        rig.clock.pass_ms(5)
+    rig.store.give_up_below(rig.store.durable_offset)
+    rig.store.step()
+    assert hanging
+    rig.store.give_up_below(rig.store.durable_offset)
+    assert (rig.store.first_offset, rig.store.schedule.copied_offset) == (0, 0)
+    rig.store.schedule.beside.start = at_once
+    while hanging:
+        hanging.pop()()
+    for _ in range(5):
+        rig.store.step()
+        rig.store.give_up_below(rig.store.durable_offset)
+    assert rig.store.first_offset > 0
+    assert rig.pass_and_release(HOUR_MS) == len(due)
+    assert sorted(rig.bodies()) == sorted(due)
     rig.close()
 
 
