@@ -11,13 +11,12 @@ from threading import Event, Thread
 import msgspec
 import pytest
 
-from qmq_broker.errors import CorruptionError, DiskFullError, PoisonedError
+from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.beside import Work, at_once, in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.queues.queue_table import read_queue_tables, write_queue_table
-from qmq_broker.storage.store import Placed
 from qmq_client.wire.requests import Settlement, SettleRequest
 from qmq_client.wire.start import Start, StartKind
 from tests.broker.service.retaining import (
@@ -31,7 +30,7 @@ from tests.broker.service.retaining import (
     send,
     with_options,
 )
-from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
 from tests.kit.waiting import DEADLINE_S
 
 
@@ -277,50 +276,6 @@ def test_B7_no_segment_goes_while_a_repeat_of_what_is_in_it_must_be_known(rig: R
     rig.clock.pass_ms(HOUR_MS)
     send(rig, 1)  # the log's time has gone on by hours: older ids are forgotten
     assert keep_house(rig) > 0
-
-
-def test_B6_a_disk_full_of_what_may_go_gets_room_without_a_message_and_without_a_restart(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    capacity_bytes, reserve_bytes = 60_000, 10_000
-    with_options(rig, dedupe_ids=1_000, dedupe_ms=HOUR_MS, reserve_bytes=reserve_bytes)
-
-    def free_bytes(self: OsDisk) -> int:
-        used = (path.stat().st_size for path in rig.directory.rglob("*") if path.is_file())
-        return capacity_bytes - sum(used)
-
-    monkeypatch.setattr(OsDisk, "free_bytes", free_bytes)
-    first = make_frame([BODY])
-    assert isinstance(outcome_of(rig, first), Placed)
-    while isinstance(outcome_of(rig, make_frame([BODY])), Placed):
-        pass
-    assert keep_house(rig, ms=HOUR_MS // 4) == 0, "old, but a repeat is compared with it"
-    for _ in range(2):
-        assert keep_house(rig, ms=HOUR_MS // 4) > 0
-    while rig.store.spare_maker.step(is_busy=False):
-        pass
-    again = outcome_of(rig, first)
-    assert isinstance(again, Placed), again
-    assert not again.duplicates, "its time is over"
-    rig.kill()
-    rig.start()
-    for _ in range(2):
-        repeated = outcome_of(rig, first)
-        assert isinstance(repeated, Placed)
-        assert repeated.places == again.places
-    rig.restart()
-    assert rig.store.recovery.clean
-
-
-def outcome_of(rig: Rig, frame: bytes) -> Placed | Exception:
-    try:
-        outcomes = rig.submit(frame)
-    except DiskFullError as error:
-        return error
-    rig.broker.writer.step()
-    rig.run_posted()
-    (outcome,) = outcomes
-    return outcome
 
 
 def test_B12_files_of_queues_go_with_their_messages_again_and_again(tmp_path: Path) -> None:
