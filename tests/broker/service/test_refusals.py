@@ -54,8 +54,13 @@ def test_each_kind_of_work_is_told_once_then_every_second_power_and_the_end(
     refusals.look()
     refusals.look()
     assert lines() == ["nothing is refused any more: refusals=1004 seconds=2"]
-    refusals.note("journals", "full")
-    assert lines() == ["refused: work=journals refusals=1 seconds=0"]
+    for work in ("journals", "journals", "messages"):
+        refusals.note(work, "full")
+    assert lines() == [
+        "refused: work=journals refusals=1 seconds=0",
+        "refused: work=journals refusals=2 seconds=0",
+        "refused: work=messages refusals=3 seconds=0",
+    ]
 
 
 def test_a_broker_whose_disk_is_full_for_minutes_tells_it_in_few_lines(
