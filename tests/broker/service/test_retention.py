@@ -278,6 +278,18 @@ def test_B7_no_segment_goes_while_a_repeat_of_what_is_in_it_must_be_known(rig: R
     assert keep_house(rig) > 0
 
 
+def test_B11_no_segment_goes_before_its_entries_are_in_their_files(rig: Rig) -> None:
+    with_options(rig, queue_flush_bytes=1024**3)
+    send(rig, 20)
+    queues, durable_offset = rig.store._queues, rig.store.durable_offset
+    rig.store.give_up_below(durable_offset)
+    assert (rig.store.first_offset, queues.indexed_offset) == (0, 0)
+    while not rig.store.first_offset:
+        rig.store.step()
+        rig.store.give_up_below(durable_offset)
+    assert rig.store.first_offset <= queues.indexed_offset
+
+
 def test_B12_files_of_queues_go_with_their_messages_again_and_again(tmp_path: Path) -> None:
     entries = 4
     rig = Rig(tmp_path / "small", store_options=replace(RETAINING, queue_entries_per_file=entries))
