@@ -12,7 +12,8 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -54,9 +55,14 @@ class AsyncCalls:
     ) -> _Result:
         """Run a coroutine to its end; returns what it returns and raises what it raises.
 
-        Raises `TimeoutError` after `timeout_s`; the coroutine goes on.
+        Raises `TimeoutError` after `timeout_s`; the coroutine goes on. Raises `CancelledError` also when
+        a stop has cancelled the calls and ended the loop: there is nothing left for it to run on.
         """
-        future = asyncio.run_coroutine_threadsafe(_guard(coroutine), self._running_loop())
+        with self._lock:  # the end of the loop comes before the call or behind it
+            if self.is_cancelled and not self.is_running:
+                coroutine.close()
+                raise CancelledError
+            future = asyncio.run_coroutine_threadsafe(_guard(coroutine), self._running_loop())
         ended = future.result(timeout_s)
         if isinstance(ended, _Exit):
             raise ended.error
@@ -74,23 +80,23 @@ class AsyncCalls:
         with self._lock:
             loop, thread, ends = self._loop, self._thread, self._ends
             self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        loop.call_soon_threadsafe(_end, loop, ends)
+            if loop is None or thread is None:
+                return
+            loop.call_soon_threadsafe(_end, loop, ends)
         thread.join(timeout_s)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
-                loop.set_task_factory(keep_task_in_process)
-                ends = self._ends = threading.Event()
-                self._thread = threading.Thread(
-                    target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True
-                )
-                self._thread.start()
-                weakref.finalize(self, _end_unused, self._thread, loop, ends).atexit = False
-            return self._loop
+        """Requires: the lock."""
+        if self._loop is None:
+            loop = self._loop = asyncio.new_event_loop()
+            loop.set_task_factory(keep_task_in_process)
+            ends = self._ends = threading.Event()
+            self._thread = threading.Thread(
+                target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, _end_unused, self._thread, loop, ends).atexit = False
+        return self._loop
 
 
 async def _guard(coroutine: Coroutine[Any, Any, _Result]) -> _Result | _Exit:
@@ -106,10 +112,7 @@ def _run(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     try:
         while not ends.is_set():
             _run_until_stopped(loop)
-        # What was called last begins now, and hears of the end.
-        loop.run_until_complete(asyncio.sleep(0))
-        if tasks := _cancel_all(loop):
-            loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WORDS_S))
+        _end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
@@ -129,6 +132,15 @@ def _end(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
     loop.stop()
 
 
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel them, and wait also for tasks that they make to let go of what they have."""
+    ends_at_s = loop.time() + _LAST_WORDS_S
+    _cancel_all(loop)
+    loop.run_until_complete(asyncio.sleep(0))
+    while (tasks := asyncio.all_tasks(loop)) and (left_s := ends_at_s - loop.time()) > 0:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=left_s))
+
+
 def _end_unused(
     thread: threading.Thread, loop: asyncio.AbstractEventLoop, ends: threading.Event
 ) -> None:
@@ -137,8 +149,12 @@ def _end_unused(
             loop.call_soon_threadsafe(_end, loop, ends)
 
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    tasks = asyncio.all_tasks(loop)
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    # One step later: what was called last has begun by then, and hears of it.
+    loop.call_soon(_cancel, asyncio.all_tasks(loop))
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
-        task.cancel()
-    return tasks
+        if not task.cancelling():  # a second time would cut off its last words
+            task.cancel()

@@ -7,12 +7,15 @@ import gc
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from qmq_client.consumer import consumer
+from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.client.consumer.shop import make_engine
@@ -99,8 +102,15 @@ def test_the_loop_of_consumers_that_nobody_stops_ends_when_nobody_has_them(bench
     wait_for(lambda: not loop.is_alive())
 
 
+async def let_go(has_let_go: threading.Event) -> None:
+    for _ in range(100):  # as many steps as a ROLLBACK and a close take
+        await asyncio.sleep(0)
+    has_let_go.set()
+
+
+@pytest.mark.parametrize("by_a_task", [False, True], ids=["itself", "by a task"])
 def test_what_a_handler_left_running_is_cancelled_and_may_let_go_of_what_it_has(
-    bench: Bench,
+    bench: Bench, by_a_task: bool
 ) -> None:
     has_let_go = threading.Event()
     left: list[asyncio.Task[None]] = []
@@ -109,9 +119,10 @@ def test_what_a_handler_left_running_is_cancelled_and_may_let_go_of_what_it_has(
         try:
             await asyncio.Event().wait()
         finally:
-            for _ in range(100):  # as many steps as a ROLLBACK and a close take
-                await asyncio.sleep(0)
-            has_let_go.set()
+            if by_a_task:
+                left.append(asyncio.create_task(let_go(has_let_go)))
+            else:
+                await let_go(has_let_go)
 
     @consumer(SUBJECT, group=GROUP)
     async def handler(body: str) -> None:
@@ -123,6 +134,72 @@ def test_what_a_handler_left_running_is_cancelled_and_may_let_go_of_what_it_has(
     drain(consumers)
     consumers._async_calls.stop(WAIT_S)
     assert has_let_go.is_set()
+
+
+def test_C8_what_a_stop_has_cancelled_is_not_cancelled_again_while_it_lets_go() -> None:
+    calls = AsyncCalls()
+    begun, lets_go, goes_on, has_let_go = (threading.Event() for _ in range(4))
+
+    async def hold() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            lets_go.set()
+            goes_on.wait(WAIT_S)
+            await let_go(has_let_go)
+
+    def call() -> None:
+        with suppress(CancelledError):
+            calls.call(hold())
+
+    worker = threading.Thread(target=call)
+    worker.start()
+    assert begun.wait(WAIT_S)
+    calls.cancel()
+    assert lets_go.wait(WAIT_S)
+    calls.stop(0)
+    goes_on.set()
+    worker.join(WAIT_S)
+    assert has_let_go.is_set()
+
+
+def test_C8_what_was_called_right_before_a_stop_begins_and_hears_of_it() -> None:
+    calls = AsyncCalls()
+    is_held, goes_on, has_heard = (threading.Event() for _ in range(3))
+
+    async def hold_up() -> None:
+        is_held.set()
+        goes_on.wait(WAIT_S)
+
+    async def hear() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_heard.set()
+
+    holder = threading.Thread(target=calls.call, args=[hold_up()])
+    holder.start()
+    assert is_held.wait(WAIT_S)
+    assert calls._loop is not None
+    heard = asyncio.run_coroutine_threadsafe(hear(), calls._loop)
+    calls.cancel()
+    goes_on.set()
+    with pytest.raises(CancelledError):
+        heard.result(WAIT_S)
+    assert has_heard.is_set()
+    holder.join(WAIT_S)
+    calls.stop(WAIT_S)
+
+
+def test_C8_behind_a_stop_nothing_begins_on_a_loop_of_its_own() -> None:
+    calls = AsyncCalls()
+    calls.call(asyncio.sleep(0))
+    calls.cancel()
+    calls.stop(WAIT_S)
+    with pytest.raises(CancelledError):
+        calls.call(asyncio.sleep(0))
+    assert not calls.is_running
 
 
 def test_C8_inboxes_on_a_loop_that_hangs_hold_up_a_stop_together_as_long_as_one(
