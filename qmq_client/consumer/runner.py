@@ -51,7 +51,7 @@ _LOOK_S_MIN: Final = 0.01
 _JOIN_S: Final = 0.1
 #: For connections of all asynchronous inboxes to be closed: a handler may hold up their loop.
 _CLOSE_S_MAX: Final = 1.0
-#: After a second signal, for the outcomes that are known.
+#: What a second signal leaves a stop.
 _HURRIED_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -96,7 +96,8 @@ class Consumers:
         self._exit: BaseException | None = None
         #: Of a start and a stop, neither of which runs in the middle of the other.
         self._lock = threading.Lock()
-        self._ends_at_s = float("inf")
+        #: When a stop ends, and how long the shortest one that was asked for may take.
+        self._ends_at_s = self._deadline_s = float("inf")
         self._stop = Uninterrupted(self._stop_here)
         self._hurried_at_s: float | None = None
         self._threads = _Threads()
@@ -119,7 +120,7 @@ class Consumers:
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Start, and block until SIGTERM, SIGINT or `request_stop`; then stop.
 
-        A second signal stops waiting for handlers. Raises what a handler raised to end the
+        A second signal leaves the stop a second. Raises what a handler raised to end the
         interpreter (`SystemExit`, `KeyboardInterrupt`), and what a signal handler of the application
         raises meanwhile, after stopping.
         """
@@ -182,31 +183,30 @@ class Consumers:
         """
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
-        self._ends_at_s = min(self._ends_at_s, SYSTEM_CLOCK.monotonic_s() + deadline_s)
+        self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
         return self._stop.result()
 
     def _stop_here(self) -> StopReport:
         with self._lock:
             began_at_s = SYSTEM_CLOCK.monotonic_s()
-            deadline_s = max(0.0, self._ends_at_s - began_at_s)
             self._stopping.set()
             self._outage.wake()
             for member in self.members:
                 member.stop()
-            self._join("work", 1 - 2 * _LAST_SHARE, deadline_s)
+            self._join("work", 1 - 2 * _LAST_SHARE)
             self._async_calls.cancel()
-            self._join("work", 1 - _LAST_SHARE, deadline_s)
-            self._join("pull", 1 - _LAST_SHARE, deadline_s)
+            self._join("work", 1 - _LAST_SHARE)
+            self._join("pull", 1 - _LAST_SHARE)
             for transport in self._own_transports[:1]:
                 transport.close()
-            self._join("pull", 1 - _LAST_SHARE / 2, deadline_s)
+            self._join("pull", 1 - _LAST_SHARE / 2)
             for member in self.members:
                 member.let_go_of_all()
             self._settling_ends.set()
             self._outage.wake()
             for member in self.members:
                 member.ledger.wake()
-            self._join("settle", 1.0, deadline_s)
+            self._join("settle", 1.0)
             return self._finish(began_at_s)
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
@@ -304,13 +304,18 @@ class Consumers:
         while len(member.ledger) and not self._abandoned.is_set():
             self._pass(member.settle_once, self._abandoned)
 
-    def _join(self, kind: str, share: float, deadline_s: float) -> None:
+    def _end_within(self, deadline_s: float, since_s: float) -> None:
+        self._deadline_s = min(self._deadline_s, deadline_s)
+        self._ends_at_s = min(self._ends_at_s, since_s + deadline_s)
+
+    def _join(self, kind: str, share: float) -> None:
         """Wait for these threads until `share` of the deadline has passed."""
         for thread in self._threads.alive(kind):
             while thread.is_alive() and thread not in self._inbox_outages.pullers():
                 if self._hurried_at_s is not None:
-                    self._ends_at_s = min(self._ends_at_s, self._hurried_at_s + _HURRIED_S)
-                left_s = self._ends_at_s - (1 - share) * deadline_s - SYSTEM_CLOCK.monotonic_s()
+                    self._end_within(_HURRIED_S, self._hurried_at_s)
+                kept_s = (1 - share) * self._deadline_s
+                left_s = self._ends_at_s - kept_s - SYSTEM_CLOCK.monotonic_s()
                 if left_s <= 0:
                     return
                 thread.join(min(left_s, _JOIN_S))

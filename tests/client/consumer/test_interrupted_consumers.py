@@ -6,6 +6,7 @@ all threads, and the messages were handled or come again.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ import pytest
 
 import qmq_client
 from qmq_client import Consumers, Message, consumer, pull
+from qmq_client.consumer import runner
 from qmq_client.consumer.uninterrupted import Uninterrupted
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.testing import MemoryBroker, MemoryTransport
@@ -139,6 +141,43 @@ def test_C8_a_second_stop_with_less_time_hurries_the_first() -> None:
     first.join(WAIT_S)
     assert not first.is_alive()
     may_end.set()
+
+
+def test_C8_an_async_handler_may_end_what_it_does_also_when_a_stop_is_hurried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message would else come again only when its lease would have ended."""
+    monkeypatch.setattr(runner, "_LAST_SHARE", 0.5)  # cancelled at once
+    broker = MemoryBroker()
+    broker.put(Message(SUBJECT, "a"))
+    begun, is_cancelled, may_end = (threading.Event() for _ in range(3))
+    running: list[int] = []
+
+    @consumer(SUBJECT, group=GROUP, wait_ms=10)
+    async def wait(body: str) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+            may_end.wait(WAIT_S)
+
+    consumers = Consumers(wait, MemoryTransport(broker))
+    (member,) = consumers.members
+    monkeypatch.setattr(
+        member, "let_go_of_all", lambda: running.append(len(member.prefetch.running()))
+    )
+    consumers.start()
+    assert begun.wait(WAIT_S)
+    first = threading.Thread(target=consumers.stop, args=(10 * WAIT_S,))
+    first.start()
+    assert is_cancelled.wait(WAIT_S)
+    ending = threading.Timer(1.0, may_end.set)
+    ending.start()
+    assert consumers.stop(WAIT_S).is_clean
+    assert running == [0]
+    first.join(WAIT_S)
+    ending.join(WAIT_S)
 
 
 def test_a_signal_that_raises_in_a_pull_leaves_nothing_locked_and_loses_nothing() -> None:
