@@ -145,6 +145,15 @@ def test_B4_a_damaged_range_is_told_kept_and_passed_over(harm: Harm, is_clean: b
     assert quarantine(directory) == [], "once is enough"
 
 
+@pytest.mark.parametrize("gone", layout.CHECKPOINTS)
+def test_B4_after_it_one_of_the_checkpoints_is_enough_whichever_it_is(gone: str) -> None:
+    directory = directory_with_groups()
+    HARMS["the last segment"](directory)
+    lost = lost_of(quarantine(directory))
+    directory.remove(gone)
+    check(directory, directory.image, lost)
+
+
 @pytest.mark.parametrize("witness", WITNESSES)
 def test_B4_what_a_shorter_log_has_lost_is_given_up_whoever_says_so(witness: str) -> None:
     directory = without_its_last_frame(witnesses=[witness])
