@@ -16,6 +16,8 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.options import SEGMENT_BYTES
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.lost import LOST_FRAME_BYTES_MAX, LostRun, lost_frames
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.store import Store
@@ -25,7 +27,7 @@ from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.commands.root import root
-from qmq_client.wire.frame import FRAME_HEADER_BYTES
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 from tests.broker.storage.damage_cases import (
     FIRST,
@@ -38,7 +40,7 @@ from tests.broker.storage.damage_cases import (
 from tests.broker.storage.damaged import WITNESSES, Directory, flip, without_its_last_frame
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, RecordingFile, images
-from tests.crash.world import OPTIONS, make_frame
+from tests.crash.world import OPTIONS, World, make_frame
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.clock import FakeClock
 
@@ -152,6 +154,29 @@ def test_B4_after_it_one_of_the_checkpoints_is_enough_whichever_it_is(gone: str)
     lost = lost_of(quarantine(directory))
     directory.remove(gone)
     check(directory, directory.image, lost)
+
+
+def test_B4_what_covers_damage_has_epoch_and_time_of_what_follows_it() -> None:
+    world = World(RecordingDisk())
+    for _ in range(2):
+        for _ in range(3):
+            world.send(world.frame(orders=100))
+            world.clock.pass_ms(1_000)
+        world.store.close()
+        world = World(world.disk, history=world.history, ids=world.ids, clock=world.clock)
+    world.disk.unlock()
+    file = world.disk.open(FIRST)
+    file.write(300, [b"\xff"])
+    (report,) = quarantine_damage(world.disk, FakeClock())
+    segments = Segments(world.disk, layout.COMMIT_LOG, SEGMENT)
+    scan = FrameScan(segments, COMMIT_KINDS, store_id=world.store.store_id, first_offset=0)
+    headers = [frame.header for frame in scan]
+    assert scan.next_offset == world.store.durable_offset
+    (lost,) = [one for one in headers if one.kind is FrameKind.LOST]
+    assert lost.physical_offset == report.first_offset
+    (behind,) = [one for one in headers if one.physical_offset == report.next_offset]
+    assert (lost.epoch, lost.stored_at_ms) == (behind.epoch, behind.stored_at_ms)
+    assert {one.epoch for one in headers} == {1, 2}
 
 
 @pytest.mark.parametrize("witness", WITNESSES)
