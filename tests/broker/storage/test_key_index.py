@@ -234,6 +234,26 @@ def test_files_below_the_beginning_of_the_log_go() -> None:
     check_answers(world.store, world.kept)
 
 
+def test_B11_an_index_of_more_log_than_there_is_counts_for_nothing() -> None:
+    """As when an older copy of the logs was put back beside it."""
+    world = filled()
+    older, kept = world.disk.image.copy(), list(world.kept)
+    filled(world)
+    world.catch_up()
+    world.store.close()
+    newer = world.disk.image
+    for number, path in enumerate([*index_files(world.disk), layout.INDEX_TABLE], start=10_000):
+        inode = newer.names[path]
+        assert inode is not None
+        older.names[path], older.inodes[number] = number, newer.inodes[inode]
+    world = Keyed(RecordingDisk(older), kept=kept, instance=100)
+    for _ in range(9):
+        world.send("a", "b")
+    world.catch_up()
+    assert indexed_everything(world.store)
+    check_answers(world.store, world.kept)
+
+
 def test_the_log_may_begin_behind_an_index_that_lags() -> None:
     world = filled()
     world.store.index.step(500)
