@@ -253,6 +253,9 @@ def test_X3_a_power_cut_in_a_quarantine_never_changes_a_segment_that_a_backup_sh
                     assert after.content(after.names[path]) == content
             check(directory, again.image, lost)
     assert states > 30
+    # What was told to be done is done, also where a segment got a file of its own.
+    for state in cut_states(disk.image, rng, scattered=9):
+        check(directory, state, lost)
 
 
 def test_B4_without_the_option_an_interrupted_quarantine_halts_or_refuses_or_is_whole() -> None:
