@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, CheckpointFiles, LogPoint
-from tests.crash.recording_disk import RecordingDisk
+from qmq_broker.storage.store import Store
+from tests.crash.power_cut import cut_states
+from tests.crash.recording_disk import Operation, RecordingDisk, images
+from tests.crash.world import OPTIONS, World
+from tests.kit.clock import FakeClock
 
 
 def make_checkpoint(generation: int) -> Checkpoint:
@@ -63,3 +69,43 @@ def test_any_altered_bit_makes_a_slot_invalid() -> None:
         altered[position] ^= 1 << position % 8
         file.write(0, [bytes(altered)])
         assert CheckpointFiles(disk).read() is None, position
+
+
+class LazyDisk(RecordingDisk):
+    """Forgets the syncs of checkpoints while it is lazy: like a process that is killed before one."""
+
+    is_lazy = False
+
+    def perform(self, call: str, path: str, operation: Operation) -> None:
+        if not (self.is_lazy and call == "sync" and path in layout.CHECKPOINTS):
+            super().perform(call, path, operation)
+
+
+def test_B3_a_start_makes_the_checkpoint_that_it_read_durable_before_it_writes_over_the_other() -> (
+    None
+):
+    disk = LazyDisk()
+    world = World(disk)
+    world.clock.pass_ms(10_000)
+    world.send(world.frame(orders=10))
+    world.send(world.frame(orders=10))
+    before = CheckpointFiles(disk).read()
+    assert before is not None
+    disk.is_lazy = True
+    world.clock.pass_ms(10_000)
+    assert world.store.step()
+    last = CheckpointFiles(disk).read()
+    assert last is not None
+    assert last.generation == before.generation + 1
+    disk.is_lazy = False
+    disk.unlock()
+    first, known = disk.image.copy(), len(disk.operations)
+    Store.open(disk, FakeClock(), OPTIONS).close()
+    states = 0
+    for _, image in images(first, disk.operations[known:]):
+        for state in cut_states(image, random.Random(3), scattered=2):
+            states += 1
+            found = CheckpointFiles(RecordingDisk(state)).read()
+            assert found is not None
+            assert found.generation >= before.generation
+    assert states > 20
