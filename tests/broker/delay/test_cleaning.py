@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from qmq_broker.storage.files.beside import Work, in_a_thread
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.schedule.bucket import empty_bucket
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, LARGE, DelayRig
@@ -50,6 +52,38 @@ def test_files_of_a_bucket_that_is_done_with_go_although_nobody_sends(tmp_path: 
     rig.restart()
     assert rig.pass_and_release(90 * HOUR_MS) == 1
     assert rig.bodies() == [b"one", b"later"]
+    rig.close()
+
+
+def test_D1_a_schedule_log_is_durably_gone_before_what_says_that_it_is_done_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, without a table, it would be pending again."""
+    rig = DelayRig(tmp_path)
+    calls: list[tuple[str, str]] = []
+    for name in ("unlink", "sync_directory"):
+        call = getattr(OsDisk, name)
+
+        def noted(disk: OsDisk, path: str, *, name: str = name, call: Any = call) -> None:
+            if path.startswith(("schedule/", "dispatch/")):
+                calls.append((name, path.partition("/")[0]))
+            call(disk, path)
+
+        monkeypatch.setattr(OsDisk, name, noted)
+    rig.send_delayed({b"one": rig.now_ms + HOUR_MS})
+    rig.pass_and_release(HOUR_MS)
+    rig.restart()
+    assert len(files(rig)) == 2
+    calls.clear()
+    for _ in range(4):
+        rig.pass_and_release(HOUR_MS)
+        tick(rig)
+    assert files(rig) == []
+    assert calls[:3] == [
+        ("unlink", "schedule"),
+        ("sync_directory", "schedule"),
+        ("unlink", "dispatch"),
+    ]
     rig.close()
 
 
