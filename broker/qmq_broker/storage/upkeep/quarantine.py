@@ -206,5 +206,7 @@ def _refuse(faults: Sequence[Fault]) -> None:
     if faults:
         fault = faults[0]
         raise CorruptionError(
-            segment=fault.file, offset=fault.offset or 0, reason=f"{fault.what}; not a hole"
+            segment=fault.file,
+            offset=fault.offset or 0,
+            reason=f"{fault.what}; --quarantine does not help: it gives up ranges of logs alone",
         )
