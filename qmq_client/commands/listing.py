@@ -26,6 +26,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "store": "Verify, read, rebuild, back up and restore a broker's data directory.",
     "subjects": "List the subjects of a broker.",
     "tail": "Print the latest messages of a subject, and follow new ones.",
+    "up": "Run a broker and a watchdog together.",
     "watchdog": "Send the outbox rows that crashed or slow processes left behind.",
 }
 

@@ -63,6 +63,11 @@ class BrokerProcess:
         """Where it listens."""
         return f"{self.scheme}://{self.host}:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Of its process in this life."""
+        return self._process.pid
+
     def start(self) -> None:
         """Start it and wait until it listens."""
         self.spawn()

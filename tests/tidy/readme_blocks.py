@@ -41,6 +41,7 @@ CHECKED_ONLY = {
     "qmq broker serve": [*QMQ, "broker", "serve", "--help"],
     "qmq watchdog run": [*QMQ, "watchdog", "run", "--help"],
     "qmq consume": [*QMQ, "consume", "--help"],
+    "qmq up": [*QMQ, "up", "--help"],
 }
 
 
