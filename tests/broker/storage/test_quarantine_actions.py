@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import Action
+from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.service.rig import SUBJECT, Rig
-from tests.broker.storage.damage_cases import directory_with_groups, flip_both_snapshots
+from tests.broker.storage.damage_cases import (
+    EMPTY_GROUPS,
+    directory_with_groups,
+    flip_both_snapshots,
+)
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
@@ -57,10 +64,10 @@ HARMS: dict[str, Harm] = {
 }
 
 
-def actions_of(image: Image) -> list[Action]:
+def actions_of(image: Image, options: StoreOptions = OPTIONS) -> list[Action]:
     """What a start makes of it, and that it is whole."""
     disk = RecordingDisk(image)
-    store = Store.open(disk, FakeClock(), OPTIONS)
+    store = Store.open(disk, FakeClock(), options)
     found = list(store.actions.replay())
     store.close()
     worst = verify_store(disk, FakeClock(), check_groups=len)
@@ -114,6 +121,66 @@ def test_B4_damage_below_the_snapshot_changes_nothing() -> None:
     (report,) = quarantine_damage(disk, FakeClock())
     assert report.next_offset <= offset
     assert actions_of(disk.image) == expected
+
+
+#: One segment for many lives.
+LONG = replace(OPTIONS, action_segment_bytes=8192)
+
+
+class Lived(NamedTuple):
+    """An action log of three lives, a snapshot at the end of each of the first two."""
+
+    disk: RecordingDisk
+    everything: list[Action]
+    #: Where the frames of each life begin.
+    offsets: list[list[int]]
+    #: Where the newest snapshot ends.
+    snapshot_offset: int
+
+
+def three_lives() -> Lived:
+    disk, everything, offsets, snapshot_offset = RecordingDisk(), list[Action](), [], 0
+    for life in range(3):
+        store = Store.open(disk, FakeClock(), LONG)
+        offsets.append(list[int]())
+        for _ in range(5):
+            number = len(everything)
+            offsets[-1].append(store.actions.log.written_offset)
+            everything.append(Acked(1, "orders", "billing", "one", number, number + 1))
+            store.actions.append(everything[-1:])
+        if life < 2:
+            snapshot_offset = store.actions.log.written_offset
+            store.actions.write_snapshot(snapshot_offset, EMPTY_GROUPS)
+        store.close()
+    return Lived(disk, everything, offsets, snapshot_offset)
+
+
+def change(disk: RecordingDisk, path: str, position: int) -> None:
+    number = disk.image.names[path]
+    assert number is not None
+    disk.image.change(number, flip(position)(disk.image.inodes[number].seen))
+
+
+@pytest.mark.parametrize("life", [0, 1])
+def test_B4_damage_below_the_snapshot_changes_nothing_whatever_life_it_is_of(life: int) -> None:
+    lived = three_lives()
+    path = layout.segment_path(layout.ACTION_LOG, 0)
+    change(lived.disk, path, lived.offsets[life][2] + 70)
+    (report,) = quarantine_damage(lived.disk, FakeClock())
+    assert (report.first_offset, report.next_offset) == tuple(lived.offsets[life][2:4])
+    assert actions_of(lived.disk.image, LONG) == lived.everything[10:]
+    assert quarantine_damage(lived.disk, FakeClock()) == [], "once is enough"
+
+
+@pytest.mark.parametrize("path", layout.SNAPSHOTS)
+def test_B4_no_snapshot_goes_on_through_damage_that_was_covered_below_a_newer_one(
+    path: str,
+) -> None:
+    lived = three_lives()
+    change(lived.disk, layout.segment_path(layout.ACTION_LOG, 0), lived.offsets[1][2] + 70)
+    assert quarantine_damage(lived.disk, FakeClock())
+    change(lived.disk, path, 9)
+    assert actions_of(lived.disk.image, LONG) == lived.everything[10:]
 
 
 @pytest.mark.parametrize("how", ["altered", "cut", "gone"])

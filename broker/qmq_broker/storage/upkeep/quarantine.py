@@ -51,7 +51,6 @@ from qmq_broker.storage.upkeep.rebuild import remove_index
 from qmq_broker.storage.upkeep.verify import judge_action_log, judge_commit_log
 from qmq_broker.storage.upkeep.verify_journals import inspect_journals, known_next
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
-from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
 
 
 def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
@@ -113,7 +112,7 @@ class _Quarantine(LogQuarantine):
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
-        stamps = self._stamps(holes)
+        stamps = self._stamps(holes, self._verdict)
         reports = [self._report(hole, [hole], self._lost_runs[hole]) for hole in holes]
         self._take_back_checkpoint(holes)
         self._give_up_derived()
@@ -144,21 +143,6 @@ class _Quarantine(LogQuarantine):
                 next_sequence = run.first_sequence + run.count
                 known[run.subject] = max(known.get(run.subject, 0), next_sequence)
         return known
-
-    def _stamps(self, holes: Sequence[DamagedRange]) -> list[tuple[int, int]]:
-        """Epoch and time for each hole: those of the frame behind it, so that neither goes back."""
-        last = self._files.checkpoint
-        epoch = max(self._verdict.epoch, last.epoch if last else 0)
-        stored_at_ms = last.commit_log.last_stored_at_ms if last else self._clock.now_ms()
-        stamps: list[tuple[int, int]] = []
-        first_offsets = {hole.first_offset for hole in holes}
-        for hole in reversed(holes):
-            is_good = hole.next_offset not in first_offsets
-            if is_good and hole.next_offset < self._verdict.next_offset:
-                header = read_header(self._segments.read(hole.next_offset, FRAME_HEADER_BYTES))
-                epoch, stored_at_ms = header.epoch, header.stored_at_ms
-            stamps.append((epoch, stored_at_ms))
-        return stamps[::-1]
 
     def _take_back_checkpoint(self, holes: Sequence[DamagedRange]) -> None:
         """Let the next scan begin at a frame that will be good."""

@@ -10,7 +10,8 @@ A group created in the part that is given up is forgotten: whoever pulls for it 
 both snapshots are damaged and the log does not reach back to its beginning, that happens to all
 groups.
 
-Damage below the snapshot is covered and changes nothing: the groups are known without it. Where
+Damage below the snapshot is covered and changes nothing: the groups are known without it. But no
+older snapshot may go on through what is covered, so the newest one is first written over it. Where
 damage reaches from below it beyond it, a frame has to begin at the snapshot: a start reads from there.
 """
 
@@ -38,9 +39,14 @@ class ActionQuarantine(LogQuarantine):
         super().__init__(disk, clock, format_, files, layout.ACTION_LOG)
         snapshot_offset = files.action_first_offset
         self._end = verdict.next_offset
-        self._epoch = max(verdict.epoch, files.checkpoint.epoch if files.checkpoint else 0)
+        self._snapshots = SnapshotFiles(disk, format_.store_id)
+        below = [hole for hole in verdict.damaged if hole.next_offset <= snapshot_offset]
+        #: Whether the older snapshot would have to go on through what is covered.
+        self._is_older_unfit = any(
+            hole.next_offset > self._snapshots.first_offset for hole in below
+        )
         #: Whole, including the good frames behind the damage.
-        self._ranges = [hole for hole in verdict.damaged if hole.next_offset <= snapshot_offset]
+        self._ranges = below.copy()
         behind = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
         #: Neither a snapshot nor the log says where the groups began.
         self._is_unknown = bool(behind) and not snapshot_offset and self._begins_later()
@@ -55,25 +61,25 @@ class ActionQuarantine(LogQuarantine):
             for piece in _cut_at(snapshot_offset, whole)
             for part in by_segment(self._segments, piece.first_offset, piece.next_offset)
         ]
+        self._stamped = self._stamps([part for part, _ in self._parts], verdict)
 
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return."""
         reports = [self._told(whole) for whole in self._ranges]
+        newest = self._snapshots.newest
+        if self._is_older_unfit and newest is not None:
+            self._snapshots.write(newest.offset, newest.content)  # over the older one
         # The damage last: until then the log stops any start, so none goes on behind it.
-        for part, frames in reversed(self._parts):
-            stored_at_ms = self._stored_at_ms()
-            self._cover.cover(part, frames, epoch=self._epoch, stored_at_ms=stored_at_ms)
+        for (part, frames), stamp in reversed([*zip(self._parts, self._stamped, strict=True)]):
+            epoch, stored_at_ms = stamp
+            self._cover.cover(part, frames, epoch=epoch, stored_at_ms=stored_at_ms)
         if self._is_unknown:
             for _ in layout.SNAPSHOTS:
-                SnapshotFiles(self._disk, self._format.store_id).write(self._end, b"")
+                self._snapshots.write(self._end, b"")
         return reports
 
     def _begins_later(self) -> bool:
         return not self._segments.has(0)
-
-    def _stored_at_ms(self) -> int:
-        last = self._files.checkpoint
-        return last.action_log.last_stored_at_ms if last else self._clock.now_ms()
 
     def _told(self, whole: DamagedRange) -> QuarantineReport:
         parts = [

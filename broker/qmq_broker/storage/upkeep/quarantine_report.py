@@ -27,6 +27,8 @@ from qmq_broker.storage.upkeep.backup_copy import is_there
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
+from qmq_broker.storage.upkeep.verify_log import LogVerdict
+from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
 
 _SUFFIX: Final = ".json"
 
@@ -60,7 +62,7 @@ def write_report(
 
 
 class LogQuarantine:
-    """What giving up damage has in common for both logs: what it knows, and how it reports.
+    """What giving up damage has in common for both logs: what it knows, how it stamps and reports.
 
     Close it.
     """
@@ -99,6 +101,25 @@ class LogQuarantine:
         )
         write_report(self._disk, report, keep=lambda: self._keep(parts))
         return report
+
+    def _stamps(self, holes: Sequence[DamagedRange], verdict: LogVerdict) -> list[tuple[int, int]]:
+        """Epoch and time for each hole: those of the frame behind it, so that neither goes back."""
+        last = self._files.checkpoint
+        epoch = max(verdict.epoch, last.epoch if last else 0)
+        stored_at_ms = self._clock.now_ms()
+        if last:
+            is_commit = self._log == layout.COMMIT_LOG
+            point = last.commit_log if is_commit else last.action_log
+            stored_at_ms = point.last_stored_at_ms
+        stamps: list[tuple[int, int]] = []
+        first_offsets = {hole.first_offset for hole in holes}
+        for hole in reversed(holes):
+            is_good = hole.next_offset not in first_offsets
+            if is_good and hole.next_offset < verdict.next_offset:
+                header = read_header(self._segments.read(hole.next_offset, FRAME_HEADER_BYTES))
+                epoch, stored_at_ms = header.epoch, header.stored_at_ms
+            stamps.append((epoch, stored_at_ms))
+        return stamps[::-1]
 
     def _keep(self, parts: Sequence[DamagedRange]) -> None:
         for part in parts:
