@@ -68,6 +68,7 @@ SPARE_DRAFT: Final = "commitlog/spare.new"
 _DIGITS: Final = 20
 _SPARE: Final = re.compile(r"spare\.([0-9]{1,4})\Z")
 _NUMBER: Final = re.compile(rf"[0-9]{{{_DIGITS}}}\Z")
+_MONTH_NAME: Final = re.compile(r"[0-9]{6}\Z")
 _BUCKET_NAME: Final = re.compile(r"[0-9]{12}\Z")
 _INDEX_NAME: Final = re.compile(r"[0-9]{17}\Z")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -130,6 +131,11 @@ def is_index_name(name: str) -> bool:
 def bucket_directory(log: str, bucket_ms: int) -> str:
     """The folder of the schedule or dispatch logs of one month: yyyyMM in UTC."""
     return f"{log}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m}"
+
+
+def is_month_name(name: str) -> bool:
+    """Whether a folder of schedule or dispatch logs may have this name."""
+    return _MONTH_NAME.match(name) is not None
 
 
 def bucket_path(log: str, bucket_ms: int) -> str:

@@ -14,6 +14,7 @@ from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import replace_file
 from qmq_broker.storage.schedule.bucket import LOGS, read_table
+from qmq_broker.storage.schedule.files import ScheduleFiles
 
 #: A bucket may be finished and removed while its files are copied; that happens once per bucket
 #: length.
@@ -39,7 +40,7 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
     for number in range(_TRIES_MAX):
         table = read_table(source, store_id)
         if table is None:
-            if any(source.names(f"{log}/{month}") for log in LOGS for month in source.names(log)):
+            if any(map(ScheduleFiles(source, store_id).buckets, LOGS)):
                 raise StoreError(
                     "delayed messages have no whole table: start a broker on the directory, which "
                     "makes it again, and try again."

@@ -190,7 +190,7 @@ class ScheduleFiles:
     def buckets(self, log: str) -> list[int]:
         """All buckets that have a file, in order."""
         found = []
-        for month in self._disk.names(log):
+        for month in filter(layout.is_month_name, self._disk.names(log)):
             for name in self._disk.names(f"{log}/{month}"):
                 bucket = layout.parse_bucket(name)
                 if bucket is not None and name.startswith(month):

@@ -132,7 +132,8 @@ class SortedBuckets:
         #: Buckets that could not be sorted: no room, or the disk fails.
         self._refused: set[int] = set()
         for name in schedule.disk.names(layout.SORTED):
-            schedule.disk.unlink(f"{layout.SORTED}/{name}")
+            if layout.parse_bucket(name) is not None:
+                schedule.disk.unlink(f"{layout.SORTED}/{name}")
 
     def sort(
         self, bucket: int, messages: int, *, on_damage: OnDamage | None = None

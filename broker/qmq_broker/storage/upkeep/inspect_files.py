@@ -46,6 +46,7 @@ KNOWN_NAMES: Final = frozenset(
         layout.ENTRIES,
         layout.SCHEDULE,
         layout.DISPATCH,
+        layout.SORTED,
         layout.QUARANTINE,
     }
 )
