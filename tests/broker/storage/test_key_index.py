@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 from qmq_broker.errors import DiskError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.index import key_index
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.message_id import dedupe_message_id
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Keyed, catch_up, check_answers
@@ -231,6 +234,33 @@ def test_files_below_the_beginning_of_the_log_go() -> None:
     check_answers(world.store, world.kept)
     world = world.again()
     world.catch_up()
+    check_answers(world.store, world.kept)
+
+
+def test_a_kill_between_the_removal_of_an_index_file_and_its_note_is_no_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = filled()
+    world.catch_up()
+    world.store.index.note()
+    for _ in range(8):
+        world.send("z", room=400)
+        world.clock.pass_ms(2_000)
+        world.store.step()
+    known = set(index_files(world.disk))
+    assert world.store.give_up_below(world.store.written_offset) > 0
+    world.store.index.step(1)
+    gone = known - set(index_files(world.disk))
+    assert max(known) in gone, "the growing one too"
+    world.disk.unlock()
+    found = verify_store(world.disk, FakeClock(), check_groups=len)
+    levels = {fault.file: fault.level for fault in found.faults if fault.file in gone}
+    assert levels == dict.fromkeys(gone, Level.IGNORED)
+    caplog.set_level(logging.INFO)
+    world = world.again()
+    world.catch_up()
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert indexed_everything(world.store)
     check_answers(world.store, world.kept)
 
 

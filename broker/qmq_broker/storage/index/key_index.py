@@ -280,10 +280,10 @@ class KeyIndex:
         assert self._growing is not None
         self._growing.seal()
         self._growing = None
-        self.note()
         surplus = len(self.files()) - self._files_max
         if surplus > 0:
             self._drop_below(self.files()[surplus - 1].next_offset)
+        self.note()
 
     def _prepare(self) -> None:
         """Once: remove what the table does not know, and take up the growing file."""
@@ -291,11 +291,16 @@ class KeyIndex:
             return
         files = self.files()
         known = {file.name for file in files}
-        for name in self._disk.names(layout.INDEX):
-            if layout.is_index_name(name) and name not in known:
+        there = set(self._disk.names(layout.INDEX))
+        for name in there - known:
+            if layout.is_index_name(name):
                 self._disk.unlink(layout.index_path(name))
         for file in files:
-            if not file.is_sealed:
+            if file.name not in there:
+                # Mostly removed with its part of the log, before a kill that came before the table.
+                _log.info("key index file is gone: file=%s", file.path)
+                self._remove(file)
+            elif not file.is_sealed:
                 try:
                     file.take_up()
                     self._growing = file

@@ -123,7 +123,8 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     actions, action_verdict = look.log(_action_claims(files, format_, kept_offset))
     faults = [*files.faults, *journals.faults, *look.faults]
     faults += _queues(disk, files, journals, commit_verdict, format_)
-    faults += index_faults(disk, format_, commit_verdict.next_offset)
+    first_offset = files.retained.first_offset
+    faults += index_faults(disk, format_, first_offset, commit_verdict.next_offset)
     faults += _ends(files, journals, commit_verdict, action_verdict)
     faults += schedule_faults(disk, format_.store_id, commit_verdict.next_offset)
     firsts = files.retained.first_sequences

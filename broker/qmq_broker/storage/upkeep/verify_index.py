@@ -26,8 +26,10 @@ from qmq_client.wire.checksum import crc32c
 _READ_BYTES: Final = 1024 * 1024
 
 
-def index_faults(disk: Disk, format_: Format, next_offset: int) -> Iterator[Fault]:
-    """What is wrong with table and files; `next_offset` is where the commit log ends."""
+def index_faults(
+    disk: Disk, format_: Format, first_offset: int, next_offset: int
+) -> Iterator[Fault]:
+    """What is wrong with table and files; the offsets are where the commit log begins and ends."""
     table, reason = sealed_array(disk, layout.INDEX_TABLE, IndexTable)
     if table is not None and table.store_id != format_.store_id:
         reason = f"of store {table.store_id.hex()}"
@@ -38,11 +40,15 @@ def index_faults(disk: Disk, format_: Format, next_offset: int) -> Iterator[Faul
     known = {state.name for state in states}
     there = set(disk.names(layout.INDEX))
     for name in sorted(there - known):
-        yield ignored(layout.index_path(name), "not in the table", "The next start removes it.")
+        is_ours = layout.is_index_name(name)
+        meaning = "The next start removes it." if is_ours else "Nobody reads it."
+        yield ignored(layout.index_path(name), "not in the table", meaning)
     for state in states:
         path = layout.index_path(state.name)
         if state.next_offset > next_offset:
             yield rebuilt(path, f"up to offset {state.next_offset}; the log ends at {next_offset}")
+        elif state.name not in there and state.next_offset <= first_offset:
+            yield ignored(path, "missing, like its part of the log", "The next start forgets it.")
         elif state.name not in there:
             yield rebuilt(path, "missing")
         elif fault := _fault(disk, format_, state):
