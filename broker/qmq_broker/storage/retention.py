@@ -92,9 +92,13 @@ class Retention:
         """How far the log may be given up if no group needs it; a segment begins there.
 
         Counts neither entries nor delayed messages that are not saved: asking is what saves them.
-        For any thread.
+        Once that was asked, nothing may go before the first segment is saved, which takes long on a
+        full disk. For any thread.
         """
-        last = self._saver.last
+        first_offset, last = self.first_offset, self._saver.last
+        is_asked = self._saver.wanted_offset > first_offset
+        if is_asked and self._parts.commit_log.base_of(self._saved_offset()) <= first_offset:
+            return first_offset
         needed_offset = min(last.commit_log.last_frame_offset, last.window_offset)
         offset = min(self._wanted_offset(now_ms), needed_offset)
         return self._parts.commit_log.base_of(offset)
@@ -184,10 +188,13 @@ class Retention:
             self._keepers.needed.commit,
             last.commit_log.last_frame_offset,
             last.window_offset,  # what is remembered by now begins there or later
-            parts.queues.indexed_offset,
-            parts.schedule.copied_offset,
+            self._saved_offset(),
             parts.commit_log.written_offset - 1,
         )
+
+    def _saved_offset(self) -> int:
+        """Entries and delayed messages below this are in their files. For any thread."""
+        return min(self._parts.queues.indexed_offset, self._parts.schedule.copied_offset)
 
     def _note(self, first_offset: int) -> None:
         """Beside the writer: note durably where the log begins, before anything below it goes."""

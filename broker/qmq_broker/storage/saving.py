@@ -91,7 +91,8 @@ class Saver:
         #: The last checkpoint that was written.
         self.last = last
         self._written_s = clock.monotonic_s()
-        self._wanted_offset = 0
+        #: Everything below this is to be saved soon. For any thread.
+        self.wanted_offset = 0
         #: Whether ids that are too old by the clock are forgotten although nothing is stored. For
         #: any thread.
         self.is_forgetting = False
@@ -104,7 +105,7 @@ class Saver:
         self._save_some()
         if self.is_forgetting:
             self._forget_ids()
-        if self._wanted_offset > self._parts.queues.indexed_offset:
+        if self.wanted_offset > self._parts.queues.indexed_offset:
             self._begin_flush()
         log = self._parts.commit_log
         behind_bytes = log.durable_offset - self.last.commit_log.durable_offset
@@ -121,7 +122,7 @@ class Saver:
 
     def make_way(self, offset: int) -> None:
         """Save everything below `offset` soon, so that the commit log can begin there."""
-        self._wanted_offset = self._parts.copier.wanted_offset = offset
+        self.wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
         """Save everything, or what leaves the next start little to read, and note the clean stop.
@@ -197,6 +198,6 @@ class Saver:
         if queues.is_flushing:
             return
         is_far = durable_offset - queues.indexed_offset >= self._options.queue_flush_bytes
-        is_far = is_far or self._wanted_offset > queues.indexed_offset
+        is_far = is_far or self.wanted_offset > queues.indexed_offset
         if is_far or queues.unflushed_bytes >= UNFLUSHED_BYTES_MAX:
             queues.begin_flush(durable_offset)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from qmq_broker.errors import DiskFullError
 from qmq_broker.service.delivery import needed_log
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.holding import first_needed
 from qmq_broker.service.housekeeping import INTERVAL_MS
 from qmq_broker.storage.keepers import LogOffsets
+from qmq_broker.storage.queues import consume_queues
 from qmq_client.wire.start import parse_start
 from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send, with_options
 from tests.broker.service.rig import SUBJECT, Rig
@@ -37,6 +39,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(needed_log, "first_needed", note)
     return groups
+
+
+def no_room(*_: object) -> None:
+    raise DiskFullError("no space left")
 
 
 def look(rig: Rig, asked: list[str]) -> list[str]:
@@ -124,3 +130,20 @@ def test_B12_while_a_keeper_is_inside_the_first_segment_no_group_is_asked(
     rig.store.keep("archive", LogOffsets(1_000, 0), rig.now_ms)
     rig.clock.pass_ms(HOUR_MS)
     assert [look(rig, asked) for _ in range(5)] == 5 * [[]]
+
+
+def test_B12_while_a_full_disk_keeps_queues_from_being_saved_no_group_is_asked_again(
+    rig: Rig, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_options(rig, queue_flush_bytes=1024**3)
+    send(rig, 20)
+    for group in OTHERS:
+        rig.settle(rig.pull(group=group).ack(), group=group)
+    rig.clock.pass_ms(HOUR_MS)
+    with monkeypatch.context() as full:
+        full.setattr(consume_queues, "write_queue_table", no_room)
+        assert look(rig, asked) == OTHERS
+        assert [look(rig, asked) for _ in range(5)] == 5 * [[]]
+    for _ in range(3):
+        look(rig, asked)
+    assert rig.store.first_offset > 0
