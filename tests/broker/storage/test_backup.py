@@ -20,7 +20,7 @@ from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import Directory, flip
 from tests.crash.power_cut import cut_states
-from tests.crash.recording_disk import RecordingDisk, RecordingFile, images
+from tests.crash.recording_disk import RecordingDisk, RecordingFile, RecordingLock, images
 from tests.crash.world import OPTIONS, RETAINING, World, records_of
 from tests.kit.clock import FakeClock
 
@@ -185,6 +185,24 @@ class Meddled(RecordingDisk):
             meddle, self.meddle = self.meddle, None
             meddle()
         return file or super().open(path, is_new=is_new)
+
+
+def test_X3_two_backups_into_one_directory_do_not_mix() -> None:
+    class Slow(RecordingDisk):
+        """Where another backup is made, and is done, just before this one has the lock."""
+
+        def lock(self, path: str, holder: str) -> RecordingLock:
+            if layout.FORMAT not in self.names(layout.ROOT):
+                quick = RecordingDisk(self.image)
+                back_up(older, quick, FakeClock(), link=never)
+                self.image = quick.image
+            return super().lock(path, holder)
+
+    older = live().disk
+    target = Slow()
+    with pytest.raises(StoreError, match="not empty"):
+        back_up(live().disk, target, FakeClock(), link=never)
+    assert verify_store(target, FakeClock(), check_groups=len).faults == []
 
 
 def test_X3_old_segments_may_go_while_they_are_copied() -> None:

@@ -82,17 +82,22 @@ def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
     format_ = read_format(source)
     if format_ is None:
         raise StoreError("the source is not a whole data directory: FORMAT is missing")
+    _refuse_filled(target)
+    lock = target.lock(layout.LOCK, f"pid {os.getpid()} (store backup)")
+    try:
+        _refuse_filled(target)  # by now, another backup may have been made there
+        made = _Backup(source, target, format_, link).run()
+    finally:
+        lock.release()
+    return msgspec.structs.replace(made, duration_ms=round((clock.monotonic_s() - began_s) * 1000))
+
+
+def _refuse_filled(target: Disk) -> None:
     strangers = [name for name in target.names(layout.ROOT) if name != layout.LOCK]
     if strangers:
         raise StoreError(
             f"the target is not empty: there is {strangers[0]}. Give an empty directory."
         )
-    lock = target.lock(layout.LOCK, f"pid {os.getpid()} (store backup)")
-    try:
-        made = _Backup(source, target, format_, link).run()
-    finally:
-        lock.release()
-    return msgspec.structs.replace(made, duration_ms=round((clock.monotonic_s() - began_s) * 1000))
 
 
 class _Taken(Enum):
