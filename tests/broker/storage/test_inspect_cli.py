@@ -215,6 +215,20 @@ def test_dump_goes_on_behind_damage(data: Path) -> None:
     assert len([row for row in rows if row.get("kind") == "MESSAGES"]) == 11
 
 
+def test_dump_shows_entries_behind_those_that_are_missing(data: Path) -> None:
+    """Queues are derived: what is missing there is no damage of accepted data."""
+    for path in (data / "consumequeue" / "orders").iterdir():
+        path.unlink()
+    (data / "summary" / "Not ours").mkdir()
+    for kind in ("entries", "summaries"):
+        result = run("dump", kind, data, "--json")
+        assert result.exit_code == ExitCode.OK, result.output
+    rows = [json.loads(line) for line in run("dump", "entries", data, "--json").output.splitlines()]
+    files = {row["file"].rpartition("/")[0] for row in rows if "unreadable" in row}
+    assert files == {"consumequeue/orders"}
+    assert [row["sequence"] for row in rows if "subject" in row] == list(range(12))
+
+
 def test_rebuild_makes_the_queues_again(data: Path) -> None:
     queue = data / "consumequeue" / "orders" / f"{0:020d}"
     before = queue.read_bytes()

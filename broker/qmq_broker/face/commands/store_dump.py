@@ -124,6 +124,8 @@ def _queues(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row
 
 def _summaries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
     for name in disk.names(layout.SUMMARIES):
+        if layout.parse_number(name) is None:
+            continue
         path = f"{layout.SUMMARIES}/{name}"
         found, reason = sealed_array(disk, path, SegmentSummary)
         if found is None:
@@ -259,7 +261,11 @@ def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
             first = max(question.first, firsts.get(state.subject, 0))
             for sequence in range(first, state.next_sequence, _ENTRIES_PER_READ):
                 after = min(sequence + _ENTRIES_PER_READ, state.next_sequence)
-                packed = files.read(state.subject, sequence, after)
+                try:
+                    packed = files.read(state.subject, sequence, after)
+                except CorruptionError as error:
+                    yield _damaged(error.segment, error.offset, None, error.reason)
+                    continue
                 assert len(packed) == (after - sequence) * ENTRY_BYTES
                 for number, entry in zip(count(sequence), _ENTRY.iter_unpack(packed), strict=False):
                     yield {
