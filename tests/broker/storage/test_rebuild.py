@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from tests.broker.storage.damaged import Directory, flip
@@ -94,6 +96,9 @@ def test_B3_a_power_cut_anywhere_in_a_rebuild_leaves_a_directory_that_opens() ->
     assert states > 150
 
 
-def test_an_empty_directory_is_not_rebuilt() -> None:
+def test_what_is_no_data_directory_is_not_rebuilt_and_gets_no_file(tmp_path: Path) -> None:
+    disk = OsDisk(str(tmp_path))
     with pytest.raises(StoreError, match="FORMAT is missing"):
-        rebuild_store(RecordingDisk(), FakeClock())
+        rebuild_store(disk, FakeClock())
+    assert disk.names(layout.ROOT) == []
+    disk.close()

@@ -57,12 +57,12 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
     nothing changed if the logs are damaged where they must be read.
     """
     began_s = clock.monotonic_s()
+    format_ = read_format(disk)
+    if format_ is None:  # a folder of others: not even a lock file is made there
+        raise StoreError("this is not a data directory: FORMAT is missing")
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
     try:
         refuse_shared(disk)
-        format_ = read_format(disk)
-        if format_ is None:
-            raise StoreError("this is not a data directory: FORMAT is missing")
         retained = read_retained(disk, format_.store_id)
         segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         try:
