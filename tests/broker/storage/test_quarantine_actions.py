@@ -158,7 +158,9 @@ def three_lives() -> Lived:
 def change(disk: RecordingDisk, path: str, position: int) -> None:
     number = disk.image.names[path]
     assert number is not None
-    disk.image.change(number, flip(position)(disk.image.inodes[number].seen))
+    inode = disk.image.inodes[number]
+    inode.durable = flip(position)(inode.seen)
+    inode.versions.clear()
 
 
 @pytest.mark.parametrize("life", [0, 1])
@@ -181,6 +183,27 @@ def test_B4_no_snapshot_goes_on_through_damage_that_was_covered_below_a_newer_on
     assert quarantine_damage(lived.disk, FakeClock())
     change(lived.disk, path, 9)
     assert actions_of(lived.disk.image, LONG) == lived.everything[10:]
+
+
+def test_B4_a_power_cut_while_old_actions_are_covered_leaves_no_snapshot_that_lacks_them() -> None:
+    lived = three_lives()
+    change(lived.disk, layout.segment_path(layout.ACTION_LOG, 0), lived.offsets[1][2] + 70)
+    lived.disk.image.durable_names = dict(lived.disk.image.names)
+    disk = RecordingDisk(lived.disk.image)
+    quarantine_damage(disk, FakeClock())
+    rng = random.Random(5)
+    outcomes = {"halts": 0, "whole": 0}
+    for _, image in images(disk.first_image, disk.operations):
+        for state in cut_states(image, rng, scattered=2):
+            for path in layout.SNAPSHOTS:
+                hurt = RecordingDisk(state.copy())
+                change(hurt, path, 9)
+                try:
+                    assert actions_of(hurt.image, LONG) == lived.everything[10:]
+                    outcomes["whole"] += 1
+                except CorruptionError:
+                    outcomes["halts"] += 1
+    assert min(outcomes.values()) > 3
 
 
 @pytest.mark.parametrize("how", ["altered", "cut", "gone"])
