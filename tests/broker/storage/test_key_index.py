@@ -13,13 +13,15 @@ from qmq_broker.errors import DiskError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.index import key_index
+from qmq_broker.storage.index.key_index import IndexTable
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.inspect_files import sealed_array
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.message_id import dedupe_message_id
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Keyed, catch_up, check_answers
-from tests.crash.recording_disk import RecordingDisk
+from tests.crash.recording_disk import RecordingDisk, images
 from tests.kit.clock import FakeClock
 
 MIXED: tuple[tuple[str | None, ...], ...] = (
@@ -303,6 +305,19 @@ def test_the_oldest_of_too_many_files_go_and_are_not_made_again() -> None:
     assert len(world.store.index.files()) <= 4
     assert world.store.index.gaps(LogRange(0, world.store.durable_offset))
     check_answers(world.store, world.kept)  # by looking through the rest
+
+
+def test_a_kill_while_the_oldest_of_too_many_files_go_leaves_no_table_that_names_them() -> None:
+    world = filled(Keyed(options=replace(INDEXED, index_files=2)))
+    world.catch_up()
+    tables = 0
+    for _, image in images(world.disk.first_image, world.disk.operations):
+        disk = RecordingDisk(image)
+        table, _ = sealed_array(disk, layout.INDEX_TABLE, IndexTable)
+        if table is not None:
+            tables += 1
+            assert {state.name for state in table.files} <= set(disk.names(layout.INDEX))
+    assert tables > 10
 
 
 def test_a_lost_file_is_made_again_and_what_went_for_their_number_is_not() -> None:

@@ -88,7 +88,7 @@ class KeyIndex:
         store_id: bytes,
         bounds: LogBounds,
     ) -> None:
-        """Reads only the table; changes nothing."""
+        """Reads only the table and the names of files; changes nothing."""
         self._disk = disk
         self._segments = segments
         self._entries_max = options.index_entries
@@ -280,10 +280,14 @@ class KeyIndex:
         assert self._growing is not None
         self._growing.seal()
         self._growing = None
-        surplus = len(self.files()) - self._files_max
-        if surplus > 0:
-            self._drop_below(self.files()[surplus - 1].next_offset)
-        self.note()
+        surplus = self.files()[: -self._files_max]
+        for file in surplus:
+            self._forget(file)
+        try:
+            self.note()
+        finally:  # after the table, which names only files that are there; without room they go too
+            for file in surplus:
+                file.remove()
 
     def _prepare(self) -> None:
         """Once: remove what the table does not know, and take up the growing file."""
@@ -291,16 +295,11 @@ class KeyIndex:
             return
         files = self.files()
         known = {file.name for file in files}
-        there = set(self._disk.names(layout.INDEX))
-        for name in there - known:
-            if layout.is_index_name(name):
+        for name in self._disk.names(layout.INDEX):
+            if layout.is_index_name(name) and name not in known:
                 self._disk.unlink(layout.index_path(name))
         for file in files:
-            if file.name not in there:
-                # Mostly removed with its part of the log, before a kill that came before the table.
-                _log.info("key index file is gone: file=%s", file.path)
-                self._remove(file)
-            elif not file.is_sealed:
+            if not file.is_sealed:
                 try:
                     file.take_up()
                     self._growing = file
@@ -330,11 +329,14 @@ class KeyIndex:
             self._remove(file)
 
     def _remove(self, file: IndexFile) -> None:
+        self._forget(file)
+        file.remove()
+
+    def _forget(self, file: IndexFile) -> None:
         with self._lock:
             self._files.remove(file)
         if file is self._growing:
             self._growing = None
-        file.remove()
         self._is_noted = False
 
     def _free_name(self, stored_at_ms: int) -> str:
@@ -369,7 +371,10 @@ class KeyIndex:
         end = self._bounds().next_offset
         if table.store_id != self._store_id or not _is_in_order(table.files, end):
             return []
-        return [IndexFile.of_state(self._disk, self._store_id, state) for state in table.files]
+        # A file may have gone with its part of the log, before a kill that came before the table.
+        there = set(self._disk.names(layout.INDEX))
+        states = [state for state in table.files if state.name in there]
+        return [IndexFile.of_state(self._disk, self._store_id, state) for state in states]
 
 
 def _is_in_order(states: tuple[IndexFileState, ...], next_offset: int) -> bool:
