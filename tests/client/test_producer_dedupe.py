@@ -62,6 +62,15 @@ def test_S6_a_message_said_twice_in_one_transaction_is_sent_once(world: World) -
     assert (world.sent(), world.stored_ids()) == (["first"], set())
 
 
+def test_D4_what_is_said_in_place_of_a_cancelled_message_is_sent_in_its_place(world: World) -> None:
+    with Session(world.sync_engine) as session, session.begin():
+        cancelled = world.send("cancelled", session, dedupe_key=KEY)
+        assert world.producer.cancel(cancelled, session=session)
+        world.send("instead", session, dedupe_key=KEY)
+    assert world.producer.flush()
+    assert (world.sent(), world.stored_ids()) == (["instead"], set())
+
+
 def test_S6_a_rolled_back_run_leaves_the_key_to_the_next(world: World) -> None:
     with Session(world.sync_engine) as session:
         world.send("first", session, dedupe_key=KEY)

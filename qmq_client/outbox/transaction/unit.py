@@ -54,11 +54,11 @@ class _Mark:
     #: Rows from before that are written inside it become unwritten again when it is rolled back.
     written: int
     #: Rows cancelled inside it are back when it is rolled back.
-    cancelled: frozenset[bytes] = frozenset()
+    cancelled: frozenset[int] = frozenset()
 
 
 #: Rows, number of written ones, savepoints, cancelled rows.
-_Before = tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[bytes]]
+_Before = tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[int]]
 
 
 # One for each transaction with messages, so it is made in a tenth of a plain object's time.
@@ -75,8 +75,9 @@ class Unit(msgspec.Struct, eq=False):
     _written_at_s: float = 0.0
     _marks: tuple[_Mark, ...] = ()
     _was_written_early: bool = False
-    #: Rows of this transaction that it deleted again.
-    _cancelled: frozenset[bytes] = frozenset()
+    #: Rows of this transaction that it deleted again, by their place: a dedupe key gives the same id to
+    #: what is sent afterwards.
+    _cancelled: frozenset[int] = frozenset()
     #: Written rows may be gone: check before the commit.
     _must_look: bool = False
     #: The state before the last statement on a savepoint, in case that one fails.
@@ -168,7 +169,7 @@ class Unit(msgspec.Struct, eq=False):
         self._was_written_early = True
         self.write(connection)
         columns = outlet.outbox.c
-        is_own = any(row.message_id == message_id for _, row in self._rows)
+        own = {i for i, (_, row) in enumerate(self._rows) if row.message_id == message_id}
         now_ms = sa.literal_column(outlet.dialect.now_ms, sa.BigInteger())
         is_left = columns.due_at_ms <= now_ms - UNDER_WAY_MS
         is_free = columns.token.is_(None) | is_left | is_at_broker
@@ -176,12 +177,11 @@ class Unit(msgspec.Struct, eq=False):
             sa.delete(outlet.outbox).where(
                 columns.message_id == message_id,
                 columns.state.in_((LIVE, PARKED)),
-                (columns.token == outlet.token) if is_own else is_free,
+                (columns.token == outlet.token) if own else is_free,
             ),
             execution_options=AS_NAMED,
         )
-        if is_own:
-            self._cancelled |= {message_id}
+        self._cancelled |= own
         return deleted.rowcount > 0
 
     def write(self, connection: sa.Connection) -> None:
@@ -299,6 +299,8 @@ class Unit(msgspec.Struct, eq=False):
         is_doubtful = self._was_written_early or self.is_suspect or self.is_lost
         is_certain = is_confirmed and not is_doubtful
         written = self._rows[: self._written]
+        if self._cancelled:
+            written = [each for i, each in enumerate(written) if i not in self._cancelled]
         by_outlet: list[tuple[Outlet, tuple[OutboxRow, ...]]]
         if len(written) == 1:  # as in most transactions
             ((outlet, row),) = written
@@ -331,8 +333,8 @@ class Unit(msgspec.Struct, eq=False):
         for outbox in {outlet.outbox for outlet, _ in self._rows[: self._written]}:
             expected = {
                 row.message_id
-                for outlet, row in self._rows[: self._written]
-                if outlet.outbox is outbox and row.message_id not in self._cancelled
+                for i, (outlet, row) in enumerate(self._rows[: self._written])
+                if outlet.outbox is outbox and i not in self._cancelled
             }
             missing = set(expected)
             ids = list(expected)
