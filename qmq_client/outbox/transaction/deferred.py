@@ -1,7 +1,8 @@
 """Messages of an asynchronous session that has not begun on its database yet.
 
 `producer.send` is an ordinary function: outside SQLAlchemy's greenlet it can execute nothing, not
-even a BEGIN. So messages sent before the session's first statement are noted at the session's
+even a BEGIN. (Inside, as in a listener, it does: there a commit may be under way that would not
+look again.) So messages sent before the session's first statement are noted at the session's
 innermost transaction. They move into the connection's unit when that transaction begins there: with
 its first statement, or right before its commit. A transaction that is rolled back takes its notes
 with it. What a signal handler raises in the middle leaves the rest waiting, for the commit at the
@@ -22,6 +23,8 @@ from qmq_client.outbox.transaction.outlet import Outlet
 
 #: Set in `session.info` once something was deferred; blocking sessions never need it.
 DEFERRED: Final = "qmq_deferred"
+#: SQLAlchemy's class.
+_GREENLET: Final = "_AsyncIoGreenlet"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,14 @@ class _Deferred:
         ending = Ending()
         self.endings.append(ending)
         return found, ending
+
+
+def can_execute_async() -> bool:
+    """Whether this code is in the greenlet of an asynchronous engine, as in `run_sync` or in a listener."""
+    from greenlet import getcurrent  # late: only an asynchronous engine brings it
+
+    # By its name: a function for this question came only within SQLAlchemy 2.0.
+    return type(getcurrent()).__name__ == _GREENLET
 
 
 def defer(session: Session, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -> None:

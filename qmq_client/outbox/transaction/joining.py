@@ -17,7 +17,7 @@ from qmq_client.errors import NoTransactionError, WrongDatabaseError
 from qmq_client.given import session_of
 from qmq_client.outbox.row import Ending, OutboxRow
 from qmq_client.outbox.transaction.binds import bind_on, is_on
-from qmq_client.outbox.transaction.deferred import defer, deferred_row
+from qmq_client.outbox.transaction.deferred import can_execute_async, defer, deferred_row
 from qmq_client.outbox.transaction.enlisted import (
     active_sessions,
     enlist,
@@ -37,7 +37,7 @@ def join(given: Any, engine: sa.Engine, outlet: Outlet, rows: list[OutboxRow]) -
         connection = _checked(scope, engine, outlet)
     elif (begun := enlisted_connection(scope, engine.pool)) is not None:
         connection = begun
-    elif engine.dialect.is_async:
+    elif engine.dialect.is_async and not can_execute_async():
         if bind_on(scope, engine, outlet.outbox) is None:
             raise WrongDatabaseError(_wrong(engine, outlet))
         defer(scope, engine, outlet, rows)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from qmq_client.errors import NoTransactionError
@@ -70,6 +72,48 @@ def test_S3_S11_what_is_sent_behind_a_savepoint_goes_with_the_transaction_around
     with a_world(tmp_path, database=a_database, is_async=True) as world:
         asyncio.run(main(world))
         assert world.outcome() == (["a"], ["behind", "inside"], set())
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_S1_S11_what_a_listener_sends_in_a_commit_that_did_nothing_else_is_stored(
+    a_database: Database, tmp_path: Path, is_nested: bool
+) -> None:
+    """Behind our own listener, which has nothing to begin for."""
+
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session:
+            unsent = ["sent"]
+
+            def send(inner: Any) -> None:
+                if unsent:
+                    world.send(unsent.pop(), inner)
+
+            event.listen(session.sync_session, "before_commit", send)
+            await session.begin()
+            if is_nested:
+                async with session.begin_nested():
+                    pass
+                assert not unsent
+            await session.commit()
+        await world.engine.dispose()
+
+    with a_world(tmp_path, database=a_database, is_async=True) as world:
+        asyncio.run(main(world))
+        assert world.outcome() == ([], ["sent"], set())
+
+
+def test_S8_S11_a_send_behind_the_commit_is_refused(a_database: Database, tmp_path: Path) -> None:
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session:
+            event.listen(session.sync_session, "after_commit", partial(world.send, "late"))
+            await session.begin()
+            with pytest.raises(NoTransactionError):
+                await session.commit()
+        await world.engine.dispose()
+
+    with a_world(tmp_path, database=a_database, is_async=True) as world:
+        asyncio.run(main(world))
+        assert world.outcome() == ([], [], set())
 
 
 def test_S2_S4_S11_of_a_rolled_back_send_nothing_is_left_at_its_session(
