@@ -128,6 +128,10 @@ class OutboxDialect(Protocol):
         """
         ...
 
+    def savepoint_name(self, text: str) -> str:
+        """The same for all texts that mean one savepoint, with quotes or without."""
+        ...
+
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
     ) -> None:

@@ -21,6 +21,7 @@ from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.driver import error_number, is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.locked_claim import claim_locked
+from qmq_client.outbox.database.savepoint_names import folded_name
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.row import OutboxRow
@@ -155,6 +156,9 @@ class MySqlDialect(ServerDialect):
         from pymysql.charset import charset_by_name  # late: an asynchronous driver has its own
 
         return is_encodable(text, charset_by_name(name).encoding)
+
+    def savepoint_name(self, text: str) -> str:
+        return folded_name(text)
 
     def undoes_transaction(self, _: Link, error: BaseException | None) -> bool:
         number = error_number(error)

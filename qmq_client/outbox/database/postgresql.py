@@ -18,6 +18,7 @@ from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.driver import driver_of, is_encodable
 from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.database.locked_claim import claim_locked
+from qmq_client.outbox.database.savepoint_names import exact_name
 from qmq_client.outbox.database.server import ServerDialect, refuse
 from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.row import OutboxRow
@@ -82,6 +83,9 @@ class PostgresDialect(ServerDialect):
 
     def can_encode(self, link: Link, text: str) -> bool:
         return is_encodable(text, link.driver.info.encoding)
+
+    def savepoint_name(self, text: str) -> str:
+        return exact_name(text)
 
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
         return not self.is_in_transaction(link)

@@ -26,6 +26,7 @@ from qmq_client.outbox.database.claiming import ClaimTerms, row_id, wanted_rows
 from qmq_client.outbox.database.dialect import BEGIN_OPTION, BEGIN_TO_WRITE
 from qmq_client.outbox.database.driver import driver_of, root_engine
 from qmq_client.outbox.database.link import Link, find_link, leave_out
+from qmq_client.outbox.database.savepoint_names import folded_name
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.database.sqlite_turns import TURNS
 from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
@@ -138,6 +139,9 @@ class SqliteDialect:
 
     def undoes_transaction(self, link: Link, _: BaseException | None) -> bool:
         return not self.is_in_transaction(link)
+
+    def savepoint_name(self, text: str) -> str:
+        return folded_name(text)
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]

@@ -47,6 +47,7 @@ _METHODS: Final = (
     "do_execute",
     "do_executemany",
     "do_execute_no_params",
+    "is_disconnect",
 )
 #: Marks a dialect that this copy of the product follows.
 _MARK: Final = f"followed by {__name__}"
@@ -204,7 +205,11 @@ class Calls:
 
     def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
         link = self._before(cursor, statement, context)
-        self._execute(cursor, statement, parameters, context)
+        try:
+            self._execute(cursor, statement, parameters, context)
+        except BaseException:
+            _on_failed(link, statement)
+            raise
         if link is not None and not link.was_open:
             self._outbox.note_answer(link, statement)
 
@@ -218,7 +223,11 @@ class Calls:
 
     def do_execute_no_params(self, cursor: Any, statement: str, context: Any = None) -> None:
         link = self._before(cursor, statement, context)
-        self._execute_no_params(cursor, statement, context)
+        try:
+            self._execute_no_params(cursor, statement, context)
+        except BaseException:
+            _on_failed(link, statement)
+            raise
         if link is not None and not link.was_open:
             self._outbox.note_answer(link, statement)
 
@@ -235,6 +244,15 @@ class Calls:
         if link.unit is not None and not (link.is_marking and _is_savepoint(context)):
             link.unit.on_statement(connection, statement)
         return link
+
+    def is_disconnect(self, error: Any, proxied: Any, cursor: Any) -> bool:
+        """Asked about each error of the driver, and before any listener, which may keep it from the next one."""
+        is_disconnect: bool = self.followed["is_disconnect"](error, proxied, cursor)
+        # Of a connection that is being made or tried, SQLAlchemy has only the driver's own.
+        link = find_link(proxied) if isinstance(proxied, sa.PoolProxiedConnection) else None
+        if link is not None:
+            note_error(self._outbox, link, error, is_disconnect=is_disconnect)
+        return is_disconnect
 
     def _finish(self, link: Link, proxied: Any) -> None:
         """Write the waiting rows. An error here stops the COMMIT."""
@@ -255,6 +273,25 @@ class Calls:
         if connection is not None and not connection.invalidated:
             with suppress(Exception):
                 self._rollback(proxied)
+
+
+def note_error(
+    outbox: OutboxDialect, link: Link, error: BaseException | None, *, is_disconnect: bool
+) -> None:
+    """Something failed on this connection; whether the application minds is not known here. Safe to repeat."""
+    if link.unit is not None:
+        link.unit.on_error(error, is_disconnect=is_disconnect)
+    elif link.is_begun and not is_disconnect:
+        is_autocommit = not outbox.is_transactional(link)
+        has_ended = not is_autocommit and not outbox.is_in_transaction(link)
+        if has_ended or outbox.undoes_transaction(link, error):
+            # Nothing was sent yet; messages sent later must not be taken for all there are.
+            link.unit = Unit(link, is_lost=True)
+
+
+def _on_failed(link: Link | None, statement: str) -> None:
+    if link is not None and link.unit is not None:
+        link.unit.on_failed(statement)
 
 
 def _drop(link: Link) -> None:

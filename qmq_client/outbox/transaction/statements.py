@@ -33,7 +33,7 @@ _MORE: Final = re.compile(r";\s*\S")
 
 
 class SavepointText(NamedTuple):
-    """A savepoint by text: SAVEPOINT, RELEASE or ROLLBACK, and its name without quotes."""
+    """A savepoint by text: SAVEPOINT, RELEASE or ROLLBACK, and its name as it is written."""
 
     verb: str
     name: str
@@ -60,9 +60,4 @@ def savepoint_text(statement: str) -> SavepointText | None:
     if found is None:
         return None
     verb = found["verb"].split()[0].upper()
-    return SavepointText(verb, plain_name(found["name"]))
-
-
-def plain_name(name: str) -> str:
-    """A name as databases compare it: without quotes, in lower case."""
-    return name.strip('"`[]').casefold()
+    return SavepointText(verb, found["name"])

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from typing import Any, Final
-from weakref import ref
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -25,7 +24,7 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.driver import file_number
 from qmq_client.outbox.database.link import all_links, find_link, forget_all
 from qmq_client.outbox.transaction.binds import bind_on
-from qmq_client.outbox.transaction.calls import follow
+from qmq_client.outbox.transaction.calls import follow, note_error
 from qmq_client.outbox.transaction.deferred import DEFERRED, deferred_outboxes
 from qmq_client.outbox.transaction.enlisted import (
     ENLISTED,
@@ -38,7 +37,6 @@ from qmq_client.outbox.transaction.enlisted import (
     refuse_two,
 )
 from qmq_client.outbox.transaction.opened import known_link
-from qmq_client.outbox.transaction.unit import Unit
 
 
 def watch(engine: sa.Engine) -> None:
@@ -70,21 +68,12 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 def _on_error(context: sa.engine.ExceptionContext) -> None:
+    """Also told of what is no error of the driver, such as a cancellation; see `Calls.is_disconnect`."""
     connection = context.connection
     link = None if connection is None else known_link(connection)
-    if connection is None or link is None:
-        return
-    error = context.original_exception
-    if link.unit is not None:
-        link.unit.on_error(error, is_disconnect=context.is_disconnect)
-    elif connection.in_transaction() and not context.is_disconnect:
-        dialect = dialect_of(connection.engine)
-        is_autocommit = not dialect.is_transactional(link)
-        has_ended = not is_autocommit and not dialect.is_in_transaction(link)
-        if has_ended or dialect.undoes_transaction(link, error):
-            # Nothing was sent yet; messages sent later must not be taken for all there are.
-            link.connection = ref(connection)
-            link.unit = Unit(link, is_lost=True)
+    if connection is not None and link is not None:
+        error, is_disconnect = context.original_exception, context.is_disconnect
+        note_error(dialect_of(connection.engine), link, error, is_disconnect=is_disconnect)
 
 
 def _before_commit(session: Session) -> None:

@@ -31,7 +31,6 @@ from qmq_client.outbox.transaction.outlet import Outlet
 from qmq_client.outbox.transaction.statements import (
     SavepointText,
     is_plain,
-    plain_name,
     savepoint_text,
 )
 
@@ -57,8 +56,8 @@ class _Mark:
     cancelled: frozenset[int] = frozenset()
 
 
-#: Rows, number of written ones, savepoints, cancelled rows.
-_Before = tuple[list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[int]]
+#: A statement on a savepoint; rows, number of written ones, savepoints, cancelled rows before it.
+_Before = tuple[str, list[tuple[Outlet, OutboxRow]], int, tuple[_Mark, ...], frozenset[int]]
 
 
 # One for each transaction with messages, so it is made in a tenth of a plain object's time.
@@ -227,10 +226,6 @@ class Unit(msgspec.Struct, eq=False):
 
     def on_error(self, error: BaseException | None, *, is_disconnect: bool) -> None:
         """A statement of this transaction failed; whether the application minds is not known here."""
-        if self._before_text is not None:  # it did not happen
-            self._rows, self._written, self._marks, self._cancelled = self._before_text
-            self._before_text = None
-            self._count_unwritten()
         if not self._rows:
             return
         self.is_suspect = self._must_look = True
@@ -254,27 +249,35 @@ class Unit(msgspec.Struct, eq=False):
             if self._is_overdue:
                 self.write(connection)
         elif (found := savepoint_text(statement)) is not None:
-            self._on_savepoint_text(found)
+            self._on_savepoint_text(found, statement)
         else:
             self._was_written_early = self._must_look = True
             self.write(connection)
 
-    def _on_savepoint_text(self, text: SavepointText) -> None:
-        self._before_text = (list(self._rows), self._written, self._marks, self._cancelled)
+    def on_failed(self, statement: str) -> None:
+        """What `on_statement` announced did not happen: its savepoints are as they were."""
+        if self._before_text is not None and self._before_text[0] == statement:
+            _, self._rows, self._written, self._marks, self._cancelled = self._before_text
+            self._before_text = None
+            self._count_unwritten()
+
+    def _on_savepoint_text(self, text: SavepointText, statement: str) -> None:
+        before = (list(self._rows), self._written, self._marks, self._cancelled)
+        self._before_text = (statement, *before)
+        name = self._rows[0][0].dialect.savepoint_name(text.name)
         if text.verb != "SAVEPOINT":
-            self.on_savepoint_end(text.name, is_undone=text.verb == "ROLLBACK")
+            self.on_savepoint_end(name, is_undone=text.verb == "ROLLBACK")
         if text.verb != "RELEASE":  # one that was rolled back to may be rolled back to again
-            self.on_savepoint(text.name)
+            self.on_savepoint(name)
 
     def on_savepoint(self, name: str) -> None:
         """A savepoint was made."""
-        mark = _Mark(plain_name(name), len(self._rows), self._written, self._cancelled)
+        mark = _Mark(name, len(self._rows), self._written, self._cancelled)
         self._marks += (mark,)
 
     def on_savepoint_end(self, name: str, *, is_undone: bool) -> None:
         """The savepoint `name` was rolled back to, or released."""
         names = [mark.name for mark in self._marks]
-        name = plain_name(name)
         # An unknown savepoint was made before the first send: everything was sent inside it. Of two with
         # one name the newer is meant.
         index = len(names) - 1 - names[::-1].index(name) if name in names else 0

@@ -6,7 +6,8 @@ Either everything that was sent is stored with the rest, or the commit raises an
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,24 @@ def meet_deadlock(world: World, session: Session) -> None:
         text(session, other.first)
         other.close_the_circle()
         swallow(session, other.second)
+
+
+class ApplicationError(Exception):
+    """What a listener makes of an error of the database."""
+
+
+@contextmanager
+def listener_of_all_errors() -> Iterator[None]:
+    """On the class of all engines, so it is asked before those of one engine."""
+
+    def translate(_: sa.engine.ExceptionContext) -> None:
+        raise ApplicationError
+
+    sa.event.listen(sa.Engine, "handle_error", translate)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, "handle_error", translate)
 
 
 def send_and_commit(world: World, session: Session) -> None:
@@ -84,6 +103,27 @@ def test_F6_E19_S1_S2_the_victim_of_a_deadlock_that_goes_on_stores_and_sends_not
     with Session(world.engine) as session:
         add(world, session, "before")
         meet_deadlock(world, session)
+        with suppress(sa.exc.DBAPIError, OutboxRowLostError):
+            session.execute(sa.insert(Order).values(label="later"))
+        with pytest.raises(OutboxRowLostError):
+            session.commit()
+    assert world.outcome() == NOTHING
+
+
+def test_F6_E19_S1_a_listener_that_raises_an_error_of_its_own_hides_no_deadlock(
+    server_world: World,
+) -> None:
+    """SQLAlchemy then asks no further listener."""
+    world = server_world
+    make_lock_rows(world)
+    with Session(world.engine) as session, Deadlock(world) as other:
+        add(world, session, "before")
+        if world.kind == "postgresql":
+            text(session, "SET LOCAL deadlock_timeout = '10ms'")
+        text(session, other.first)
+        other.close_the_circle()
+        with listener_of_all_errors(), pytest.raises(ApplicationError):
+            text(session, other.second)
         with suppress(sa.exc.DBAPIError, OutboxRowLostError):
             session.execute(sa.insert(Order).values(label="later"))
         with pytest.raises(OutboxRowLostError):

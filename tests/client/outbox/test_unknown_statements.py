@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from sqlalchemy.sql import elements
 from qmq_client.errors import NoTransactionError, OutboxRowLostError, WrongDatabaseError
 from qmq_client.outbox.transaction.statements import is_plain, savepoint_text
 from tests.client.outbox.interference import Deadlock, make_lock_rows
-from tests.client.world import Order, World
-from tests.services.databases import is_mariadb
+from tests.client.world import Order, World, a_world
+from tests.services.databases import Database, is_mariadb
 
 PROCEDURE = """
 CREATE PROCEDURE give_up() BEGIN
@@ -128,6 +129,42 @@ def test_S3_of_two_savepoints_with_one_name_the_newer_is_meant(any_world: World)
         session.commit()
     labels = ["first", "instead", "second"]
     assert any_world.outcome() == (labels, labels, set())
+
+
+@pytest.mark.parametrize("wanted", ["here", '"Here"'])
+def test_S3_of_two_savepoints_that_differ_in_case_that_one_is_meant_which_the_database_means(
+    wanted: str, any_world: World
+) -> None:
+    """Three kinds of database, three answers; the messages go with the business rows."""
+    quoted = '"Here"' if any_world.kind == "postgresql" else "Here"
+    with Session(any_world.engine) as session:
+        session.execute(sa.text(f"SAVEPOINT {quoted}"))
+        add(any_world, session, "first")
+        session.execute(sa.text("SAVEPOINT here"))
+        add(any_world, session, "second")
+        name = quoted if wanted == '"Here"' else wanted
+        session.execute(sa.text(f"ROLLBACK TO SAVEPOINT {name}"))
+        session.commit()
+    orders, sent, left = any_world.outcome()
+    assert (sent, left) == (orders, set())
+
+
+def test_S1_S3_an_error_of_an_earlier_stream_takes_back_no_savepoint(
+    postgresql_database: Database, tmp_path: Path
+) -> None:
+    """The savepoint is there, and going back to it keeps what was sent before."""
+    divisors = "SELECT n.i, 1 / (50 - n.i) FROM generate_series(1, 1000) AS n (i)"
+    streamed: Any = {"stream_results": True, "yield_per": 10}
+    with a_world(tmp_path, database=postgresql_database) as world:
+        with world.engine.connect() as connection, connection.begin():
+            connection.execute(sa.insert(Order).values(label="before"))
+            with connection.execute(sa.text(divisors), execution_options=streamed) as stream:
+                world.send("before", connection)
+                connection.exec_driver_sql("SAVEPOINT here")
+                with pytest.raises(sa.exc.DBAPIError, match="zero"):
+                    stream.all()
+            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT here")
+        assert world.outcome() == (["before"], ["before"], set())
 
 
 def test_S3_a_rollback_to_a_savepoint_that_is_not_there_undoes_nothing(any_world: World) -> None:
@@ -345,11 +382,11 @@ def test_what_is_not_surely_plain_is_not_taken_for_it(text: str) -> None:
     ("text", "verb", "name"),
     [
         ("SAVEPOINT a", "SAVEPOINT", "a"),
-        ("release savepoint A_1;", "RELEASE", "a_1"),
+        ("release savepoint A_1;", "RELEASE", "A_1"),
         ("RELEASE a", "RELEASE", "a"),
-        ('ROLLBACK TO "My Point"', "ROLLBACK", "my point"),
-        ("rollback work to savepoint `b`", "ROLLBACK", "b"),
-        ("/* x */ ROLLBACK TRANSACTION TO SAVEPOINT [c]", "ROLLBACK", "c"),
+        ('ROLLBACK TO "My Point"', "ROLLBACK", '"My Point"'),
+        ("rollback work to savepoint `b`", "ROLLBACK", "`b`"),
+        ("/* x */ ROLLBACK TRANSACTION TO SAVEPOINT [c]", "ROLLBACK", "[c]"),
     ],
 )
 def test_a_savepoint_by_text_is_known_by_verb_and_name(text: str, verb: str, name: str) -> None:
