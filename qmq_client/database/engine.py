@@ -57,7 +57,7 @@ def open_engine(
         )
     except ImportError as error:
         raise _no_driver(section, url, error) from error
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:  # the second: of a number that is none
         raise not_usable(section, str(error)) from error
     if backend in ("mysql", "mariadb"):
         event.listen(engine, "connect", lift_limits)

@@ -85,7 +85,7 @@ def _read_password(section: DatabaseSection) -> str:
     try:
         with Path(section.password_file).open(encoding="utf-8") as file:
             return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # the second: of the path or of the file
         # The cause of the second would show the file's contents.
         problem = error.strerror if isinstance(error, OSError) else "no text"
         raise ConfigurationError(

@@ -248,6 +248,24 @@ def test_a_mysql_where_nobody_listens_is_told_in_words_not_as_a_tuple() -> None:
             engine.connect()
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://127.0.0.1:1/shop?sslmode=require",
+        "mysql://127.0.0.1:1/shop?charset=nonsense",
+        "mysql://127.0.0.1:1/shop?connect_timeout=soon",
+        "mysql://127.0.0.1:1/shop?ssl_check_hostname=perhaps",
+        "postgresql://127.0.0.1:1/shop?sslmode=perhaps",
+        "postgresql://127.0.0.1:1/shop?nonsense=1",
+        "postgresql://127.0.0.1:1/shop?connect_timeout=soon",
+        "sqlite:////nowhere/shop.db?timeout=soon",
+    ],
+)
+def test_an_option_of_a_url_that_no_driver_takes_is_a_declared_error(url: str) -> None:
+    with pytest.raises((ConfigurationError, DatabaseUnavailableError)), database_errors("shop"):
+        open_engine(section(url), {}).connect()
+
+
 def test_a_kind_of_database_that_has_no_outbox_is_named_with_those_that_have_one() -> None:
     says = r"^database.shop.url: oracle://b/c: the kind is oracle\. The outbox knows .*sqlite\.$"
     with pytest.raises(ConfigurationError, match=says):

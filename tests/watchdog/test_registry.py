@@ -102,20 +102,22 @@ def test_a_password_file_must_be_in_the_directory_that_was_configured(tmp_path: 
 
 
 def test_a_row_that_somebody_wrote_by_hand_is_checked_when_it_is_read(tmp_path: Path) -> None:
-    registry = a_registry(tmp_path)
+    registry = a_registry(tmp_path, password_directory=str(tmp_path))
     registry.add(section_of("good"))
     with closing(sqlite3.connect(tmp_path / "control.db")) as connection, connection:
-        for name, url, prefix in (
-            ("secret", "mysql://app:hunter2@db/shop", "qmq_"),
-            ("injected", "mysql://db/shop", "x; DROP TABLE y"),
+        for name, url, prefix, password_file in (
+            ("secret", "mysql://app:hunter2@db/shop", "qmq_", ""),
+            ("injected", "mysql://db/shop", "x; DROP TABLE y", ""),
+            ("no_path", "mysql://db/shop", "qmq_", f"{tmp_path}/\0"),
         ):
             connection.execute(
-                "INSERT INTO qmq_database (name, url, table_prefix) VALUES (?, ?, ?)",
-                (name, url, prefix),
+                "INSERT INTO qmq_database (name, url, table_prefix, password_file) "
+                "VALUES (?, ?, ?, ?)",
+                (name, url, prefix, password_file),
             )
     content = registry.read()
     assert [each.name for each in content.enabled()] == ["good"]
-    assert set(content.refused) == {"secret", "injected"}
+    assert set(content.refused) == {"secret", "injected", "no_path"}
     assert "hunter2" not in str(content.refused["secret"])
 
 
@@ -210,6 +212,8 @@ def test_databases_are_added_changed_disabled_and_removed_without_a_restart(
         told.wait_for("sweep.done", "b")
         registry.add(section_of("c", url="sqlite:///c.db", password_env="NO_PASSWORD"))
         told.wait_for("database.refused", "c")
+        registry.add(section_of("aa", url="mysql://db/shop?connect_timeout=soon"))
+        told.wait_for("database.refused", "aa")
         registry.remove("b")
         told.wait_for("database.removed", "b")
     finally:

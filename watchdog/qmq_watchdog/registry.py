@@ -186,9 +186,16 @@ class Registry:
         if not directory:
             remedy = "Set registry.password_directory in qmq.toml first."
             raise _refused(section.name, "password_file is not allowed", remedy)
-        if Path(directory).resolve() not in Path(section.password_file).resolve().parents:
+        if not _is_inside(section.password_file, directory):
             remedy = f"Put it into {directory}, the registry's password_directory."
             raise _refused(section.name, f"password_file {section.password_file!r}", remedy)
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    try:
+        return Path(directory).resolve() in Path(path).resolve().parents
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or no path at all
+        return False
 
 
 def _table(section: RegistrySection) -> sa.Table:

@@ -21,6 +21,8 @@ _REMEDY: Final = (
     "the server asks for the password by caching_sha2_password, and without TLS PyMySQL needs a library "
     "to encrypt it: `pip install cryptography`, or connect by TLS (?ssl_ca=FILE in the URL)"
 )
+#: PyMySQL fails in its own code on an option or a character set that it does not know.
+_OPTIONS: Final = "PyMySQL cannot connect as the URL says behind its `?`"
 
 
 def driver() -> ModuleType:
@@ -38,6 +40,8 @@ def driver() -> ModuleType:
             if _LACKING not in str(error):
                 raise
             raise pymysql.OperationalError(_REMEDY) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise pymysql.OperationalError(f"{_OPTIONS}: {error}") from error
 
     made = ModuleType(pymysql.__name__)
     vars(made).update(vars(pymysql), connect=connect)
