@@ -24,11 +24,12 @@ _PREPARED: Final = (
     "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) AS age_s FROM pg_prepared_xacts "
     "WHERE database = current_database() ORDER BY prepared LIMIT 1000"
 )
+#: Without the server's own vacuums, which hold no rows back.
 _OLDEST: Final = (
     "SELECT pid, extract(epoch FROM clock_timestamp() - xact_start) AS age_s, "
     "coalesce(application_name, '') AS name, state FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL "
-    "ORDER BY xact_start LIMIT 1"
+    "AND left(coalesce(query, ''), 11) <> 'autovacuum:' ORDER BY xact_start LIMIT 1"
 )
 
 

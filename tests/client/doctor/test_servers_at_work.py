@@ -71,6 +71,30 @@ def test_X1_a_transaction_that_is_open_for_long_is_found_and_gone_when_ended(
         connection.rollback()
 
 
+def test_X1_an_autovacuum_that_takes_long_is_no_old_transaction(databases: Databases) -> None:
+    """It holds no rows back, and is nothing to be terminated."""
+    slow = {"autovacuum": "on", "autovacuum_naptime": "1s", "autovacuum_vacuum_threshold": "1"}
+    slow |= {"autovacuum_vacuum_cost_limit": "1", "autovacuum_vacuum_cost_delay": "100ms"}
+    options = [f"--{name}={value}" for name, value in slow.items()]
+    with a_server(databases, "postgresql", *options) as server:
+        shop = a_shop(server)
+        run(
+            shop,
+            "CREATE TABLE large AS SELECT i, repeat('x', 1000) AS text FROM generate_series(1, 10000) AS i; "
+            "DELETE FROM large",
+        )
+        vacuums = "SELECT 1 FROM pg_stat_activity WHERE query ~ '^autovacuum: VACUUM .*large'"
+
+        def is_at_work() -> bool:
+            with shop.connect() as connection:
+                return connection.exec_driver_sql(vacuums).first() is not None
+
+        wait_for(is_at_work)
+        finding = finding_of(shop, "transactions.old", thresholds=IMPATIENT)
+        assert is_at_work(), "it ended too soon"
+        assert finding is None
+
+
 def test_X1_a_publisher_at_another_isolation_level_is_found(shop: sa.Engine) -> None:
     pooled = sa.create_engine(shop.url)
 
