@@ -23,6 +23,8 @@ from qmq_client.outbox.table import REVISIONS, Tables
 _MIGRATE: Final = "qmq db migrate"
 #: Where another history has the tables: that command would refuse them.
 _UPGRADE: Final = "alembic upgrade heads, after a new revision if your own metadata has the tables"
+#: Where another history is, and nobody has made the tables yet.
+_EITHER: Final = f"{_MIGRATE}, or that of your own Alembic history if it is to have the tables"
 _ALEMBIC_TABLE: Final = "alembic_version"
 
 
@@ -81,12 +83,13 @@ def _revision(connection: sa.Connection, version: sa.TableClause) -> list[str] |
 
 
 def _migration(inspector: sa.Inspector, tables: Tables, names: set[str]) -> str:
-    """What brings the tables up to date: another history, if that seems to have created them."""
+    """What brings the tables up to date: another history, if that seems to have created them or may yet."""
     # Asked for by name, MySQL refuses a user who has no rights on it; a list leaves it out.
     places = {None, tables.outbox.schema}
     is_other = any(_ALEMBIC_TABLE in inspector.get_table_names(place) for place in places)
-    is_ours = tables.outbox.name not in names or version_table(tables).name in names
-    return _UPGRADE if is_other and not is_ours else _MIGRATE
+    if not is_other or version_table(tables).name in names:
+        return _MIGRATE
+    return _UPGRADE if tables.outbox.name in names else _EITHER
 
 
 def _unread(connection: sa.Connection, table: sa.FromClause) -> Drift:
