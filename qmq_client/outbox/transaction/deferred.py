@@ -80,10 +80,12 @@ def move(session: Session, transaction: SessionTransaction, connection: sa.Conne
 
 
 def deferred_outboxes(session: Session) -> dict[sa.Engine, sa.Table]:
-    """The outboxes for which messages wait until the innermost transaction begins on their engines."""
+    """The outboxes for which messages wait until a transaction begins on their engines.
+
+    Not only the innermost: a transaction may be committed around a savepoint that was left open.
+    """
     waiting: list[_Deferred] = session.info.get(DEFERRED, [])
-    innermost = session.get_nested_transaction() or session.get_transaction()
-    return {each.engine: each.outlet.outbox for each in waiting if each.transaction is innermost}
+    return {each.engine: each.outlet.outbox for each in waiting}
 
 
 def deferred_row(

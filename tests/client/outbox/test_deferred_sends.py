@@ -74,6 +74,20 @@ def test_S3_S11_what_is_sent_behind_a_savepoint_goes_with_the_transaction_around
         assert world.outcome() == (["a"], ["behind", "inside"], set())
 
 
+def test_S1_S11_a_savepoint_that_is_left_open_keeps_nothing_of_the_transaction_around_it(
+    a_database: Database, tmp_path: Path
+) -> None:
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session, session.begin():
+            world.send("around", session)
+            await session.begin_nested()
+        await world.engine.dispose()
+
+    with a_world(tmp_path, database=a_database, is_async=True) as world:
+        asyncio.run(main(world))
+        assert world.outcome() == ([], ["around"], set())
+
+
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_S1_S11_what_a_listener_sends_in_a_commit_that_did_nothing_else_is_stored(
     a_database: Database, tmp_path: Path, is_nested: bool
