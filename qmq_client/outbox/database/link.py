@@ -51,7 +51,7 @@ class Link:
         self.is_begun_by_savepoint = False
         #: The driver was seen inside this transaction: if it is outside now, the transaction is over.
         self.was_open = False
-        #: COMMIT has been sent, and no transaction has begun since.
+        #: COMMIT has been sent, or the first of its two phases, and no transaction has begun since.
         self.is_committing = False
         #: SQLAlchemy is making, releasing or rolling back to a savepoint.
         self.is_marking = False

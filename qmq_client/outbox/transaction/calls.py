@@ -140,9 +140,11 @@ class Calls:
 
     def do_prepare_twophase(self, connection: sa.Connection, xid: Any) -> None:
         link = find_link(connection.connection)
-        if link is not None and link.unit is not None:
-            self._finish(link, connection.connection)
-            link.unit.is_ending = True
+        if link is not None:
+            if link.unit is not None:
+                self._finish(link, connection.connection)
+                link.unit.is_ending = True
+            link.is_committing = True
         self.followed["do_prepare_twophase"](connection, xid)
 
     def do_commit_twophase(

@@ -24,7 +24,7 @@ def checked_unit(connection: sa.Connection, outlet: Outlet) -> Unit:
     link = find_link(connection.connection) or link_of(connection)
     if link.is_committing:
         raise NoTransactionError(
-            "the transaction is being committed, by another thread; send before that"
+            "the transaction is prepared, or being committed by another thread; send before that"
         )
     dialect = outlet.dialect
     unit: Unit | None = link.unit

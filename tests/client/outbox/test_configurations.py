@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as session_maker
 
-from qmq_client.errors import AutocommitError, OutboxRowLostError
+from qmq_client.errors import AutocommitError, NoTransactionError, OutboxRowLostError
 from qmq_client.message import Message
 from qmq_client.outbox.database.driver import driver_of
 from tests.client.outbox.interference import kill, server_id
@@ -153,6 +153,25 @@ def test_E10_S1_S2_two_phases_commit_and_roll_back_with_their_messages(server_wo
         session.prepare()
         session.rollback()
     assert server_world.outcome() == (["a"], ["a"], set())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_E10_S8_a_send_between_the_two_phases_is_refused(
+    server_world: World, is_first: bool
+) -> None:
+    """What is prepared takes no further row, and its end would not report that."""
+    with server_world.engine.connect() as connection:
+        prepared = connection.begin_twophase()
+        if not is_first:
+            server_world.send("before", connection)
+        prepared.prepare()
+        with pytest.raises(NoTransactionError):
+            server_world.send("between", connection)
+        prepared.commit()
+        with connection.begin():
+            server_world.send("behind", connection)
+    sent = ["behind"] if is_first else ["before", "behind"]
+    assert sorted(server_world.outcome()[1]) == sorted(sent)
 
 
 def test_F8_E10_S1_S2_an_orphan_prepared_transaction_hides_its_message_until_it_is_resolved(
