@@ -14,6 +14,7 @@ from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -27,6 +28,7 @@ from qmq_client.outbox.database.to_write import (
     connected_to_write,
     connected_to_write_async,
 )
+from qmq_client.outbox.transaction.enlisted import enlisted_engine
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -133,8 +135,10 @@ def _around_async(
         outer = _outer(source, requires_new)
         if outer is not None:
             async with outer.begin_nested():
-                if hasattr(outer, "sync_session"):
-                    await outer.connection()
+                if (session := getattr(outer, "sync_session", None)) is not None:
+                    begun = enlisted_engine(session, source.engine.pool)
+                    bind = {} if begun is None else {"bind": begun}
+                    await outer.connection(bind_arguments=bind)
                 return await function(*args, **kwargs)
         if not hasattr(made := source.session_factory(), "sync_session"):
             raise _refuse(function, "def")
@@ -150,7 +154,7 @@ def _outer(source: SessionSource, requires_new: bool) -> Any:
     """The session or connection to nest in: the current one on the engine of `source`."""
     for scope in reversed(current_scopes()):
         sync = sync_of(scope)
-        if not sync.in_transaction() or _engine_of(sync).pool is not source.engine.pool:
+        if not sync.in_transaction() or not _is_on(sync, source.engine):
             continue
         if not requires_new:
             return scope
@@ -164,10 +168,14 @@ def _outer(source: SessionSource, requires_new: bool) -> Any:
     return None
 
 
-def _engine_of(scope: Any) -> sa.Engine:
-    bind = scope if isinstance(scope, sa.Connection) else scope.get_bind()
-    engine: sa.Engine = bind.engine
-    return engine
+def _is_on(scope: Any, engine: sa.Engine) -> bool:
+    """Whether this is on the same database, by its bind or by what it has begun on through another one."""
+    if isinstance(scope, sa.Connection):
+        return scope.engine.pool is engine.pool
+    with suppress(sa.exc.UnboundExecutionError):
+        if scope.get_bind().engine.pool is engine.pool:
+            return True
+    return enlisted_engine(scope, engine.pool) is not None
 
 
 def _refuse(function: Callable[..., Any], wanted: str) -> ConfigurationError:
