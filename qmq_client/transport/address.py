@@ -112,7 +112,7 @@ class BrokerAddress:
                 value=f"{self.token_file}: {error.strerror or error}",
                 remedy="Give a file that holds the token.",
             ) from error
-        except UnicodeDecodeError as error:
+        except ValueError as error:  # of the content, or of a path that is none
             raise _no_token(f"broker.token_file {self.token_file}") from error
         return _check_token(f"broker.token_file {self.token_file}", text)
 

@@ -154,6 +154,7 @@ def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
         ("[watchdog", "qmq.toml: not TOML"),
         ("[[watchdog]]\npoll_s = 1", "Write [watchdog] once in qmq.toml."),
         (f"x = {'[' * 2_000}{']' * 2_000}", "qmq.toml: not TOML: nested too deeply"),
+        (f"x = {'9' * 5_000}", "qmq.toml: not TOML"),
         ("# " + "x" * FILE_BYTES_MAX, "too long for a configuration"),
         ("[watchdog]\nlease_ms = 99", "watchdog.lease_ms: '99' from qmq.toml"),
     ],
@@ -345,8 +346,10 @@ def test_a_password_may_be_the_first_line_of_a_file() -> None:
     Path("secret").write_bytes(b"p@ss/word\nanother line")
     assert database_url(section, {}).password == "p@ss/word"
     Path("secret").write_bytes(b"\xffhunter2\n")
-    with pytest.raises(ConfigurationError, match="no text"):
-        database_url(section, {})
+    (no_path,) = load(text.replace("secret", "\\u0000")).config.databases
+    for unreadable in (section, no_path):
+        with pytest.raises(ConfigurationError, match="no text"):
+            database_url(unreadable, {})
 
 
 def test_settings_show_urls_without_passwords() -> None:

@@ -76,6 +76,11 @@ def test_a_file_without_a_token_is_refused_when_it_is_needed(
         HttpTransport(BrokerAddress(url="http://127.0.0.1:1", token_file=str(file)))
 
 
+def test_a_path_that_is_none_is_no_file_with_a_token() -> None:
+    with pytest.raises(ConfigurationError, match="token"):
+        HttpTransport(BrokerAddress(url="http://127.0.0.1:1", token_file="/run/\0"))
+
+
 def test_the_token_is_not_in_what_people_see_of_an_address_or_a_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
