@@ -15,7 +15,15 @@ from qmq_broker.service.housekeeping import INTERVAL_MS
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.queues import consume_queues
 from qmq_client.wire.start import parse_start
-from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send, with_options
+from tests.broker.service.retaining import (
+    HOUR_MS,
+    LONG_MS,
+    RETAINING,
+    first_sequence,
+    keep_house,
+    send,
+    with_options,
+)
 from tests.broker.service.rig import SUBJECT, Rig
 
 OTHERS = [f"group-{number}" for number in range(10)]
@@ -33,9 +41,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The groups that were asked what they need."""
     groups: list[str] = []
 
-    def note(state: GroupState, dead_since_ms: int) -> int:
+    def note(state: GroupState, dead_since_ms: int, first_sequence: int) -> int:
         groups.append(state.group)
-        return first_needed(state, dead_since_ms)
+        return first_needed(state, dead_since_ms, first_sequence)
 
     monkeypatch.setattr(needed_log, "first_needed", note)
     return groups
@@ -147,3 +155,31 @@ def test_B12_while_a_full_disk_keeps_queues_from_being_saved_no_group_is_asked_a
     for _ in range(3):
         look(rig, asked)
     assert rig.store.first_offset > 0
+
+
+@pytest.mark.parametrize("lost", ["not reached", "given back", "dead", "in flight"])
+@pytest.mark.parametrize("group", ["lost some", "another"])
+def test_B12_what_a_loss_by_force_has_left_is_kept_for_every_group(
+    rig: Rig, lost: str, group: str
+) -> None:
+    with_options(rig, force_retention=True)
+    send(rig, 4)
+    first = rig.pull(group="lost-some", max_messages=1, lease_ms=LONG_MS)
+    if lost in ("given back", "dead"):
+        outcome = first.nack(delay_ms=HOUR_MS // 2) if lost == "given back" else first.reject()
+        rig.settle(outcome, group="lost-some")
+    send(rig, 16)
+    begun = rig.pull(group="another", max_messages=1)
+    rig.settle(begun.ack(), group="another")
+    if group == "another" and lost != "not reached":
+        rest = rig.pull("two", group="lost-some", max_messages=100)
+        rig.settle(rest.ack(), "two", group="lost-some")
+    keep_house(rig, ms=61_000)
+    left = first_sequence(rig)
+    assert left > 4
+    with_options(rig, force_retention=False)
+    send(rig, 20)
+    keep_house(rig)
+    assert first_sequence(rig) == left
+    name = "another" if group == "another" else "lost-some"
+    assert rig.pull("three", group=name, max_messages=100).sequences == list(range(left, 40))

@@ -55,8 +55,10 @@ class DeadLetters(dict[int, DeadLetter]):
             else:
                 heappush(self._heap, sequence)
 
-    def first_since(self, at_ms: int, *, without: Container[int]) -> int | None:
-        """The lowest sequence that died at this time or later; None if there is none.
+    def first_since(
+        self, at_ms: int, *, without: Container[int], first_sequence: int = 0
+    ) -> int | None:
+        """The lowest sequence from `first_sequence` on that died at this time or later, or None.
 
         A lower one when very many died before; it rises with each call. Requires: neither the time
         nor what is left out ever goes back.
@@ -65,7 +67,7 @@ class DeadLetters(dict[int, DeadLetter]):
         for _ in range(LEAVING_MAX):
             if not heap:
                 return None
-            letter = self.get(heap[0])
+            letter = self.get(heap[0]) if heap[0] >= first_sequence else None
             if letter is not None and letter.at_ms >= at_ms and heap[0] not in without:
                 return heap[0]
             heappop(heap)

@@ -32,7 +32,7 @@ class NeededLog:
         """
         firsts: dict[str, tuple[int, GroupState]] = {}  # one entry to look up for each subject
         for group in self._groups:
-            for subject, first in _firsts(group.state, dead_since_ms):
+            for subject, first in self._firsts(group.state, dead_since_ms):
                 if subject not in firsts or first < firsts[subject][0]:
                     firsts[subject] = first, group.state
         offset, self._holder = self._store.durable_offset, None
@@ -45,20 +45,27 @@ class NeededLog:
     def holder_offset(self, dead_since_ms: int) -> int:
         """The same for one group: the one that needed most when all were asked the last time."""
         holder = None if self._holder is None else self._groups.find(*self._holder)
-        needed = () if holder is None else _firsts(holder.state, dead_since_ms)
+        needed = () if holder is None else self._firsts(holder.state, dead_since_ms)
         return min(
             (self._offset(subject, first) for subject, first in needed),
             default=self._store.durable_offset,
         )
 
+    def _firsts(self, state: GroupState, dead_since_ms: int) -> Iterator[tuple[str, int]]:
+        """The first sequence that the group needs of its subject, and of its copies."""
+        there = self._first_sequence(state.subject)
+        yield state.subject, first_needed(state, dead_since_ms, there)
+        if state.aside.copies:
+            copy = first_copy(state, dead_since_ms, self._first_sequence(COPIES))
+            if copy is not None:
+                yield COPIES, copy
+
+    def _first_sequence(self, subject: str) -> int:
+        """Of what is still there: a group that lost messages by force needs those behind them."""
+        queue = self._store.queue(subject)
+        return 0 if queue is None else queue.first_sequence
+
     def _offset(self, subject: str, sequence: int) -> int:
         queue = self._store.queue(subject)
         entries = [] if queue is None else queue.entries(sequence, 1)
         return entries[0].physical_offset if entries else self._store.durable_offset
-
-
-def _firsts(state: GroupState, dead_since_ms: int) -> Iterator[tuple[str, int]]:
-    """The first sequence that the group needs of its subject, and of its copies."""
-    yield state.subject, first_needed(state, dead_since_ms)
-    if (copy := first_copy(state, dead_since_ms)) is not None:
-        yield COPIES, copy
