@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from qmq_broker.service.delivery.leases import ACKED_TOKENS_MAX, Lease, PullLog
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
+from tests.kit.calls import called_by
 
 
 def test_C2_of_several_outcomes_for_one_message_in_one_request_the_first_counts(rig: Rig) -> None:
@@ -45,6 +47,34 @@ def test_C1_an_ack_around_what_was_settled_before_takes_what_stands_on_either_si
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
     assert (state.acked_count, state.in_flight) == (4, 0)
+
+
+@pytest.mark.parametrize("kind", ["nacks", "rejects", "extends"])
+def test_B10_ranges_that_name_the_same_messages_again_and_again_cost_little_each(
+    tmp_path: Path, kind: str
+) -> None:
+    calls = [_calls_of_overlapping(tmp_path / str(count), kind, count) for count in (100, 200)]
+    assert calls[1] < 3 * calls[0], "with the square of their number, it would be four times"
+
+
+def _calls_of_overlapping(directory: Path, kind: str, count: int) -> int:
+    """Calls for so many ranges, each around as many leases with gaps between them."""
+    rig = Rig(directory)
+    rig.send(*[b"a"] * 4 * count)
+    given = rig.pull(max_messages=4 * count)
+    rig.settle(given.ack(*[given.part(index) for index in range(0, 4 * count, 2)]))
+    acks = tuple(given.part(index) for index in range(1, 4 * count, 4))
+    around = (0, 2**63 - 1)
+    again: dict[str, Any] = {
+        "nacks": Nack(range=around, delay_ms=0),
+        "rejects": Reject(range=around, reason="no"),
+        "extends": Extend(range=around, lease_ms=60_000),
+    }
+    settlement = Settlement(token=given.token, acks=acks, **{kind: count * (again[kind],)})
+    answer, calls = called_by(lambda: rig.settle(settlement))
+    rig.close()
+    assert answer.settled == 2 * count
+    return len(calls)
 
 
 def test_C3_who_settled_just_now_is_remembered_however_long_ago_it_pulled(tmp_path: Path) -> None:

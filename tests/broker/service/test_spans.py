@@ -80,7 +80,8 @@ def test_spans_behave_like_a_mapping_of_numbers(
             model.update(dict.fromkeys(held, 9))
     assert numbers(list(spans)) == model
     assert spans.count == len(model)
-    assert numbers(spans.within(*asked)) == {n: model[n] for n in range(*asked) if n in model}
+    assert numbers(spans.copy().take(*asked)) == {n: model[n] for n in range(*asked) if n in model}
+    assert numbers(list(spans)) == model
     at = spans.at(asked[0])
     assert (None if at is None else at.colour) == model.get(asked[0])
 

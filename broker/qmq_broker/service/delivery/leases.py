@@ -9,7 +9,7 @@ memory; the action log makes it durable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -83,9 +83,9 @@ class PullLog:
         """Whether this consumer holds something or was seen since."""
         return bool(self._leases.count) or self.last_seen_ms >= since_ms
 
-    def leases(self) -> Iterator[Lease]:
-        """All leases by pull sequence."""
-        return iter(self._leases)
+    def leases(self) -> Spans[Lease]:
+        """All leases by pull sequence, read-only."""
+        return self._leases
 
     def acked(self) -> dict[int, RangeSet]:
         """The pull sequences remembered as acked, by token, oldest opening first."""
@@ -119,10 +119,6 @@ class PullLog:
     def at(self, pull_sequence: int) -> Lease | None:
         """The lease that holds this pull sequence."""
         return self._leases.at(pull_sequence)
-
-    def held(self, first: int, next_: int, *, token: int) -> list[Lease]:
-        """The leases under `token` in this range of pull sequences, cut to it."""
-        return [lease for lease in self._leases.within(first, next_) if lease.token == token]
 
     def unacked(self, first: int, next_: int, *, token: int) -> list[tuple[int, int]]:
         """The parts of this range that are not remembered as acked under `token`."""

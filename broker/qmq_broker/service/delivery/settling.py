@@ -16,7 +16,7 @@ from qmq_broker.service.delivery.groups import NO_RETRY, GroupState
 from qmq_broker.service.delivery.history import LEASE_ENDED
 from qmq_broker.service.delivery.leases import Lease
 from qmq_broker.service.delivery.redelivery import Backoff
-from qmq_broker.service.delivery.spans import RangeSet
+from qmq_broker.service.delivery.spans import RangeSet, Spans
 from qmq_broker.storage.logs.actions import Acked, Action, Dead, Expired, Extended, Nacked
 from qmq_client.wire.requests import Nack, Settlement
 
@@ -100,7 +100,7 @@ def plan_ended_leases(
 
 
 class _OfToken:
-    """The settlements of one token in progress: messages decided, and the actions so far."""
+    """The settlements of one token in progress: what is not decided, and the actions so far."""
 
     def __init__(
         self, state: GroupState, consumer: str, token: int, terms: Terms, plan: Plan
@@ -111,7 +111,11 @@ class _OfToken:
         self._token = token
         self._terms = terms
         self._plan = plan
-        self._decided = RangeSet()
+        #: What is left for settlements still to come: each message is looked at once, however many
+        #: ranges name it.
+        self._undecided: Spans[Lease] = Spans() if self._log is None else self._log.leases().copy()
+        #: The same for extensions, from the first one on.
+        self._unextended: Spans[Lease] | None = None
 
     def ack(self, ranges: Iterable[tuple[int, int]]) -> None:
         merged = RangeSet()
@@ -119,15 +123,14 @@ class _OfToken:
             merged.add(first, next_)
         for first, next_ in merged:
             held = RangeSet()
-            for lease in self._held(first, next_, repeats_acked=True):
+            for lease in self._decide(first, next_, repeats_acked=True):
                 held.add(lease.first, lease.next)
-                self._decided.add(lease.first, lease.next)
             self._plan.actions += [Acked(*self._where(*part)) for part in held]
 
     def nack(self, nack: Nack) -> None:
         error = shorten_error(nack.error)
         terms = self._terms
-        for lease in self._held(*nack.range):
+        for lease in self._decide(*nack.range):
             wait_ms = nack.delay_ms
             if wait_ms is None:
                 wait_ms = terms.backoff.delay_ms(lease.attempt, terms.draw())
@@ -143,12 +146,14 @@ class _OfToken:
 
     def reject(self, given: tuple[int, int], reason: str) -> None:
         reason = shorten_error(reason)
-        for lease in self._held(*given):
+        for lease in self._decide(*given):
             self._bury(lease, REJECTED, reason)
             self._give_back(lease, NO_RETRY, reason)
 
     def extend(self, given: tuple[int, int], lease_ms: int) -> None:
-        for lease in self._held(*given):
+        if self._unextended is None:
+            self._unextended = self._undecided.copy()
+        for lease in self._told(*given, self._unextended.take(*given)):
             until_ms = self._until_ms(lease, lease_ms)
             where = self._where(lease.first, lease.next)
             self._plan.actions.append(Extended(*where, lease_until_ms=until_ms))
@@ -160,13 +165,19 @@ class _OfToken:
             return wanted_ms
         return min(wanted_ms, lease.given_at_ms + self._terms.held_ms)
 
-    def _held(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
-        """What this consumer holds of the range; the rest is recorded as stale."""
+    def _decide(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
+        """What this consumer holds of the range, for one outcome; the rest is recorded as stale."""
+        if self._unextended is not None:
+            self._unextended.take(first, next_)
+        found = self._undecided.take(first, next_)
+        return self._told(first, next_, found, repeats_acked=repeats_acked)
+
+    def _told(
+        self, first: int, next_: int, found: Sequence[Lease], *, repeats_acked: bool = False
+    ) -> list[Lease]:
+        """Those of the leases in this range that are under the token; the rest is stale."""
         plan, held = self._plan, RangeSet()
-        leases: list[Lease] = []
-        for part_first, part_next in self._decided.missing(first, next_) if self._log else ():
-            assert self._log is not None
-            leases += self._log.held(part_first, part_next, token=self._token)
+        leases = [lease for lease in found if lease.token == self._token]
         for lease in leases:
             held.add(lease.first, lease.next)
         stale = held.missing(first, next_)
@@ -183,7 +194,6 @@ class _OfToken:
     def _give_back(
         self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True
     ) -> None:
-        self._decided.add(lease.first, lease.next)
         where = self._where(lease.first, lease.next)
         self._plan.actions.append(
             Nacked(*where, retry_at_ms=retry_at_ms, error=error, was_tried=was_tried)

@@ -57,23 +57,18 @@ class Spans(Generic[S]):
         spans.insert(index, span)
         self.count += span.next - span.first
 
+    def copy(self) -> Spans[S]:
+        """The same spans, to be changed apart from these."""
+        copied: Spans[S] = Spans()
+        copied._spans, copied.count = self._spans.copy(), self.count
+        return copied
+
     def at(self, number: int) -> S | None:
         """The span that covers `number`."""
         index = bisect_right(self._spans, number, key=_first) - 1
         if index < 0 or self._spans[index].next <= number:
             return None
         return self._spans[index]
-
-    def within(self, first: int, next_: int) -> list[S]:
-        """The spans that cover numbers of this range, cut to it; nothing is changed."""
-        spans = self._spans
-        index = max(0, bisect_right(spans, first, key=_first) - 1)
-        pieces: list[S] = []
-        while index < len(spans) and spans[index].first < next_:
-            if spans[index].next > first:
-                pieces.append(_cut(spans[index], first, next_))
-            index += 1
-        return pieces
 
     def take(self, first: int, next_: int) -> list[S]:
         """Remove the range and return what was there; the rest of a cut span stays."""
