@@ -19,7 +19,14 @@ from qmq_broker.face.callers.token_file import (
     change_tokens,
     read_tokens,
 )
-from qmq_broker.face.callers.tokens import TokenEntry, TokenList, Tokens, digest_of, new_token
+from qmq_broker.face.callers.tokens import (
+    TokenEntry,
+    TokenList,
+    Tokens,
+    digest_of,
+    encode_tokens,
+    new_token,
+)
 from qmq_broker.storage.files.disk import OsDisk
 
 NOW_MS = 1_700_000_000_000
@@ -222,5 +229,20 @@ def test_a_file_that_vanishes_opens_no_door(tmp_path: Path) -> None:
     assert not watched.step()
     assert watched.current.find(text, NOW_MS) is not None
     change_tokens(str(path), lambda _: TokenList())
+    assert watched.step()
+    assert watched.current.find(text, NOW_MS) is None
+
+
+def test_a_file_whose_rights_were_mended_as_the_log_says_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    token_id, text = new_token()
+    change_tokens(str(path), lambda _: TokenList(tokens=(entry(text, token_id),)))
+    watched = WatchedTokens(str(path))
+    draft = tmp_path / "draft"
+    write(draft, encode_tokens(TokenList()))
+    draft.chmod(0o666)
+    draft.rename(path)
+    assert not watched.step()
+    path.chmod(0o600)
     assert watched.step()
     assert watched.current.find(text, NOW_MS) is None

@@ -172,6 +172,14 @@ def test_clients_of_an_authority_that_was_replaced_are_let_in_no_longer(
         clients.write_text("no certificate")
         broker.wait_for(" certificate_not_read ")
         assert pull(broker.url, **new) == 0
+        draft = Path(shutil.copy(before.file, tmp_path / "draft.pem"))
+        draft.chmod(0o666)
+        draft.replace(clients)
+        broker.wait_for("everybody may write it")
+        assert pull(broker.url, **new) == 0
+        clients.chmod(0o600)
+        broker.wait_for(" certificate_read ")
+        assert pull(broker.url, **old) == 0
 
 
 def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: Authority) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import stat
 
-#: What distinguishes one content from another: device, inode, length, time of change.
-Stamp = tuple[int, int, int, int]
+#: What distinguishes one content from another: device, inode, length, time of writing; and, because
+#: who may read a file decides about it too, the time at which its rights were changed.
+Stamp = tuple[int, int, int, int, int]
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -20,7 +21,7 @@ def stamp_of(path: str) -> Stamp | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read_bounded(path: str, bytes_max: int) -> bytes:
