@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from qmq_broker.service.delivery.holding import first_copy, first_needed
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
-from qmq_client.wire.operations import DeadRequest
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 
 #: Segments of a few messages; ids are forgotten at once, so that they hold nothing back.
@@ -98,6 +99,23 @@ def test_B12_dead_letters_whose_messages_are_gone_are_told_when_they_are_replaye
     assert (answer.count, answer.gone) == (20 - first, first)
     assert len(rig.pull(max_messages=100).records) == 20 - first
     assert rig.broker.changes.purge(request, rig.now_ms).count == first
+
+
+def test_B12_dead_letters_behind_very_many_that_are_gone_are_replayed(tmp_path: Path) -> None:
+    limits = ServiceLimits(dead_letters_per_request=3)
+    rig = Rig(tmp_path, store_options=OPTIONS, limits=limits)
+    send(rig, 20)
+    rig.settle(rig.pull(max_messages=100).reject("no"))
+    first = give_up_all_but_the_last(rig)
+    request = DeadRequest(subject=SUBJECT, group=GROUP, first=1)
+    answer = rig.broker.changes.replay(request, rig.now_ms)
+    assert answer == DeadAnswer(count=3, gone=first - 1, has_more=True)
+    answer = rig.broker.changes.replay(request, rig.now_ms)
+    assert answer == DeadAnswer(count=20 - first - 3, gone=first - 1)
+    ends_there = DeadRequest(subject=SUBJECT, group=GROUP, next=2)
+    assert rig.broker.changes.replay(ends_there, rig.now_ms) == DeadAnswer(count=0, gone=2)
+    assert rig.pull(max_messages=100).sequences == list(range(first, 20))
+    rig.close()
 
 
 def test_B12_a_paused_group_holds_its_messages_back_and_a_removed_one_does_not(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from qmq_broker.errors import GroupConflictError
 from qmq_broker.service.delivery.lanes import KeyLanes, key_number
 from qmq_broker.service.limits import ServiceLimits
-from qmq_client.wire.operations import DeadRequest
+from qmq_broker.storage.queues.consume_queue import Place
+from qmq_broker.storage.reading import RecordReader, Records
+from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
@@ -147,6 +150,32 @@ def test_B10_a_stuck_key_holds_only_so_many_messages(tmp_path: Path) -> None:
         given = pull(rig)
         assert given.bodies == [b"a%d" % number]
     rig.close()
+
+
+def test_B10_an_ordered_group_reads_as_many_bytes_at_once_as_a_pull_brings(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_bytes: list[int] = []
+    read = RecordReader.read
+
+    def noted(self: RecordReader, entries: Sequence[Place], subject: str) -> Records:
+        read_bytes.append(sum(length for _, length, _ in entries))
+        return read(self, entries, subject)
+
+    monkeypatch.setattr(RecordReader, "read", noted)
+    for number in range(40):
+        rig.send(b"b" * 600_000, key=str(number))
+    request = DeadRequest(subject=SUBJECT, group=GROUP)
+    for number in range(40):
+        one = pull(rig, max_messages=1)
+        assert one.sequences == [number]
+        rig.settle(one.reject("no"))
+    assert rig.broker.changes.replay(request, rig.now_ms) == DeadAnswer(count=27, has_more=True)
+    assert rig.broker.changes.replay(request, rig.now_ms) == DeadAnswer(count=13)
+    assert max(read_bytes) <= 16 * 1024 * 1024
+    assert sum(length > 1024 * 1024 for length in read_bytes) == 2, "the two replays"
+    again = [one for _ in range(40) for one in pull(rig).sequences]
+    assert again == list(range(40))
 
 
 def test_C7_only_the_head_of_a_lane_is_ready_whatever_is_done_in_which_order() -> None:

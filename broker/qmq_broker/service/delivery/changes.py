@@ -39,6 +39,8 @@ from qmq_client.wire.start import Start
 
 #: Dead letters replayed by one action; of an ordered group with their keys.
 _REPLAYED_AT_ONCE = 256
+#: Bytes of messages of an ordered group that one request replays: they are read for their keys.
+_REPLAYED_BYTES = 16 * 1024 * 1024
 
 
 class Changes:
@@ -95,21 +97,24 @@ class Changes:
 
     def replay(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
         """Deliver dead letters again, to their group only, as if for the first time."""
-        group, sequences, has_more = self._dead(request)
-        state = group.state
-        present, gone = self._present(state, sequences)
+        state = self._group(request.subject, request.group).state
+        there = max(request.first, self._first_there(state))
+        # Those that are gone stay: if they took the room of a request, none would get behind them.
+        passed = sum(request.first <= one < min(there, request.next) for one in state.dead)
+        group, sequences, has_more = self._dead(msgspec.structs.replace(request, first=there))
+        present, gone, has_rest = self._present(state, sequences)
         room = self._limits.unsettled_per_group - state.unsettled
         if present and room <= 0:
             raise BusyError(
                 f"group {state.group} has {state.unsettled} messages unsettled", retry_after_s=5.0
             )
-        has_more = has_more or len(present) > room
+        has_more = has_more or has_rest or len(present) > room
         actions: list[Action] = []
         for first, next_ in _runs(present[: max(0, room)]):
             keys = () if state.lanes is None else self._keys(state, first, next_)
             actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
         self._write(group, actions, now_ms)
-        return DeadAnswer(count=min(len(present), room), gone=gone, has_more=has_more)
+        return DeadAnswer(count=min(len(present), room), gone=passed + gone, has_more=has_more)
 
     def purge(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
         """Forget dead letters."""
@@ -132,13 +137,29 @@ class Changes:
         sequences = group.state.dead_between(request.first, request.next, limit + 1)
         return group, sequences[:limit], len(sequences) > limit
 
-    def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int]:
-        """Those whose messages exist and stay, and how many do not."""
+    def _first_there(self, state: GroupState) -> int:
+        """No message of the group below this exists and stays; a lower one where it has copies."""
+        queue = self._store.queue(state.subject)
+        if queue is None or state.aside.copies:
+            return 0
+        return queue.sequence_at(self._store.retention.spared_offset)
+
+    def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int, bool]:
+        """Those whose messages exist and stay, how many do not, and whether some are left for later."""
         queue, spared_offset = group_queue(self._store, state), self._store.retention.spared_offset
         if queue is None:
-            return [], len(sequences)
-        present = [n for n in sequences if _stays(queue.entries(n, 1), spared_offset)]
-        return present, len(sequences) - len(present)
+            return [], len(sequences), False
+        present: list[int] = []
+        room_bytes = _REPLAYED_BYTES
+        for index, sequence in enumerate(sequences):
+            entries = queue.entries(sequence, 1)
+            if not _stays(entries, spared_offset):
+                continue
+            room_bytes -= 0 if state.lanes is None else entries[0].record_bytes
+            if room_bytes < 0 and present:
+                return present, index - len(present), True
+            present.append(sequence)
+        return present, len(sequences) - len(present), False
 
     def _keys(self, state: GroupState, first: int, next_: int) -> tuple[int, ...]:
         """The numbers of these messages' keys. Requires: the messages exist."""

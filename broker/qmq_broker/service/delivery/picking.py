@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
@@ -30,8 +31,10 @@ from qmq_client.wire.record_parts import record_expires_at_ms
 
 #: Passes of one pull before others get their turn.
 PASSES_MAX: Final = 8
-#: Messages that an ordered group reaches in one step; their keys are read.
+#: Messages that an ordered group reaches in one step, and their bytes: whole records are read for their
+#: keys, and all steps of a pull may read about as much as a pull may bring.
 FED_MAX: Final = 256
+FED_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class Picker:
                 return
             whole = _whole(entries)
             if whole:
-                self._come_to(state, whole, room.now_ms)
+                self._come_to(state, _fitting(whole), room.now_ms)
             else:
                 after = next((i for i, one in enumerate(entries) if one.record_bytes), len(entries))
                 self._skip(state, state.cursor, state.cursor + after, room.now_ms)
@@ -184,6 +187,12 @@ def _whole(entries: Sequence[Entry]) -> Sequence[Entry]:
         if not entry.record_bytes:
             return entries[:index]
     return entries
+
+
+def _fitting(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The first entries whose records are read in one step, at least one."""
+    ends = accumulate(entry.record_bytes for entry in entries)
+    return entries[: max(1, sum(end <= FED_BYTES for end in ends))]
 
 
 def _expired(state: GroupState, run: DeliveryRun, sequence: int, now_ms: int) -> Dead:
