@@ -165,7 +165,7 @@ def test_a_status_that_is_met_is_in_the_document(client: Client, document: Any, 
         types = (b"application/json", b"text/plain")
         replies = [client.post(path, body, content_type=one) for body in BODIES for one in types]
     else:
-        queries = ("", "subject=no&group=no", "subject=/", "id=1")
+        queries = ("", "subject=no&group=no", "subject=/", "id=1", "x=1&x=2")
         replies = [client.get(f"{path}?{query}") for query in queries]
     assert [reply for reply in replies if str(reply.status) not in known] == []
 
@@ -196,6 +196,18 @@ def test_B6_a_disk_without_any_room_is_an_answer_in_the_document(
     monkeypatch.setattr(rig.store.actions, "append", full)
     assert client.post(name.partition(" ")[2], body).status == 507
     assert "507" in operations(document)[name]["responses"]
+
+
+def test_B6_a_cancellation_without_any_room_is_an_answer_in_the_document(
+    rig: Rig, client: Client, document: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFullError("no space left on device")
+
+    monkeypatch.setattr(rig.store, "cancel", full)
+    body = {"message_ids": [MESSAGE_ID], "withdrawn": True}
+    assert client.post("/v1/delayed/cancel", body).status == 507
+    assert "507" in operations(document)["POST /v1/delayed/cancel"]["responses"]
 
 
 def test_its_bodies_are_those_that_are_decoded(client: Client, document: Any) -> None:

@@ -48,6 +48,14 @@ def test_B2_bytes_are_those_of_the_disk_and_end_with_what_is_durable(rig: Rig) -
     assert get(rig, "/v1/files/read", path=SEGMENT, first=durable, count=100).body == b""
 
 
+def test_behind_the_end_of_a_file_there_is_nothing_however_far(rig: Rig) -> None:
+    for path in (SEGMENT, "FORMAT"):
+        for first, status in ((2**62, 200), (2**63 - 1 - READ_BYTES_MAX, 200), (2**63 - 1, 422)):
+            answer = get(rig, "/v1/files/read", path=path, first=first, count=READ_BYTES_MAX)
+            assert answer.status == status
+            assert status != 200 or answer.body == b""
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -32,8 +32,8 @@ from qmq_client.wire.operations import (
 )
 from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, SettleRequest
 
-#: Whatever is asked: the request itself, its time, its head, and trouble of the broker.
-ALWAYS: Final = (400, 408, 431, 500, 503)
+#: Whatever is asked: the request itself, its time, its query, its head, and trouble of the broker.
+ALWAYS: Final = (400, 408, 422, 431, 500, 503)
 #: Besides, where one has to be known.
 GUARDED: Final = (401, 403)
 
@@ -82,17 +82,21 @@ _FIRST: Final = _number("first", "First sequence.")
 _COUNT: Final = _number("count", "Limit.")
 _DUE_FROM: Final = _number("from", "Due at this time or later, ms since 1970.")
 _DUE_TO: Final = _number("to", "Due before this time.")
-#: A body that is too long, or that makes no sense.
-_BODY: Final = (413, 422)
-_HOT: Final = (411, 413, 415, 422, 429, 507)
+#: A body that is too long.
+_TOO_LONG: Final = 413
+_HOT: Final = (411, 413, 415, 429, 507)
 
 
 def _group_change(about: str, body: type) -> Operation:
-    return Operation(about=about, body=body, answer=GroupStatus, statuses=(404, 409, 507, *_BODY))
+    return Operation(
+        about=about, body=body, answer=GroupStatus, statuses=(404, 409, 507, _TOO_LONG)
+    )
 
 
 def _dead_change(about: str) -> Operation:
-    return Operation(about=about, body=DeadRequest, answer=DeadAnswer, statuses=(404, 507, *_BODY))
+    return Operation(
+        about=about, body=DeadRequest, answer=DeadAnswer, statuses=(404, 507, _TOO_LONG)
+    )
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
@@ -138,7 +142,6 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="List groups with their positions and settings.",
         query=(_SUBJECT, _GROUP),
         answer=("groups",),
-        statuses=(422,),
     ),
     "GET /v1/dead": Operation(
         about="List dead letters of one group.",
@@ -150,7 +153,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             _number("messages", "1 to include the messages."),
         ),
         answer=("dead",),
-        statuses=(404, 422),
+        statuses=(404,),
     ),
     "GET /v1/messages": Operation(
         about="Find messages by id, by subject, key and time, or by subject and sequence.",
@@ -164,16 +167,16 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             _COUNT,
         ),
         answer=JsonSearch,
-        statuses=(404, 422, 429),
+        statuses=(404, 429),
     ),
     "GET /v1/messages/{message_id}/trace": Operation(
-        about="The history of one message.", answer=JsonTrace, statuses=(404, 422, 429)
+        about="The history of one message.", answer=JsonTrace, statuses=(404, 429)
     ),
     "GET /v1/files": Operation(
         about="List the log files.",
         query=(_text("directory", "commitlog, actionlog, state, or empty."),),
         answer=("names",),
-        statuses=(422, 429),
+        statuses=(429,),
     ),
     "GET /v1/files/read": Operation(
         about="Read bytes of a log file, up to its durable end.",
@@ -183,14 +186,14 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             _number("count", "Limit in bytes.", is_required=True),
         ),
         answer=(),
-        statuses=(404, 422, 429),
+        statuses=(404, 429),
         has_bytes=True,
     ),
     "GET /v1/delayed": Operation(
         about="List delayed messages, the next due first.",
         query=(_SUBJECT, _DUE_FROM, _DUE_TO, _COUNT),
         answer=("delayed", "has_more"),
-        statuses=(422, 429),
+        statuses=(429,),
     ),
     "GET /v1/delayed/status": Operation(
         about="The number of delayed messages, the lateness of releases, and faults.", answer=()
@@ -199,10 +202,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="Count delayed messages by due time.",
         query=(_SUBJECT, _DUE_FROM, _DUE_TO, _text("span", "second, minute, hour or day.")),
         answer=("span", "span_ms", "rows"),
-        statuses=(422, 429),
+        statuses=(429,),
     ),
     "GET /v1/delayed/{message_id}": Operation(
-        about="One delayed message.", answer=JsonDelayed, statuses=(404, 422, 429)
+        about="One delayed message.", answer=JsonDelayed, statuses=(404, 429)
     ),
     "POST /v1/delayed/retry": Operation(
         about="Read delayed messages again that could not be read.", answer=("buckets",)
@@ -211,13 +214,13 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="Cancel delayed messages.",
         body=CancelRequest,
         answer=CancelAnswer,
-        statuses=(429, *_BODY),
+        statuses=(429, 507, _TOO_LONG),
     ),
     "POST /v1/delayed/reschedule": Operation(
         about="Change the due time of a message.",
         body=RescheduleRequest,
         answer=RescheduleAnswer,
-        statuses=(404, 429, 507, *_BODY),
+        statuses=(404, 429, 507, _TOO_LONG),
     ),
     "GET /v1/keepers": Operation(
         about="List keepers: archives that retention waits for, and their progress.",
@@ -227,19 +230,19 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         about="Register a keeper or report its progress; retention waits for the rest.",
         body=KeepRequest,
         answer=KeeperStatus,
-        statuses=(507, *_BODY),
+        statuses=(507, _TOO_LONG),
     ),
     "POST /v1/keepers/remove": Operation(
         about="Stop waiting for a keeper.",
         body=KeeperRequest,
         answer=KeeperStatus,
-        statuses=(404, 507, *_BODY),
+        statuses=(404, 507, _TOO_LONG),
     ),
     "POST /v1/state": Operation(
         about="Accept messages, refuse them, or shut down in order.",
         body=StateChange,
         answer=("status", "reason"),
-        statuses=_BODY,
+        statuses=(_TOO_LONG,),
     ),
     "POST /v1/groups/pause": _group_change("Pause a group.", GroupRequest),
     "POST /v1/groups/resume": _group_change("Resume a paused group.", GroupRequest),

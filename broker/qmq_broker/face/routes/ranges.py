@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, DiskError, NotFoundError
-from qmq_broker.face.routes.queries import number
+from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.service.broker import Broker
 from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError
@@ -73,7 +73,7 @@ class _Ranges:
         path = request.query_params.get("path", "")
         if not _is_readable(path):
             raise _not_readable("path", path)
-        first = number(request, "first")
+        first = number(request, "first", highest=NUMBER_MAX - READ_BYTES_MAX)  # no file is longer
         count = number(request, "count", highest=READ_BYTES_MAX)
         content = await self._in_thread(lambda: self._bytes(path, first, count))
         return Response(content, media_type=_BYTES_CONTENT_TYPE)
