@@ -239,3 +239,16 @@ def test_B6_C3_leases_that_a_full_disk_kept_from_ending_end_when_there_is_room(
     rig.clock.pass_ms(1_000)
     rig.broker.step()
     assert [state.in_flight for state in rig.broker.delivery.groups()] == [0, 0, 0]
+
+
+def test_B10_visits_of_a_group_are_forgotten_when_they_were_moved(rig: Rig) -> None:
+    rig.send(b"held", b"failing")
+    rig.pull("holder", max_messages=1, lease_ms=12 * 3_600_000)
+    for _ in range(1_500):
+        rig.settle(rig.pull("other", max_attempts=1_000).nack_untried(), "other")
+        rig.pass_ms(1_000)
+    assert len(rig.broker.delivery.registry._schedule) <= 1_024 + 4
+    assert rig.pull("other", max_attempts=1_000).bodies == [b"failing"]
+    rig.pass_ms(12 * 3_600_000)
+    rig.pass_ms(600_000)
+    assert sorted(rig.pull("other", max_attempts=1_000).bodies) == [b"failing", b"held"]

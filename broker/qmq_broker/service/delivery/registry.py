@@ -9,7 +9,8 @@ wins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -36,6 +37,9 @@ from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.requests import PullRequest, Tags
 from qmq_client.wire.start import parse_start
+
+#: The schedule is cleared of visits that were moved only above this many entries.
+_ENTRIES_MIN: Final = 1024
 
 
 class Group:
@@ -164,6 +168,13 @@ class Groups:
         if due_ms is not None and (group.next_due_ms is None or due_ms < group.next_due_ms):
             group.next_due_ms = due_ms
             heappush(self._schedule, (due_ms, group.key))
+            if len(self._schedule) > _ENTRIES_MIN + 4 * len(self._groups):
+                self._schedule = [
+                    (one.next_due_ms, one.key)
+                    for one in self._groups.values()
+                    if one.next_due_ms is not None
+                ]
+                heapify(self._schedule)
 
     def is_due(self, now_ms: int) -> bool:
         """Whether some group is due for a visit."""
