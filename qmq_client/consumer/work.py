@@ -95,21 +95,13 @@ class Work:
         decoded = self._decode(self._in_time(batch))
         if not decoded:
             return
+        received = [one.received for one in decoded]
         try:
             outcome = self._handle(decoded)
-        except Retry as wish:
-            outcome = given_back(f"Retry: {wish}", wish.after_ms)
-        except Reject as verdict:
-            outcome = self._reject(verdict, len(decoded))
-        except _InboxError as error:
-            outcome = self._of_inbox(error, decoded)
-        except (SystemExit, KeyboardInterrupt) as error:
-            outcome = self._failed(error, decoded)
-            self._on_exit(error)
         except BaseException as error:  # the top of the worker's loop: nothing ends it
-            outcome = (self._cut_short if self._is_cut_short else self._failed)(error, decoded)
+            outcome = self._outcome_of(error, received)
         if outcome is not None:
-            self.note([one.received for one in decoded], outcome)
+            self.note(received, outcome)
 
     def tell_unfinished(self, received: Sequence[Received], text: str) -> None:
         """Log that a stop came before one call was done, whose messages these are."""
@@ -196,6 +188,8 @@ class Work:
                     error_text(error),
                 )
                 self.note([received], unreadable(error))
+            except BaseException as error:  # of the code that the body's type brings
+                self.note([received], self._outcome_of(error, [received]))
         return decoded
 
     def _handle(self, decoded: list[Decoded]) -> Outcome | None:
@@ -245,6 +239,20 @@ class Work:
         else:
             self._inbox.probe()
 
+    def _outcome_of(self, error: BaseException, received: list[Received]) -> Outcome:
+        """What becomes of messages whose handler, or the type of whose body, raised this."""
+        if isinstance(error, Retry):
+            return given_back(f"Retry: {error}", error.after_ms)
+        if isinstance(error, Reject):
+            return self._reject(error, len(received))
+        if isinstance(error, _InboxError):
+            return self._of_inbox(error, received)
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            self._on_exit(error)
+        elif self._is_cut_short:
+            return self._cut_short(error, received)
+        return self._failed(error, received)
+
     def _reject(self, verdict: Reject, count: int) -> Outcome:
         if count == 1:
             return rejected(verdict.reason)
@@ -255,13 +263,13 @@ class Work:
     def _is_cut_short(self) -> bool:
         return self._handler.is_async and self._async_calls.is_cancelled
 
-    def _cut_short(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
+    def _cut_short(self, error: BaseException, received: list[Received]) -> Outcome:
         """Whatever it raised after a stop had cancelled it, nothing need be wrong with the messages."""
         text = f"consumer stopped before the handler was done: {error_text(error)}"
-        self.tell_unfinished([one.received for one in decoded], text)
+        self.tell_unfinished(received, text)
         return given_back_untried(text)
 
-    def _of_inbox(self, error: _InboxError, decoded: list[Decoded]) -> Outcome:
+    def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:
         """An outage of the database, however long, makes no dead letters.
 
         Nor does what keeps a handler from beginning. But a connection that is lost behind a handler,
@@ -269,16 +277,16 @@ class Work:
         """
         cause = error.__cause__ or error
         if self._is_cut_short:
-            return self._cut_short(cause, decoded)
+            return self._cut_short(cause, received)
         if self._inbox_outage.is_cause(self.prober):
             # At once: who can reach the database may have them.
             return given_back_untried(error_text(cause))
-        outcome = self._failed(cause, decoded)
+        outcome = self._failed(cause, received)
         return outcome if error.was_begun else given_back_untried(outcome.text, None)
 
-    def _failed(self, error: BaseException, decoded: list[Decoded]) -> Outcome:
+    def _failed(self, error: BaseException, received: list[Received]) -> Outcome:
         text = error_text(error)
-        first = decoded[0].received
+        first = received[0]
         level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
         # Where it failed is told when it is news and when nobody will see it again.
         is_news = first.attempt in {1, self._handler.options.max_attempts}
@@ -287,7 +295,7 @@ class Work:
             level,
             "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s%s",
             self._handler.options.name,
-            len(decoded),
+            len(received),
             first.message_id,
             first.attempt,
             in_one_line(text),

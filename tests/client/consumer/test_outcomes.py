@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from decimal import InvalidOperation
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,6 +29,18 @@ class OddError(BaseException):
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
+
+
+@dataclass
+class Checked:
+    """A body whose type has something to say about it."""
+
+    name: str
+    says: ClassVar[dict[str, BaseException]] = {}
+
+    def __post_init__(self) -> None:
+        if self.name in self.says:
+            raise self.says[self.name]
 
 
 def failing(error: BaseException, **settings: Any) -> Any:
@@ -82,6 +96,69 @@ def test_F31_C9_whatever_a_handler_raises_gives_the_message_back_with_a_bounded_
     for dead in bench.broker.dead_letters(SUBJECT, GROUP):
         assert type(error).__name__ in dead.error
         assert len(dead.error) <= 500
+
+
+@pytest.mark.parametrize("batch_size", [1, 10])
+@pytest.mark.parametrize("error", [KeyError("unit"), InvalidOperation("x"), OddError("odd")])
+def test_C9_what_the_type_of_a_body_raises_gives_that_message_back_and_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: BaseException, batch_size: int
+) -> None:
+    monkeypatch.setitem(Checked.says, "bad", error)
+    seen: list[str] = []
+
+    def handler(body: Any) -> None:
+        seen.extend(one.name for one in (body if batch_size > 1 else [body]))
+
+    handler.__annotations__["body"] = list[Checked] if batch_size > 1 else Checked
+    settings: Any = {"batch_size": batch_size, "max_attempts": 2}
+    made = consumer(SUBJECT, group=GROUP, **settings)(handler)
+    bench.put({"name": "good"}, {"name": "bad"}, {"name": "better"})
+    bench.drain(made)
+    assert (seen, bench.broker.in_flight(SUBJECT, GROUP)) == (["good", "better"], 0)
+    bench.clock.advance(1 * SECOND)
+    bench.drain(made)
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert (dead.attempts, dead.reason) == (2, "attempts used up")
+    assert type(error).__name__ in dead.error
+
+
+def test_the_type_of_a_body_may_reject_it_or_ask_for_it_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Checked.says, "bad", Reject("unknown unit"))
+    monkeypatch.setitem(Checked.says, "early", Retry(after=90))
+    seen: list[str] = []
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: Checked) -> None:
+        seen.append(body.name)
+
+    bench.put({"name": "bad"}, {"name": "early"})
+    bench.drain(handler)
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert (dead.reason, dead.error) == ("rejected", "unknown unit")
+    monkeypatch.delitem(Checked.says, "early")
+    bench.clock.advance(89 * SECOND)
+    bench.drain(handler)
+    assert seen == []
+    bench.clock.advance(1 * SECOND)
+    bench.drain(handler)
+    assert seen == ["early"]
+
+
+def test_C9_an_exit_out_of_the_type_of_a_body_stops_the_consumers_in_order(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Checked.says, "bad", SystemExit(3))
+
+    @consumer(SUBJECT, group=GROUP)
+    def handler(body: Checked) -> None: ...
+
+    bench.put({"name": "bad"})
+    with pytest.raises(SystemExit) as ended:
+        bench.consumers(handler).run()
+    assert ended.value.code == 3
+    assert bench.broker.in_flight(SUBJECT, GROUP) == 0
 
 
 def test_an_error_of_the_database_is_told_without_its_parameters(bench: Bench) -> None:
