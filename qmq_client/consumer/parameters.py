@@ -24,7 +24,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from qmq_client.consumer.body import Decoder, body_decoder
+from qmq_client.consumer.body import Decoder, body_decoder, plain_type
 from qmq_client.consumer.delivery import Delivery
 from qmq_client.errors import ConfigurationError
 from qmq_client.message import Message
@@ -138,11 +138,12 @@ def _check_kind(function: Callable[..., Any]) -> None:
 
 
 def _part(name: str, annotation: Any, empty: Any) -> Part:
-    if annotation is Message:
+    plain = plain_type(annotation)
+    if plain is Message:
         return Part.MESSAGE
-    if annotation is Delivery:
+    if plain is Delivery:
         return Part.DELIVERY
-    if name == "session" or _is_session(annotation):
+    if name == "session" or _is_session(plain):
         return Part.SESSION
     return _NAMES.get(name, Part.BODY) if annotation is empty else Part.BODY
 
@@ -157,12 +158,13 @@ def _is_session(annotation: Any) -> bool:
 def _element(function: Callable[..., Any], name: str, annotation: Any, *, is_batch: bool) -> Any:
     if not is_batch or annotation is inspect.Parameter.empty:
         return annotation
-    if name == "session" or _is_session(annotation) or annotation is Any:
+    plain = plain_type(annotation)
+    if name == "session" or _is_session(plain) or plain is Any:
         return annotation
-    if annotation is list:
+    if plain is list:
         return Any
-    if typing.get_origin(annotation) in _LISTS:
-        return typing.get_args(annotation)[0]
+    if typing.get_origin(plain) in _LISTS:
+        return typing.get_args(plain)[0]
     shown = getattr(annotation, "__name__", str(annotation))
     raise _refuse(
         function,
@@ -184,7 +186,7 @@ def _decoder(function: Callable[..., Any], name: str, annotation: Any, empty: An
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(inspect.unwrap(function))
+        return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         remedy = "Every annotation must be importable where the handler is defined."
         raise _refuse(function, "annotations", str(error), remedy) from error

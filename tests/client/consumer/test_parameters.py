@@ -7,8 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import partial
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -33,6 +35,16 @@ class OrderStruct(msgspec.Struct):
 
 class OrderDict(TypedDict):
     number: int
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+OrderNumber = typing.NewType("OrderNumber", str)
+Image = typing.NewType("Image", bytes)
+Grams = Annotated[int, msgspec.Meta(gt=0)]
+Word = Annotated[str, msgspec.Meta(max_length=4)]
 
 
 class ModelLikePydantic:
@@ -85,6 +97,16 @@ def received(bench: Bench, annotation: Any, body: Any) -> list[Any]:
         (OrderDict, {"number": 1}, {"number": 1}),
         (Order | None, None, None),
         (bytes | None, b"x", b"x"),
+        (OrderNumber, "A-1", "A-1"),
+        (Image, b"\x00\xff", b"\x00\xff"),
+        (Image | None, b"x", b"x"),
+        (Annotated[bytes, "as it was sent"], {"a": 1}, b'{"a":1}'),
+        (Annotated[Any, "whatever"], "text", "text"),
+        (Grams, 5, 5),
+        (Word, "text", "text"),
+        (Colour, Colour.RED, Colour.RED),
+        (Literal["red", "blue"], "red", "red"),
+        (UUID, "00000000-0000-0000-0000-000000000017", UUID(int=0x17)),
     ],
 )
 def test_a_body_arrives_as_the_annotated_type(
@@ -108,6 +130,13 @@ def test_a_body_arrives_as_a_pydantic_model(bench: Bench) -> None:
         (dict, [1]),
         (int, {"a": 1}),
         (ModelLikePydantic, [1]),
+        (ModelLikePydantic, "{}"),
+        (Grams, -1),
+        (list[Grams], [5, -1]),
+        (Word, "longer"),
+        (Colour, "green"),
+        (Literal["red", "blue"], "green"),
+        (int, "7"),
     ],
 )
 def test_C9_a_body_of_another_type_is_rejected_and_the_handler_is_not_called(
@@ -151,6 +180,19 @@ def test_an_annotation_beats_a_name() -> None:
 
     parameters = resolve_parameters(handler, has_inbox=False, is_batch=False)
     assert parameters.positional == (Part.BODY, Part.MESSAGE)
+
+
+def test_an_annotation_may_carry_more_than_the_type() -> None:
+    def handler(which: Annotated[Delivery, "by hand"], body: Annotated[Grams, "net"]) -> None: ...
+
+    def together(
+        these: Annotated[list[Message], "a few"], all_of_them: Annotated[list[int], "few"]
+    ) -> None: ...
+
+    parameters = resolve_parameters(handler, has_inbox=False, is_batch=False)
+    assert parameters.positional == (Part.DELIVERY, Part.BODY)
+    parameters = resolve_parameters(together, has_inbox=False, is_batch=True)
+    assert parameters.positional == (Part.MESSAGE, Part.BODY)
 
 
 def test_a_parameter_with_a_default_behind_the_body_is_the_handlers_own(bench: Bench) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 from qmq_client.consumer import consumer
+from qmq_client.errors import ConfigurationError
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 
@@ -31,6 +34,22 @@ class Parcel:
 
 class Refund(BaseModel):
     refund: str
+
+
+@dataclasses.dataclass
+class Basket:
+    orders: list[Order]
+    earlier: Basket | None = None
+
+
+class Receipt(TypedDict):
+    order: Order
+
+
+@dataclasses.dataclass
+class Odd:
+    order: Order
+    other: dataclasses.Field  # type: ignore[type-arg]  # what no JSON can say
 
 
 GOOD: Any = {"number": "A-1", "amount": 2}
@@ -57,8 +76,15 @@ def handled_as(bench: Bench, body_type: Any, *bodies: Any, batch_size: int = 1) 
         (Order | Refund, {"refund": "B"}, Refund(refund="B")),
         (Order | None, None, None),
         (Parcel, {"grams": 5}, Parcel(grams=5)),
+        (Basket, {"orders": [GOOD]}, Basket([Order(number="A-1", amount=2)])),
+        (Receipt, {"order": GOOD}, {"order": Order(number="A-1", amount=2)}),
+        (Annotated[int, Field(gt=0)], 5, 5),
+        (Annotated[Order, "sold"], GOOD, Order(number="A-1", amount=2)),
     ],
-    ids=["model", "list", "dict", "union", "optional", "dataclass"],
+    ids=[
+        *("model", "list", "dict", "union", "optional", "dataclass"),
+        *("plain dataclass", "typed dictionary", "rule", "annotated"),
+    ],
 )
 def test_a_body_is_what_the_annotation_says(
     bench: Bench, body_type: Any, body: Any, expected: Any
@@ -78,8 +104,11 @@ def test_what_a_model_was_sent_as_it_is_received_as(bench: Bench) -> None:
         (list[Order], [GOOD, {}], "number"),
         (Parcel, {"grams": 0}, "grams"),
         (Order, "text", "body is text"),
+        (Basket, {"orders": [GOOD, {"number": "1", "amount": 1}]}, "numbers begin with A-"),
+        (Annotated[int, Field(gt=0)], 0, "greater than 0"),
+        (list[Annotated[int, Field(gt=0)]], [5, 0], "greater than 0"),
     ],
-    ids=["field", "validator", "list", "dataclass", "text"],
+    ids=["field", "validator", "list", "dataclass", "text", "plain dataclass", "rule", "rules"],
 )
 def test_C9_a_body_that_breaks_a_models_rules_is_a_dead_letter_with_the_rule(
     bench: Bench, body_type: Any, body: Any, told: str
@@ -89,6 +118,11 @@ def test_C9_a_body_that_breaks_a_models_rules_is_a_dead_letter_with_the_rule(
     assert "malformed" in dead.error
     assert told in dead.error
     assert len(dead.error) <= 500
+
+
+def test_a_type_that_pydantic_cannot_check_either_is_refused_at_decoration(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match="a type that cannot be decoded"):
+        handled_as(bench, Odd, {})
 
 
 def test_a_batch_is_a_list_of_models_without_those_that_break_a_rule(bench: Bench) -> None:
