@@ -242,10 +242,11 @@ def _marked(value: object) -> list[Handler]:
 
 
 def _bound(handler: Handler, function: Callable[..., Any]) -> Handler:
-    """The handler as it was given: a method is called as that of its object."""
+    """The handler as it was given: as the method of its object, and inside of decorators above the mark."""
     is_bound = inspect.ismethod(function)
     if is_bound == handler.parameters.is_method:
-        return replace(handler, function=function) if is_bound else handler
+        is_async = handler.is_async or inspect.iscoroutinefunction(function)
+        return replace(handler, function=function, is_async=is_async)
     value, remedy = (
         ("a method without self", "Call its first parameter self, or cls.")
         if is_bound

@@ -1,9 +1,11 @@
-"""Handlers that are methods: called as those of the object that they were given of."""
+"""Handlers that are methods or inside of decorators: called as what was given, not what was marked."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
@@ -47,6 +49,58 @@ class Office:
     @consumer(SUBJECT, group=GROUP)
     def take_for_nobody(body: int) -> None:
         Office.taken.append(("nobody", body))
+
+
+def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        noted.append(function.__name__)
+        return function(*values, **named)
+
+    return call
+
+
+def noting_on_the_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def call(*values: Any, **named: Any) -> Any:
+        noted.append(function.__name__)
+        returned = function(*values, **named)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    return call
+
+
+noted: list[str] = []
+
+
+@pytest.mark.parametrize("above", [noting, noting_on_the_loop])
+@pytest.mark.parametrize("kind", ["plain", "asynchronous", "method"])
+def test_a_decorator_above_the_mark_goes_around_each_call(
+    bench: Bench, kind: str, above: Callable[..., Any]
+) -> None:
+    handled: list[int] = []
+
+    def plain(body: int) -> None:
+        handled.append(body)
+
+    async def asynchronous(body: int) -> None:
+        handled.append(body)
+
+    class Counter:
+        @above
+        @consumer(SUBJECT, group=GROUP)
+        def method(self, body: int) -> None:
+            handled.append(body)
+
+    handler: Callable[..., Any] = Counter().method
+    if kind != "method":
+        function = {"plain": plain, "asynchronous": asynchronous}[kind]
+        handler = above(consumer(SUBJECT, group=GROUP)(function))
+    noted.clear()
+    bench.put(1, 2)
+    bench.drain(handler)
+    assert (noted, handled) == ([kind, kind], [1, 2])
+    assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
 @pytest.mark.parametrize(
