@@ -29,6 +29,7 @@ from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
+from qmq_client.consumer.threads import Threads
 from qmq_client.consumer.uninterrupted import Uninterrupted
 from qmq_client.errors import ConfigurationError
 from qmq_client.signal_flag import SignalFlag
@@ -93,14 +94,15 @@ class Consumers:
         self._stopping = threading.Event()
         self._settling_ends = threading.Event()
         self._abandoned = threading.Event()
-        self._exit: BaseException | None = None
+        #: What a handler raised to end the interpreter.
+        self.exit_error: BaseException | None = None
         #: Of a start and a stop, neither of which runs in the middle of the other.
         self._lock = threading.Lock()
         #: When a stop ends, and how long the shortest one that was asked for may take.
         self._ends_at_s = self._deadline_s = float("inf")
         self._stop = Uninterrupted(self._stop_here)
         self._hurried_at_s: float | None = None
-        self._threads = _Threads()
+        self._threads = Threads()
         #: How many forks were behind the process that started this.
         self._started_at_forks: int | None = None
         around = as_middleware(middleware)
@@ -135,8 +137,8 @@ class Consumers:
         finally:
             for number, action in before.items():
                 signal.signal(number, action)
-        if self._exit is not None:
-            raise self._exit
+        if self.exit_error is not None:
+            raise self.exit_error
         return report
 
     def start(self) -> None:
@@ -161,10 +163,11 @@ class Consumers:
             self._check()
             self._started_at_forks = Forks.count
             for member in self.members:
-                self._threads.add("pull", member, self._shell(member.pull_once))
-                self._threads.add("settle", member, partial(self._settle, member))
+                name = member.options.name
+                self._threads.add("pull", name, self._shell(member.pull_once))
+                self._threads.add("settle", name, partial(self._settle, member))
                 for _ in range(member.options.concurrency):
-                    self._threads.add("work", member, self._shell(member.work_once))
+                    self._threads.add("work", name, self._shell(member.work_once))
             for thread in self._threads.all():
                 thread.start()
         _LOG.info(
@@ -227,7 +230,11 @@ class Consumers:
 
     async def __aenter__(self) -> Consumers:
         """Start without holding up the loop, which is the application's and not the handlers'."""
-        await asyncio.to_thread(self.start)
+        try:
+            await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:  # the start goes on, and nobody else would stop it
+            await asyncio.to_thread(self.stop)
+            raise
         return self
 
     async def __aexit__(
@@ -349,26 +356,8 @@ class Consumers:
         self._stop_requested.set()
 
     def _on_exit(self, error: BaseException) -> None:
-        self._exit = error
+        self.exit_error = error
         self._stop_requested.set()
-
-
-class _Threads:
-    """The threads of all members, by what they do."""
-
-    def __init__(self) -> None:
-        self._threads: dict[str, list[threading.Thread]] = {"pull": [], "work": [], "settle": []}
-
-    def add(self, kind: str, member: Member, target: Callable[[], None]) -> None:
-        # Daemons: a handler that never returns must not keep the interpreter from ending.
-        name = f"qmq-{kind}-{member.options.name}"
-        self._threads[kind].append(threading.Thread(target=target, name=name, daemon=True))
-
-    def all(self) -> list[threading.Thread]:
-        return [thread for threads in self._threads.values() for thread in threads]
-
-    def alive(self, *kinds: str) -> list[threading.Thread]:
-        return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]
 
 
 def _guarded(step: Callable[[], Pass]) -> Pass:

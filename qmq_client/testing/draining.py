@@ -27,7 +27,8 @@ def drain(consumers: Consumers) -> DrainReport:
 
     Waits for nothing: a message that comes again later is due only when the broker's clock says so.
     Starts no thread but that of the event loop of async handlers, which ends with `consumers`.
-    Requires: `consumers` was not started.
+    Raises what a handler raised to end the interpreter, such as Ctrl-C, after giving back the messages
+    in hand. Requires: `consumers` was not started.
     """
     handled = settled = failures = 0
     for _ in range(_PASSES_MAX):
@@ -37,6 +38,7 @@ def drain(consumers: Consumers) -> DrainReport:
             while work := member.work_once(is_blocking=False).count:
                 handled += work
                 count += work
+                _raise_exit(consumers)
             sent = member.settle_once()
             failures += pulled.has_failed + sent.has_failed
             settled += sent.count
@@ -44,3 +46,12 @@ def drain(consumers: Consumers) -> DrainReport:
         if not count:
             break
     return DrainReport(handled=handled, settled=settled, failures=failures)
+
+
+def _raise_exit(consumers: Consumers) -> None:
+    if consumers.exit_error is None:
+        return
+    for member in consumers.members:
+        member.stop()
+        member.settle_once()
+    raise consumers.exit_error

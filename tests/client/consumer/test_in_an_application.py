@@ -153,6 +153,32 @@ async def test_C8_the_applications_loop_goes_on_while_consumers_stop() -> None:
     assert broker.lag(SUBJECT, GROUP) == 0
 
 
+@pytest.mark.asyncio
+async def test_C8_an_application_that_is_cancelled_while_it_starts_leaves_no_consumer_behind() -> (
+    None
+):
+    handler = consumer(SUBJECT, group=GROUP)(lambda body: None)
+    consumers = Consumers(handler, MemoryTransport(MemoryBroker()))
+    before = set(threading.enumerate())
+
+    def names() -> list[str]:
+        began = set(threading.enumerate()) - before
+        return [one.name for one in began if one.name.startswith("qmq-")]
+
+    async def serve() -> None:
+        async with consumers:
+            await asyncio.Event().wait()
+
+    with consumers._lock:  # the start has begun, and waits
+        serving = asyncio.create_task(serve())
+        await asyncio.to_thread(wait_for, names)
+        serving.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    await asyncio.to_thread(wait_for, lambda: not names())
+
+
 def test_a_flask_application_runs_its_consumers_beside_it() -> None:
     broker = MemoryBroker()
     handled = threading.Event()

@@ -47,6 +47,30 @@ def test_a_users_test_needs_a_broker_a_handler_and_drain() -> None:
     assert broker.lag("orders", "mail") == 0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=["Ctrl-C", "exit"])
+def test_drain_ends_with_what_a_handler_raised_to_end_the_interpreter(
+    error: BaseException, is_async: bool
+) -> None:
+    broker = MemoryBroker(clock=FakeClock())
+    seen: list[str] = []
+
+    def plain(body: str) -> None:
+        seen.append(body)
+        raise error
+
+    async def asynchronous(body: str) -> None:
+        plain(body)
+
+    handler = consumer("orders", group="mail", batch_size=1)(asynchronous if is_async else plain)
+    broker.put(Message("orders", "one"), Message("orders", "two"))
+    with pytest.raises(type(error)) as raised:
+        drain(Consumers([handler], MemoryTransport(broker)))
+    assert raised.value is error
+    assert seen == ["one"]
+    assert (broker.in_flight("orders", "mail"), broker.lag("orders", "mail")) == (0, 2)
+
+
 def test_drain_counts_calls_that_fail_and_does_not_repeat_them_for_ever() -> None:
     broker = MemoryBroker()
     broker.faults.is_unreachable = True
