@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Coroutine, Iterable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -42,6 +42,8 @@ class AsyncCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
+        #: What workers wait for.
+        self._under_way: set[Future[Any]] = set()
         #: Whether a stop has cancelled the calls under way.
         self.is_cancelled = False
 
@@ -56,13 +58,17 @@ class AsyncCalls:
         """Run a coroutine to its end; returns what it returns and raises what it raises.
 
         Raises `TimeoutError` after `timeout_s`; the coroutine goes on. Raises `CancelledError` also when
-        a stop has cancelled the calls and ended the loop: there is nothing left for it to run on.
+        a stop has cancelled the calls and ended the loop, before the call or under it: there is nothing
+        left for it to run on.
         """
         with self._lock:  # the end of the loop comes before the call or behind it
             if self.is_cancelled and not self.is_running:
                 coroutine.close()
                 raise CancelledError
-            future = asyncio.run_coroutine_threadsafe(_guard(coroutine), self._running_loop())
+            loop, under_way = self._running_loop(), self._under_way
+            future = asyncio.run_coroutine_threadsafe(_guard(coroutine), loop)
+            under_way.add(future)
+        future.add_done_callback(under_way.discard)
         ended = future.result(timeout_s)
         if isinstance(ended, _Exit):
             raise ended.error
@@ -91,8 +97,9 @@ class AsyncCalls:
             loop = self._loop = asyncio.new_event_loop()
             loop.set_task_factory(keep_task_in_process)
             ends = self._ends = threading.Event()
+            under_way = self._under_way = set()
             self._thread = threading.Thread(
-                target=_run, args=(loop, ends), name="qmq-async-handlers", daemon=True
+                target=_run, args=(loop, ends, under_way), name="qmq-async-handlers", daemon=True
             )
             self._thread.start()
             weakref.finalize(self, _end_unused, self._thread, loop, ends).atexit = False
@@ -107,13 +114,19 @@ async def _guard(coroutine: Coroutine[Any, Any, _Result]) -> _Result | _Exit:
         return _Exit(error)
 
 
-def _run(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
+def _run(
+    loop: asyncio.AbstractEventLoop, ends: threading.Event, under_way: set[Future[Any]]
+) -> None:
     asyncio.set_event_loop(loop)
     try:
         while not ends.is_set():
             _run_until_stopped(loop)
         _end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
+        for left in list(
+            under_way
+        ):  # of calls that would not be cancelled: nobody else ends the wait
+            left.cancel()
     finally:
         loop.close()
 

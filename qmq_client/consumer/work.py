@@ -266,7 +266,8 @@ class Work:
     def _cut_short(self, error: BaseException, received: list[Received]) -> Outcome:
         """Whatever it raised after a stop had cancelled it, nothing need be wrong with the messages."""
         text = f"consumer stopped before the handler was done: {error_text(error)}"
-        self.tell_unfinished(received, text)
+        if left := [one for one in received if not one.is_settled]:  # else the stop has told of it
+            self.tell_unfinished(left, text)
         return given_back_untried(text)
 
     def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:

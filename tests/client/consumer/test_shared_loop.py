@@ -202,6 +202,28 @@ def test_C8_behind_a_stop_nothing_begins_on_a_loop_of_its_own() -> None:
     assert not calls.is_running
 
 
+def test_C8_a_handler_that_will_not_be_cancelled_is_told_once_and_leaves_no_thread_behind(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = threading.Event()
+
+    @consumer(SUBJECT, group=GROUP)
+    async def handler(body: int) -> None:
+        begun.set()
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    before = set(threading.enumerate())
+    bench.put(1)
+    consumers = bench.consumers(handler)
+    consumers.start()
+    assert begun.wait(WAIT_S)
+    assert consumers.stop(0).running == 1
+    wait_for(lambda: set(threading.enumerate()) <= before)
+    assert caplog.text.count("handler_unfinished") == 1
+
+
 def test_C8_inboxes_on_a_loop_that_hangs_hold_up_a_stop_together_as_long_as_one(
     bench: Bench, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
