@@ -255,7 +255,8 @@ def test_C8_the_last_outcomes_are_tried_again_until_the_deadline(broker: MemoryB
     put(broker, 1)
     consumers = Consumers([handler], transport)
     consumers.members[0].pull_once(is_blocking=False)
-    consumers._threads.add("settle", consumers.members[0], lambda: consumers._settle(member))
+    name = consumers.members[0].options.name
+    consumers._threads.add("settle", name, lambda: consumers._settle(member))
     member = consumers.members[0]
     member.work_once(is_blocking=False)
     for thread in consumers._threads.all():
