@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq_broker.errors import NoRoomError
+from qmq_broker.errors import CorruptionError, NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delivery.delivery import Delivery
@@ -58,7 +58,7 @@ class Housekeeping:
         self._store.refusals.look()
         self._end_idle(now_ms)
         self._note_groups(now_ms)
-        self._retain(now_ms)
+        self._make_room(now_ms)
         self._keeping.tell_losses()
         if self._store.schedule.waits_for_time(now_ms) and not self._is_marking:
             self._is_marking = True
@@ -76,6 +76,12 @@ class Housekeeping:
         new_bytes = actions.log.written_offset - actions.snapshot_offset
         if new_bytes >= self._options.snapshot_bytes and not self._action_sync.has_snapshot:
             self._action_sync.keep(*self._delivery.snapshot(now_ms))
+
+    def _make_room(self, now_ms: int) -> None:
+        try:
+            self._retain(now_ms)
+        except CorruptionError as error:  # of a queue: a restart makes it again, the rest goes on
+            self._store.refusals.note("retention", error)
 
     def _retain(self, now_ms: int) -> None:
         retention = self._store.retention

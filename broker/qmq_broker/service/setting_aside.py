@@ -110,7 +110,7 @@ class SettingAside:
             if not is_unfinished:
                 self._do_without(released_until_ms - LOST_MS, now_ms)
                 self._clear(released_until_ms - LOST_MS)
-        except NoRoomError as error:  # what was not noted is brought back once more
+        except (CorruptionError, NoRoomError) as error:  # what was not noted is tried once more
             self._store.refusals.note("messages_that_come_back", error)
             return False
         if now_ms >= self._next_ms and self._going is None:
@@ -222,13 +222,13 @@ class SettingAside:
         room_bytes = self._limits.own_frame_bytes
         for run in runs:
             for sequence in range(run.first, run.next):
-                entries = [] if queue is None else queue.entries(sequence, 1)
-                if not entries or not entries[0].record_bytes:
-                    continue  # gone: whoever pulls is told
-                room_bytes -= entries[0].record_bytes
-                if room_bytes < 0 and records:
-                    return records
                 try:
+                    entries = [] if queue is None else queue.entries(sequence, 1)
+                    if not entries or not entries[0].record_bytes:
+                        continue  # gone: whoever pulls is told
+                    room_bytes -= entries[0].record_bytes
+                    if room_bytes < 0 and records:
+                        return records
                     (record,) = read_messages(self._store, state, entries)
                 except CorruptionError as error:  # whoever pulls it is told
                     _log.error("message not set aside: sequence=%d reason=%s", sequence, error)
