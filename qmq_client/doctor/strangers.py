@@ -104,14 +104,14 @@ _FINDERS: Final[dict[str, Callable[[sa.Connection, sa.Table], Iterator[_Stranger
     "postgresql": _of_postgresql,
     "sqlite": _of_sqlite,
 }
-#: Without those that implement foreign keys, and disabled ones.
+#: Without those that implement foreign keys, and those that are disabled, or for replicas alone.
 _POSTGRESQL_TRIGGERS: Final = sa.text(
     "SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = to_regclass(:name) "
-    "AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname"
+    "AND NOT tgisinternal AND tgenabled IN ('O', 'A') ORDER BY tgname"
 )
 _POSTGRESQL_RULES: Final = sa.text(
     "SELECT quote_ident(rulename) FROM pg_rewrite WHERE ev_class = to_regclass(:name) "
-    "AND ev_enabled <> 'D' ORDER BY rulename"
+    "AND ev_enabled IN ('O', 'A') ORDER BY rulename"
 )
 #: Those that forbid deleting the referenced row; others allow it.
 _POSTGRESQL_KEYS: Final = sa.text(

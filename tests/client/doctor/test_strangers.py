@@ -83,6 +83,22 @@ def test_X1_a_foreign_key_that_lets_rows_go_is_no_finding(a_server_database: Dat
     assert ids(examine(engine)) == []
 
 
+@pytest.mark.parametrize("state", ["DISABLE", "ENABLE REPLICA"])
+def test_X1_what_does_not_run_here_is_no_finding(make_database: MakeDatabase, state: str) -> None:
+    engine = shop_of(make_database("postgresql"))
+    plant(
+        engine,
+        [
+            FUNCTION,
+            "CREATE TRIGGER veto BEFORE DELETE ON qmq_outbox FOR EACH ROW EXECUTE FUNCTION veto()",
+            f"ALTER TABLE qmq_outbox {state} TRIGGER veto",
+            "CREATE RULE veto AS ON DELETE TO qmq_inbox DO INSTEAD NOTHING",
+            f"ALTER TABLE qmq_inbox {state} RULE veto",
+        ],
+    )
+    assert ids(examine(engine)) == []
+
+
 def test_X1_a_foreign_key_that_keeps_rows_is_found_on_sqlite_too(
     make_database: MakeDatabase,
 ) -> None:
