@@ -123,9 +123,12 @@ class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
 
 
 class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
-    """Raised by a handler whose message can never be handled: it becomes a dead letter at once."""
+    """Raised by a handler whose message can never be handled: it becomes a dead letter at once.
 
-    def __init__(self, reason: str = "") -> None:
+    `reason` is a text, or the error that showed it.
+    """
+
+    def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
         self.reason = reason
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_client.consumer.error_texts import ERROR_CHARACTERS_MAX, error_text
+from qmq_client.consumer.error_texts import error_text, reason_text
 from qmq_client.consumer.options import LEASE_MS_MAX, LEASE_MS_MIN
 from qmq_client.errors import ConfigurationError, ProtocolError, UnknownVersionError
 from qmq_client.message import Message
@@ -102,20 +102,20 @@ class Outcome:
 ACKED: Final = Outcome(verdict=Verdict.ACK)
 
 
-def given_back(error: str, delay_ms: int | None = None) -> Outcome:
+def given_back(error: object, delay_ms: int | None = None) -> Outcome:
     """A NACK with this reason."""
-    return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=error[:ERROR_CHARACTERS_MAX])
+    return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=reason_text(error))
 
 
 def given_back_untried(error: str, delay_ms: int | None = 0) -> Outcome:
     """A NACK of what no handler began with, or what a stop ended: no attempt."""
-    text = error[:ERROR_CHARACTERS_MAX]
+    text = reason_text(error)
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)
 
 
-def rejected(reason: str) -> Outcome:
+def rejected(reason: object) -> Outcome:
     """A REJECT with this reason."""
-    return Outcome(verdict=Verdict.REJECT, text=reason[:ERROR_CHARACTERS_MAX])
+    return Outcome(verdict=Verdict.REJECT, text=reason_text(reason))
 
 
 def unreadable(error: ProtocolError) -> Outcome:
@@ -175,11 +175,13 @@ class Delivery:
         """The message is done."""
         return self._settle(ACKED)
 
-    def nack(self, *, after: float | timedelta | None = None, error: str = "") -> bool:
+    def nack(
+        self, *, after: float | timedelta | None = None, error: str | BaseException = ""
+    ) -> bool:
         """Give the message back; it comes again after `after` or the group's backoff."""
         return self._settle(given_back(error, Retry(after).after_ms))
 
-    def reject(self, reason: str = "") -> bool:
+    def reject(self, reason: str | BaseException = "") -> bool:
         """Make the message a dead letter of the group now."""
         return self._settle(rejected(reason))
 

@@ -26,6 +26,18 @@ def error_text(error: BaseException) -> str:
         text = f"{name}: {error}"
     except Exception as broken:  # an error's own __str__ may be wrong
         text = f"{name}: its text cannot be read ({type(broken).__name__})"
+    return _sendable(text)
+
+
+def reason_text(reason: object) -> str:
+    """What an application gives as the reason of an outcome, bounded; an error is one, too."""
+    if isinstance(reason, BaseException):
+        return error_text(reason)
+    return _sendable("" if reason is None else str(reason))
+
+
+def _sendable(text: str) -> str:
+    # A lone surrogate would keep the whole request from being sent, with the outcomes of others.
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
 
 

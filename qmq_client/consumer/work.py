@@ -26,7 +26,7 @@ from qmq_client.consumer.delivery import (
     rejected,
     unreadable,
 )
-from qmq_client.consumer.error_texts import error_text, error_traceback, in_one_line
+from qmq_client.consumer.error_texts import error_text, error_traceback, in_one_line, reason_text
 from qmq_client.consumer.handler_failures import HandlerFailures
 from qmq_client.consumer.inbox_outage import InboxOutage, Prober
 from qmq_client.consumer.ledger import Ledger
@@ -257,7 +257,7 @@ class Work:
         if count == 1:
             return rejected(verdict.reason)
         # Which of them is meant shows when each comes alone.
-        return given_back(f"Reject: {verdict.reason}", 0)
+        return given_back(f"Reject: {reason_text(verdict.reason)}", 0)
 
     @property
     def _is_cut_short(self) -> bool:
