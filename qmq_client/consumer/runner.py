@@ -292,11 +292,28 @@ class Consumers:
 
     def _pass(self, step: Callable[[], Pass], ends: threading.Event) -> None:
         seen = self._outage.marks()
-        done = _guarded(step)
+        done = self._guarded(step)
         if done.is_outage and not ends.is_set():
             self._outage.wait(done.pause_s, seen)
         elif done.pause_s:
             ends.wait(done.pause_s)
+
+    def _guarded(self, step: Callable[[], Pass]) -> Pass:
+        """One pass. Whatever nobody foresaw is logged and survived, and an exit stops all in order."""
+        try:
+            return step()
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ) as error:  # of what else is the application's: on_stale
+            self._on_exit(error)
+        except BaseException as error:  # the top of every thread's loop
+            _LOG.exception(
+                "unexpected_error step=%s error=%s",
+                step.__qualname__,
+                error_text(error),
+            )
+        return Pass(count=0, pause_s=_UNEXPECTED_PAUSE_S, has_failed=True)
 
     def _settle(self, member: Member) -> None:
         options = member.options
@@ -358,15 +375,6 @@ class Consumers:
     def _on_exit(self, error: BaseException) -> None:
         self.exit_error = error
         self._stop_requested.set()
-
-
-def _guarded(step: Callable[[], Pass]) -> Pass:
-    """One pass. Whatever nobody foresaw is logged and survived."""
-    try:
-        return step()
-    except Exception as error:  # the top of every thread's loop
-        _LOG.exception("unexpected_error step=%s error=%s", step.__qualname__, error_text(error))
-        return Pass(count=0, pause_s=_UNEXPECTED_PAUSE_S, has_failed=True)
 
 
 def _refuse_nameless(handlers: Iterable[Handler]) -> None:

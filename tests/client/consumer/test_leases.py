@@ -132,6 +132,23 @@ def test_C9_an_owner_who_fails_on_the_report_stops_nothing(bench: Bench) -> None
     assert sorted(calls) == [1, 1, 2]
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "Ctrl-C"])
+def test_C9_an_owner_who_ends_the_interpreter_on_the_report_stops_the_consumers_in_order(
+    bench: Bench, error: BaseException
+) -> None:
+    def leave(_: Any) -> None:
+        raise error
+
+    @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, on_stale=leave)
+    def handler(body: Any) -> None:
+        bench.clock.advance(LEASE_MS + 1)
+
+    bench.put(1)
+    with pytest.raises(type(error)) as raised:
+        bench.consumers(handler).run()
+    assert raised.value is error
+
+
 def test_an_ack_repeated_after_a_lost_answer_is_not_reported(bench: Bench) -> None:
     reported: list[StaleDelivery] = []
 
