@@ -128,8 +128,8 @@ def _check_kind(function: Callable[..., Any]) -> None:
             remedy=f"Write @{kind} above @consumer.",
         )
     # A partial is a routine for Python 3.14, where it binds like a method.
-    is_bound = inspect.ismethod(function) or isinstance(function, partial)
-    if is_bound or not inspect.isroutine(function):
+    is_fixed = inspect.ismethod(function) or isinstance(function, partial)
+    if is_fixed or inspect.isbuiltin(function) or not inspect.isroutine(function):
         raise ConfigurationError(
             setting=f"handler {shown}",
             value=f"a {type(function).__name__}",

@@ -175,8 +175,9 @@ def pooled(body: int) -> Future[int]:
         (Desk().take, "Decorate a function"),
         (Desk(), "Decorate a function"),
         (partial(two_bodies, 1), "Decorate a function"),
+        (len, "Decorate a function"),
     ],
-    ids=["generator", "asynchronous generator", "method", "object", "partial"],
+    ids=["generator", "asynchronous generator", "method", "object", "partial", "built-in"],
 )
 def test_C2_what_is_no_function_that_runs_when_it_is_called_is_refused_at_decoration(
     function: Callable[..., Any], named: str
