@@ -123,9 +123,8 @@ def _run(
             _run_until_stopped(loop)
         _end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
-        for left in list(
-            under_way
-        ):  # of calls that would not be cancelled: nobody else ends the wait
+        # Those of calls that would not be cancelled: nobody else ends the wait.
+        for left in list(under_way):
             left.cancel()
     finally:
         loop.close()

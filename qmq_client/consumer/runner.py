@@ -302,11 +302,8 @@ class Consumers:
         """One pass. Whatever nobody foresaw is logged and survived, and an exit stops all in order."""
         try:
             return step()
-        except (
-            SystemExit,
-            KeyboardInterrupt,
-        ) as error:  # of what else is the application's: on_stale
-            self._on_exit(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._on_exit(error)  # of the application's on_stale; handlers have been asked already
         except BaseException as error:  # the top of every thread's loop
             _LOG.exception(
                 "unexpected_error step=%s error=%s",

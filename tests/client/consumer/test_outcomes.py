@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import InvalidOperation
@@ -13,13 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from qmq_client.consumer import Delivery, consumer
-from qmq_client.consumer.asking import settle_request
 from qmq_client.consumer.delivery import Verdict, unreadable
 from qmq_client.errors import ProtocolError, UnknownVersionError
 from qmq_client.message import Message
 from qmq_client.retry import Reject, Retry
 from qmq_client.testing import drain
-from qmq_client.wire.requests import encode_control
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
 SECOND = 1_000
@@ -266,41 +263,6 @@ def test_a_rejected_message_is_a_dead_letter_at_once(bench: Bench) -> None:
     bench.drain(failing(Reject("unknown customer")))
     (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
     assert (dead.attempts, dead.reason, dead.error) == (1, "rejected", "unknown customer")
-
-
-REASONS: Any = [
-    ("lone surrogate \ud800", "lone surrogate \\ud800"),
-    (ValueError("no number"), "ValueError: no number"),
-    (UnprintableError(), "UnprintableError: its text cannot be read (ValueError)"),
-    (17, "17"),
-    (None, ""),
-]
-
-
-@pytest.mark.parametrize(("reason", "told"), REASONS)
-def test_C9_whatever_is_given_as_a_reason_becomes_a_text_that_can_be_sent(
-    bench: Bench, reason: Any, told: str
-) -> None:
-    ways: dict[str, Callable[[Delivery], object]] = {
-        "nack": lambda one: one.nack(error=reason),
-        "reject": lambda one: one.reject(reason),
-    }
-
-    @consumer(SUBJECT, group=GROUP, auto_ack=False, concurrency=3)
-    def handler(body: str, delivery: Delivery) -> None:
-        if body == "raise":
-            raise Reject(reason)
-        assert ways[body](delivery)
-
-    bench.put("raise", *ways)
-    consumers = bench.consumers(handler)
-    member = consumers.members[0]
-    assert member.pull_once(is_blocking=False).count == 3
-    while member.work_once(is_blocking=False).count:
-        pass
-    outgoing = member.ledger.drain()
-    assert encode_control(settle_request(member.options, "one", outgoing.settlements))
-    assert {one.outcome.text for one in outgoing.entries if one.outcome} == {told}
 
 
 def test_C6_a_failing_message_takes_nobody_of_its_batch_down_with_it(bench: Bench) -> None:
