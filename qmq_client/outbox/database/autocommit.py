@@ -1,0 +1,25 @@
+"""Whether a connection commits each statement by itself, asked of the driver through SQLAlchemy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+
+def is_autocommit(connection: sa.Connection) -> bool:
+    """Whether the next statement on this connection would be committed at once.
+
+    Sends nothing. SQLite's driver is also "in autocommit" where the application begins its
+    transactions by its own BEGIN, as SQLAlchemy's documentation shows: then one is open by now.
+    Requires: SQLAlchemy's transaction has begun.
+    """
+    adapted: Any = connection.connection.dbapi_connection
+    if not connection.dialect.detect_autocommit_setting(adapted):
+        return False
+    return connection.dialect.name != "sqlite" or not in_transaction(connection)
+
+
+def in_transaction(connection: sa.Connection) -> bool:
+    """Whether SQLite's driver has a transaction open; also for an asynchronous engine."""
+    return bool(getattr(connection.connection.driver_connection, "in_transaction", False))
