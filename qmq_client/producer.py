@@ -339,6 +339,7 @@ class Producer:
             self._inserts.write(connection, rows, token)
         except OrderLocksMissingError:
             self._store.prepare_ordering()
+            self._inserts.has_locks = True  # this transaction's snapshot may not show them
             self._inserts.write(connection, rows, token)
         except UnicodeEncodeError as error:
             raise unencodable_key(error, rows) from error

@@ -72,6 +72,8 @@ class Inserts:
         self._is_strict = is_strict
         self._texts: dict[tuple[int, bool], str] = {}
         self._is_checked = False
+        #: Whether the table of locks for ordering keys is known to be filled.
+        self.has_locks = False
         #: The longest record that one statement can carry; None if the server sets no limit.
         self._record_bytes_max: int | None = None
 
@@ -90,7 +92,7 @@ class Inserts:
         if is_autocommit(connection):
             raise AutocommitError(
                 "the connection commits every statement by itself, so a rollback would leave the message: "
-                "remove isolation_level='AUTOCOMMIT', or begin a transaction"
+                "remove isolation_level='AUTOCOMMIT', begin a transaction, or use `send_now`"
             )
         if not self._is_checked:
             self._check(connection)
@@ -162,14 +164,14 @@ class Inserts:
         faults = faults_of(connection, self._dialect, tables, needed, PRODUCER, asks_rights=False)
         if faults is not None:
             raise missing_error(self._engine, faults)
-        if self._is_ordered and connection.dialect.name != "sqlite":
-            self._check_locks(connection)
+        is_locking = self._is_ordered and connection.dialect.name != "sqlite"
+        if is_locking and not self.has_locks:
+            # Asked before any is locked: on MySQL a lock of a missing row would keep it from being made.
+            if not has_order_locks(connection, tables.order_lock):
+                raise OrderLocksMissingError
+            self.has_locks = True
         self._record_bytes_max = self._dialect.record_bytes_max(connection)
         self._is_checked = True
-
-    def _check_locks(self, connection: sa.Connection) -> None:
-        if not has_order_locks(connection, self.tables.order_lock):
-            raise OrderLocksMissingError
 
     def _check_rows(self, rows: Sequence[OutboxRow]) -> None:
         allowed = self._record_bytes_max
