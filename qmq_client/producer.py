@@ -328,7 +328,13 @@ class Producer:
         """Write the rows now, or return what writes them when it is awaited."""
         scope = self._scopes.find(given)
         if isinstance(scope, Session | sa.Connection):
-            self._write_now(scope, rows)
+            try:
+                self._write_now(scope, rows)
+            except sa.exc.MissingGreenlet as error:
+                raise NoTransactionError(
+                    "a plain session of an asynchronous engine executes nothing outside of its events: pass "
+                    "`session=` the AsyncSession itself, and `await` the send"
+                ) from error
             return None
         return self._write_when_awaited(scope, rows)
 

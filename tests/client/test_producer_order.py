@@ -310,7 +310,7 @@ def test_O4_whoever_publishes_when_accepted_order_is_commit_order(world: World, 
 def test_O4_uncontended_messages_take_the_direct_path(world: World) -> None:
     """Of ordered messages whose key is used by one process, over 95 of 100 go directly."""
     threads_count, each_count = 4, 50
-    options = ProducerOptions(order_by_key=True, keep_sent_s=3600, sqlite_begin="IMMEDIATE")
+    options = ProducerOptions(order_by_key=True, keep_sent_s=3600)
     with Producer(world.sync_engine, world.transport, options=options) as producer:
 
         def work(name: int) -> None:

@@ -71,6 +71,8 @@ class Inserts:
         self._is_ordered = is_ordered
         self._is_strict = is_strict
         self._texts: dict[tuple[int, bool], str] = {}
+        if engine.dialect.name == "sqlite":  # the schema is known without a connection
+            in_own_schema(engine.dialect, tables)
         self._is_checked = False
         #: Whether the table of locks for ordering keys is known to be filled.
         self.has_locks = False
