@@ -369,6 +369,7 @@ class Producer:
                 self.engine,
                 self._inserts.tables.outbox,
                 takeover_ms=self.options.takeover_ms,
+                bind_of=self._scopes.bind_of,
                 note=self._note_flushed,
             )
         return self._unawaited
