@@ -203,6 +203,15 @@ class BroughtBack(GroupAction, frozen=True, tag=18):
     copy: int | None
 
 
+class MovedBack(GroupAction, frozen=True, tag=19):
+    """A start found that messages of the group are gone; it forgets what it knew of them."""
+
+    #: The consume queue sequence at which the subject ends.
+    next: int
+    #: The same for the subject of copies.
+    next_copy: int
+
+
 Action = (
     GroupDefined
     | Pulled
@@ -222,6 +231,7 @@ Action = (
     | Ended
     | SetAside
     | BroughtBack
+    | MovedBack
 )
 
 #: This version knows the kinds from 1 to this.
