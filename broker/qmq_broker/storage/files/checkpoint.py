@@ -23,6 +23,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from qmq_broker.errors import UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
@@ -67,15 +68,17 @@ class CheckpointFiles:
         self._files: list[DiskFile] = []
 
     def read(self) -> Checkpoint | None:
-        """The newest valid slot, or None; changes nothing."""
+        """The newest valid slot, or None; changes nothing. Raises `UnknownFormatError`."""
         there = set(self._disk.names(layout.ROOT))
         found: Checkpoint | None = None
         for path in layout.CHECKPOINTS:
             if path not in there:
                 continue
             file = self._disk.open(path)
-            slot = decode_slot(file.read(0, SLOT_BYTES))
-            file.close()
+            try:
+                slot = decode_slot(file.read(0, SLOT_BYTES))
+            finally:
+                file.close()
             if slot is not None and (found is None or slot.generation > found.generation):
                 found = slot
         return found
@@ -119,13 +122,22 @@ def encode_slot(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_slot(data: bytes) -> Checkpoint | None:
-    """The content of a slot; None if it is not whole."""
+    """The content of a slot; None if it is not whole.
+
+    Raises `UnknownFormatError` if it is as it was written, by another version.
+    """
     if len(data) != SLOT_BYTES:
         return None
     content = data[: -_CRC.size]
     magic, generation, epoch, *numbers = _FIELDS.unpack_from(data)
-    if magic != _MAGIC or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
+    if _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
         return None
+    if magic != _MAGIC or any(content[_FIELDS.size :]):
+        raise UnknownFormatError(
+            setting="a checkpoint",
+            found=f"{magic!r}" if magic != _MAGIC else "one with more fields",
+            known=f"{_MAGIC!r}",
+        )
     return Checkpoint(
         generation=generation,
         epoch=epoch,

@@ -6,13 +6,12 @@ Each is read as a start reads it. What a start would refuse is `damaged`, what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot
 from qmq_broker.storage.files.disk_port import Disk
@@ -20,15 +19,13 @@ from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained
-from qmq_broker.storage.files.small_file import read_file, unseal
-from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
+from qmq_broker.storage.files.snapshots import CheckGroups, Snapshot
 from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.recovery import CleanStop
 from qmq_broker.storage.schedule.bucket import read_table
 
 T = TypeVar("T")
-#: Raises `CorruptionError` for snapshot content that the service would not accept.
-CheckGroups = Callable[[bytes], object]
 
 KNOWN_NAMES: Final = frozenset(
     {
@@ -119,7 +116,10 @@ def slots(disk: Disk) -> list[tuple[str, Checkpoint | None]]:
 
 
 def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
-    """A small MessagePack file, or why it is not whole; (None, "") if there is none."""
+    """A small MessagePack file, or why it is not whole; (None, "") if there is none.
+
+    Raises `UnknownFormatError` if it is whole, of another version, and not derived.
+    """
     data = read_file(disk, path)
     if data is None:
         return None, ""
@@ -127,9 +127,11 @@ def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
     if content is None:
         return None, _SEAL
     try:
-        return msgspec.msgpack.decode(content, type=kind), ""
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, str(error)
+        return decode_whole(path, content, kind), ""
+    except UnknownFormatError as error:
+        if kind is Snapshot:
+            raise
+        return None, error.found
 
 
 def _names(disk: Disk, files: SmallFiles) -> None:

@@ -35,6 +35,7 @@ from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.sharing import refuse_shared
+from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
@@ -53,11 +54,13 @@ from qmq_broker.storage.upkeep.verify_journals import inspect_journals, known_ne
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
 
 
-def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
+def quarantine_damage(
+    disk: Disk, clock: Clock, *, check_groups: CheckGroups = len
+) -> list[QuarantineReport]:
     """Give up what is damaged in both logs; durable on return. Returns no reports if nothing is.
 
-    Reads both logs whole. Raises `LockedError`, `SharedFilesError`, and `CorruptionError` with
-    nothing changed if the damage cannot be given up.
+    Reads both logs whole. Raises with nothing changed `LockedError`, `SharedFilesError`,
+    `CorruptionError` if the damage cannot be given up, and `UnknownFormatError`.
     """
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
     try:
@@ -65,7 +68,7 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
         format_ = read_format(disk)
         if format_ is None:
             return []  # a new directory, or one that the opening refuses
-        files = inspect_files(disk, format_, len)
+        files = inspect_files(disk, format_, check_groups)
         _refuse([fault for fault in files.faults if fault.level is Level.DAMAGED])
         verdict = judge_commit_log(disk, format_, files)
         actions = judge_action_log(disk, format_, files)

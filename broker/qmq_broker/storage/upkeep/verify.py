@@ -20,11 +20,11 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format, read_format
-from qmq_broker.storage.logs.actions import unknown_kind
+from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.queue_files import QueueFiles
-from qmq_broker.storage.upkeep.inspect_files import CheckGroups, SmallFiles, inspect_files
+from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.verify_index import index_faults
 from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals, known_next
 from qmq_broker.storage.upkeep.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
@@ -239,9 +239,6 @@ class _Look:
             )
             bases = [base for base in segments.bases if base >= claims.first_offset]
             outcomes = self._run([replace(task, base=base) for base in bases])
-            for outcome in outcomes:
-                if outcome.survey.later_kind is not None:
-                    raise unknown_kind(outcome.survey.later_kind)
             verdict = judge_log([outcome.survey for outcome in outcomes], claims)
             self.faults += [*verdict.faults, *verdict.unexplained]
             for outcome in outcomes:
