@@ -127,6 +127,10 @@ def _tell_quarantined(report: QuarantineReport) -> None:
         f"{run.subject} {run.first_sequence} to {run.first_sequence + run.count - 1}"
         for run in report.lost
     ]
+    if report.delayed:
+        lost.append(f"{report.delayed} delayed messages")
+    if report.may_hold_delayed:
+        lost.append("perhaps delayed messages, how many is not known")
     told = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
     log_event(_LOG, logging.ERROR, "quarantined", **told)
 

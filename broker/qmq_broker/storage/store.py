@@ -133,11 +133,12 @@ class Store:
         `CorruptionError` with nothing changed but derived files.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
-        checkpoints = CheckpointFiles(disk)
+        checkpoints: CheckpointFiles | None = None
         recovery: Recovery | None = None
         try:
             refuse_shared(disk)
             format_ = open_format(disk, options)
+            checkpoints = CheckpointFiles(disk, format_.store_id)
             recovery = Recovery(disk, clock, options, format_, check_groups)
             recovered = recovery.run(checkpoints)
             return cls(
@@ -146,7 +147,8 @@ class Store:
         except BaseException:
             if recovery is not None:
                 recovery.close()
-            checkpoints.close()
+            if checkpoints is not None:
+                checkpoints.close()
             lock.release()
             raise
 

@@ -248,7 +248,9 @@ class LogReader:
 
     def _point(self) -> LogPoint:
         """What the newest checkpoint says of the log."""
-        checkpoint = self._translated(lambda: CheckpointFiles(self._disk).read())
+        checkpoint = self._translated(
+            lambda: CheckpointFiles(self._disk, self.format.store_id).read()
+        )
         if checkpoint is None:
             return START
         return checkpoint.commit_log if self._log == COMMIT_LOG else checkpoint.action_log

@@ -63,7 +63,7 @@ def later_format(data: bytes) -> bytes:
 
 def later_slot(magic: bytes, more: bytes) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
-        content = magic + data[8:80] + more + data[80 + len(more) : SLOT_BYTES - 4]
+        content = magic + data[8:96] + more + data[96 + len(more) : SLOT_BYTES - 4]
         return content + crc32c(content).to_bytes(4)
 
     return change

@@ -136,12 +136,11 @@ def _check_unbroken(
 ) -> None:
     """Raise unless every segment from `first_offset` to that of `point` is there, and is ours.
 
-    Only their heads are read. What follows is for the scan: an interrupted cut may leave any of
-    them.
+    Only their heads are read. What the scan begins with, and what follows, is for the scan: an
+    interrupted cut may leave any of them.
     """
-    last_base = segments.base_of(point.last_frame_offset)
-    for base in range(first_offset, last_base, segments.segment_bytes):
-        reason = f"segment is missing; there is one at offset {last_base}"
+    for base in range(first_offset, point.last_frame_offset, segments.segment_bytes):
+        reason = f"segment is missing; the log reaches to offset {point.last_frame_offset} at least"
         if segments.has(base):
             reason = _head_fault(segments, base, store_id)
         if reason:

@@ -45,6 +45,7 @@ from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
 from qmq_broker.storage.upkeep.quarantine_report import (
     LogQuarantine,
     QuarantineReport,
+    lost_delayed,
     read_reports,
 )
 from qmq_broker.storage.upkeep.quarantine_schedule import ScheduleQuarantine
@@ -116,7 +117,16 @@ class _Quarantine(LogQuarantine):
         """Report, keep, cover; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
         stamps = self._stamps(holes, self._verdict)
-        reports = [self._report(hole, [hole], self._lost_runs[hole]) for hole in holes]
+        copied_offset = self._files.copied_offset
+        reports = [
+            self._report(
+                hole,
+                [hole],
+                self._lost_runs[hole],
+                lost_delayed(self._segments, hole, copied_offset),
+            )
+            for hole in holes
+        ]
         self._take_back_checkpoint(holes)
         self._give_up_derived()
         for hole, frames, (epoch, stored_at_ms) in zip(holes, self._frames, stamps, strict=True):
@@ -161,7 +171,7 @@ class _Quarantine(LogQuarantine):
         # The window of ids cannot begin in the hole either; its ids are derived again from behind
         # it.
         base = self._segments.base_of(hole.first_offset)
-        files = CheckpointFiles(self._disk)
+        files = CheckpointFiles(self._disk, self._format.store_id)
         try:
             files.prepare()
             files.write(last)  # a killed process may have left it unsynced

@@ -90,7 +90,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
 
 def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: Retained) -> int:
     """How far the log is good and known to be durable; it is read whole before any change."""
-    last = CheckpointFiles(disk).read()
+    last = CheckpointFiles(disk, format_.store_id).read()
     first_offset = retained.first_offset
     known = last.commit_log if last else START
     point = LogPoint(

@@ -116,6 +116,8 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     if format_ is None:
         return _unknown(damaged(layout.FORMAT, "missing", meaning=_NO_FORMAT))
     files = inspect_files(disk, format_, check_groups)
+    if foreign := [fault for fault in files.faults if fault.file == layout.FORMAT]:
+        return _unknown(*foreign)  # compared with that, everything else looks damaged
     journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
     commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
@@ -156,9 +158,15 @@ def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdi
     return look.log(_action_claims(files, format_, files.action_first_offset))[1]
 
 
-def _unknown(fault: Fault) -> Verification:
+def _unknown(*faults: Fault) -> Verification:
     return Verification(
-        store_id="", is_clean=False, epoch=0, logs=[], subjects={}, faults=[fault], duration_ms=0
+        store_id="",
+        is_clean=False,
+        epoch=0,
+        logs=[],
+        subjects={},
+        faults=list(faults),
+        duration_ms=0,
     )
 
 
@@ -172,13 +180,17 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
     }
     claimed_by = max(claims, key=lambda one: claims[one])
     point_offset = last.commit_log.last_frame_offset if last else first_offset
+    # From here on a start reads frames of delayed messages; without the table, all of them.
+    copied_offset = first_offset
+    if files.has_schedule_table:
+        copied_offset = max(first_offset, files.copied_offset, journals.copied_offset)
     return LogClaims(
         log=layout.COMMIT_LOG,
         segment_bytes=format_.segment_bytes,
         first_offset=first_offset - first_offset % format_.segment_bytes,
         durable_offset=claims[claimed_by],
         claimed_by=claimed_by,
-        start_offset=min(point_offset, journals.ids_offset, journals.entries_offset),
+        start_offset=min(point_offset, journals.ids_offset, journals.entries_offset, copied_offset),
         unbroken_offset=point_offset,
         first_sequences=files.retained.first_sequences,
     )
