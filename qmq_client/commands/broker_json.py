@@ -14,14 +14,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.errors import (
-    BrokerAccessError,
-    BrokerAnswerError,
-    BrokerRefusedError,
-    ProtocolError,
-)
+from qmq_client.errors import NotTheBrokerError, ProtocolError
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http_errors import ACCESS, BUSY, busy
+from qmq_client.transport.http_errors import refusal
 from qmq_client.transport.json_questions import ask, url_of
 from qmq_client.wire.requests import ErrorAnswer, decode_json
 
@@ -101,16 +96,12 @@ def _ask(
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
-        raise BrokerAnswerError(f"{url}: the answer is not from a broker")
+        raise NotTheBrokerError(url, "an answer without the fields asked for", status=status)
     return answer
 
 
 def _refusal(url: str, status: int, data: bytes) -> Exception:
     try:
-        answer = decode_json(data, ErrorAnswer)
+        return refusal(status, decode_json(data, ErrorAnswer))
     except ProtocolError:
-        return BrokerAnswerError(f"{url}: status {status}, and the answer is not from a broker")
-    if status in BUSY:
-        return busy(status, answer)
-    kind = BrokerAccessError if status in ACCESS else BrokerRefusedError
-    return kind(status, answer)
+        return NotTheBrokerError(url, f"status {status}", status=status)
