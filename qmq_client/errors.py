@@ -18,6 +18,7 @@
     ├── DatabaseUnavailableError      the database did not answer, or failed; try again later
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
+        │   └── NotTheBrokerError     something else answered, like a proxy; try again
         ├── BrokerBusyError           it takes nothing now; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
         │   └── BrokerAccessError     it does not know the caller (401), or forbids the request (403)
@@ -62,6 +63,7 @@ __all__ = [
     "InvalidMessageError",
     "InvalidNameError",
     "NoTransactionError",
+    "NotTheBrokerError",
     "OutboxError",
     "OutboxMissingError",
     "OutboxRowLostError",
@@ -195,6 +197,24 @@ class BrokerUnreachableError(TransportError):
     """There was no connection to the broker, or no complete answer; the outcome is unknown."""
 
     code = "broker_unreachable"
+
+
+class NotTheBrokerError(BrokerUnreachableError):
+    """Something other than a broker answered at its address: a proxy, a gateway, another service.
+
+    No fault of the request, and nothing is known of the broker: an outage of the way to it. The text
+    names the address and the answer.
+    """
+
+    code = "not_the_broker"
+
+    def __init__(self, url: str, answer: str, *, status: int = 0) -> None:
+        super().__init__(
+            f"{url}: {answer}, which is not an answer of a broker. "
+            "Check the address, and the proxy or gateway in front of the broker."
+        )
+        #: HTTP's, if it was HTTP.
+        self.status = status
 
 
 class BrokerBusyError(TransportError):

@@ -14,15 +14,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.errors import (
-    BrokerAccessError,
-    BrokerAnswerError,
-    BrokerOlderError,
-    BrokerRefusedError,
-    ProtocolError,
-)
+from qmq_client.errors import BrokerOlderError, NotTheBrokerError, ProtocolError
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http_errors import ACCESS, BUSY, busy
+from qmq_client.transport.http_errors import refusal
 from qmq_client.transport.json_questions import ask, url_of
 from qmq_client.wire.requests import UNKNOWN_ROUTES, ErrorAnswer, decode_json
 
@@ -102,7 +96,7 @@ def _ask(
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
-        raise BrokerAnswerError(f"{url}: the answer is not from a broker")
+        raise NotTheBrokerError(url, "an answer without the fields asked for", status=status)
     return answer
 
 
@@ -110,13 +104,10 @@ def _refusal(asked: str, status: int, data: bytes) -> Exception:
     try:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
-        return BrokerAnswerError(f"{asked}: status {status}, and the answer is not from a broker")
+        return NotTheBrokerError(asked, f"status {status}", status=status)
     if answer.code == UNKNOWN_ROUTES.get(status):
         return BrokerOlderError(
             f"{asked}: this broker does not know that: it is older than this command. Update the broker, or "
             "use the commands of its version."
         )
-    if status in BUSY:
-        return busy(status, answer)
-    kind = BrokerAccessError if status in ACCESS else BrokerRefusedError
-    return kind(status, answer)
+    return refusal(status, answer)
