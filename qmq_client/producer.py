@@ -43,7 +43,7 @@ from qmq_client.outbox.database.to_write import (
     connected_to_write_async,
 )
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.outbox.table import AS_NAMED, DEFAULT_TABLES, Tables
 from qmq_client.outbox.transaction.insert import InsertTexts
 from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
 from qmq_client.outbox.transaction.outlet import Outlet
@@ -202,9 +202,9 @@ class Producer:
         have it from an attempt whose answer was lost. Ask again then, too.
         """
         with connected_to_write(self.engine) as connection:
-            was_there = self._cancel_alone(connection, message_id)
-        outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
-        if outcome and not was_there:
+            subject = self._cancel_alone(connection, message_id)
+        outcome = cancel_at_broker(self._transport, message_id, withdrawn_from=subject)
+        if outcome and subject is None:
             with connected_to_write(self.engine) as connection:
                 self._cancel_alone(connection, message_id, is_at_broker=True)
         return outcome
@@ -224,11 +224,11 @@ class Producer:
         """`cancel_now` without blocking the event loop."""
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.cancel_now, message_id)
-        was_there = await self._cancel_alone_async(message_id)
+        subject = await self._cancel_alone_async(message_id)
         outcome = await asyncio.to_thread(
-            cancel_at_broker, self._transport, message_id, is_withdrawn=was_there
+            cancel_at_broker, self._transport, message_id, withdrawn_from=subject
         )
-        if outcome and not was_there:
+        if outcome and subject is None:
             await self._cancel_alone_async(message_id, is_at_broker=True)
         return outcome
 
@@ -357,14 +357,17 @@ class Producer:
 
     def _cancel_alone(
         self, connection: sa.Connection, message_id: str, is_at_broker: bool = False
-    ) -> bool:
-        wanted = parse_message_id(message_id)
+    ) -> str | None:
+        wanted, columns = parse_message_id(message_id), self._outlet.outbox.c
+        its_subject = sa.select(columns.subject).where(columns.message_id == wanted)
         with connection.begin():
-            return join_to_cancel(
+            subject = connection.scalar(its_subject, execution_options=AS_NAMED)
+            was_there = join_to_cancel(
                 connection, self.engine, self._outlet, wanted, is_at_broker=is_at_broker
             )
+            return subject if was_there else None
 
-    async def _cancel_alone_async(self, message_id: str, is_at_broker: bool = False) -> bool:
+    async def _cancel_alone_async(self, message_id: str, is_at_broker: bool = False) -> str | None:
         async with self._own_async_connection() as connection:
             return await connection.run_sync(self._cancel_alone, message_id, is_at_broker)
 
