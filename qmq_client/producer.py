@@ -190,9 +190,9 @@ class Producer:
         """
         wanted = parse_message_id(message_id)
         with sync_transaction(self.engine) as connection:
-            was_there = self._delete(connection, wanted)
-        outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
-        if outcome and not was_there:
+            subject = self._withdraw(connection, wanted)
+        outcome = cancel_at_broker(self._transport, message_id, withdrawn_from=subject)
+        if outcome and subject is None:
             with sync_transaction(self.engine) as connection:
                 self._delete(connection, wanted, is_at_broker=True)
         return outcome
@@ -212,11 +212,11 @@ class Producer:
             return await asyncio.to_thread(self.cancel_now, message_id)
         wanted = parse_message_id(message_id)
         async with async_transaction(self.engine) as connection:
-            was_there = await connection.run_sync(self._delete, wanted)
+            subject = await connection.run_sync(self._withdraw, wanted)
         outcome = await asyncio.to_thread(
-            cancel_at_broker, self._transport, message_id, is_withdrawn=was_there
+            cancel_at_broker, self._transport, message_id, withdrawn_from=subject
         )
-        if outcome and not was_there:
+        if outcome and subject is None:
             async with async_transaction(self.engine) as connection:
                 await connection.run_sync(self._delete, wanted, True)
         return outcome
@@ -412,6 +412,14 @@ class Producer:
         if not isinstance(scope, Session) or self._unawaited is None:
             return False
         return self._unawaited.has(scope, message_id)
+
+    def _withdraw(self, connection: sa.Connection, message_id: bytes) -> str | None:
+        """Delete an unsent row; its subject, or None if there was no such row."""
+        columns = self._inserts.tables.outbox.c
+        subject: str | None = connection.scalar(
+            sa.select(columns.subject).where(columns.message_id == message_id)
+        )
+        return subject if self._delete(connection, message_id) else None
 
     def _delete(
         self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False

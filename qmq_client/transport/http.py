@@ -141,10 +141,15 @@ class HttpTransport:
         return _decode(data, SettleAnswer)
 
     def cancel(
-        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+        self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
         """Take delayed messages back; see `Cancelling.cancel`."""
-        body = encode_json(CancelRequest(message_ids=message_ids, withdrawn=is_withdrawn))
+        request = CancelRequest(
+            message_ids=message_ids,
+            subject=withdrawn_from,
+            withdrawn=withdrawn_from is not None,
+        )
+        body = encode_json(request)
         data = self._call("delayed/cancel", body, CONTROL_BYTES_MAX, self._answer_timeout_s)
         try:
             answer = decode_json(data, CancelAnswer)

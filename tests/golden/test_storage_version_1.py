@@ -53,6 +53,7 @@ FILES = {
     "index_table",
     "summary_sealed",
     "journal_ids",
+    "journal_ids_version_2",
     "journal_entries",
     "format_file",
     "clean_stop",
@@ -68,6 +69,7 @@ FILES = {
     "delay_scheduled",
     "delay_cancelled",
     "delay_withdrawn",
+    "delay_withdrawn_by_subject",
     "delay_schedule_log",
     "delay_dispatch_log",
 }

@@ -220,10 +220,10 @@ class Line(HttpTransport):
         return answer
 
     def cancel(
-        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+        self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
         """See `HttpTransport.cancel`."""
-        outcomes = super().cancel(message_ids, is_withdrawn=is_withdrawn)
+        outcomes = super().cancel(message_ids, withdrawn_from=withdrawn_from)
         for message_id, outcome in zip(message_ids, outcomes, strict=True):
             if outcome is Cancellation.CANCELLED:
                 self._ears.rows.accepted.add(parse_message_id(message_id))

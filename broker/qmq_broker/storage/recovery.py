@@ -31,7 +31,7 @@ from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.files.snapshots import CheckGroups, SnapshotFiles
 from qmq_broker.storage.ids.journal import IdJournal
-from qmq_broker.storage.ids.runs import IdRun, is_remembered, runs_of, scanned_id_runs
+from qmq_broker.storage.ids.runs import SubjectIds, is_remembered, runs_of_each, scanned_ids
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.keepers import Keepers, LogOffsets
 from qmq_broker.storage.logs.action_log import ACTION_KINDS, frame_actions
@@ -260,7 +260,7 @@ class Recovery:
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
         for frame in self._good_frames(scan, commit.next_offset):
-            runs = self._staged(frame, is_new=frame.offset >= known_offset)
+            ids = self._staged(frame, is_new=frame.offset >= known_offset)
             if queues.unflushed_bytes > 2 * UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
@@ -268,8 +268,8 @@ class Recovery:
                 # What no sync has confirmed may still be lost, so no file may rely on it.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
                     copier.copy_all()
-            if runs is not None and frame.offset >= window_offset:
-                self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
+            if ids is not None and frame.offset >= window_offset:
+                self._window.add(ids, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
         schedule.make_visible(commit.next_offset, commit.last_stored_at_ms)
 
     def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
@@ -279,18 +279,18 @@ class Recovery:
             raise self._corruption(frame.offset, str(error)) from error
         self._schedule.make_visible(next_offset, frame.header.stored_at_ms)
 
-    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
+    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> SubjectIds | None:
         """Stage one frame; returns the ids by which repeats of what it holds are recognized."""
         try:
             if frame.header.kind is FrameKind.CANCELLED:
                 withdrawn = read_withdrawn(frame.data)
-                return runs_of(withdrawn) if withdrawn else None
+                return runs_of_each(withdrawn) if withdrawn else None
             if is_new:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.make_visible()
-                return None if stored is None else stored.runs
+                return None if stored is None else stored.ids
             if is_remembered(frame.header, frame.data):
-                return scanned_id_runs(frame.header, frame.data)
+                return scanned_ids(frame.header, frame.data)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error
         return None

@@ -40,7 +40,7 @@ from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
-from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.cancelled import NOTHING_WITHDRAWN, Cancelled, WithdrawnIds
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.frame import MessageFrame
 
@@ -195,7 +195,7 @@ class Store:
         self._step()
 
     def cancel(
-        self, wanted: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()
+        self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
     ) -> list[Fate | None]:
         """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
         self._check()

@@ -134,6 +134,12 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         lambda reading: reading.duplicates,
     ),
     _one(
+        "log_lines_dropped",
+        "counter",
+        "Log lines that were dropped because nobody read those before them.",
+        lambda reading: reading.log_lines_dropped,
+    ),
+    _one(
         "remembered_ids",
         "gauge",
         "Message ids remembered to recognize repeats.",
