@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 
+from qmq_client.database import pymysql_connect
 from qmq_client.database.url import DRIVERS, known_url, not_usable
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database import pymysql_connect
 from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.masking import mask_secrets

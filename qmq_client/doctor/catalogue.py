@@ -187,13 +187,6 @@ CHECKS: Final = (
         f"{_NEW_CONNECTIONS}",
     ),
     check_of(
-        "publisher.isolation",
-        _BREAKS,
-        "W5",
-        _SERVERS,
-        "The publisher's claims block the application's inserts, and deadlocks end transactions.",
-    ),
-    check_of(
         "server.read_only",
         _BREAKS,
         "W6",
@@ -319,18 +312,19 @@ CHECKS: Final = (
         "refused.",
     ),
     check_of(
-        "session.hook",
-        _BREAKS,
-        "S2",
+        "session.engines",
+        _RISK,
+        "S1",
         _ALL,
-        "No producer follows this engine's transactions, or two copies of the product do.",
+        "The transaction of a session also runs on another engine: the two commits are not one.",
     ),
     check_of(
         "sqlite.explicit_begin",
-        _BREAKS,
+        _RISK,
         "S3",
         _SQLITE,
-        "The driver begins later than SQLAlchemy: a savepoint that comes first commits by itself.",
+        "The driver begins later than SQLAlchemy: a savepoint that comes first commits by itself, with the "
+        "messages and rows in it.",
     ),
     check_of(
         "pool.small",

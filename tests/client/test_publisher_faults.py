@@ -178,7 +178,7 @@ def test_W8_an_outage_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_i
 ) -> None:
     def send(at_s: float) -> None:
         world.producer.send_now(Message(SUBJECT, "x"))
-        world.producer._publisher.step(at_s)
+        world.producer._publisher.step(at_s, is_hurried=True)
 
     with caplog.at_level(logging.INFO, "qmq.publisher"):
         world.broker.faults.is_unreachable = True

@@ -10,7 +10,6 @@ from typing import Any, Final
 import pymysql
 import sqlalchemy as sa
 
-from qmq_client.outbox.database.driver import driver_of
 from tests.client.world import World
 from tests.kit.waiting import wait_for
 
@@ -22,6 +21,11 @@ _KILL: Final = {
     "mysql": "KILL CONNECTION {}",
     "postgresql": "SELECT pg_terminate_backend({}, 5000)",
 }
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The connection of the driver itself."""
+    return connection.connection.driver_connection
 
 
 def make_lock_rows(world: World) -> None:
