@@ -21,6 +21,7 @@
         ├── BrokerBusyError           it takes nothing now; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
         │   └── BrokerAccessError     it does not know the caller (401), or forbids the request (403)
+        ├── BrokerOlderError          it does not know the request: it is older than this program
         └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
 
 Exceptions of drivers and of the HTTP library are translated in one place and kept as the cause.
@@ -48,6 +49,7 @@ __all__ = [
     "BrokerAccessError",
     "BrokerAnswerError",
     "BrokerBusyError",
+    "BrokerOlderError",
     "BrokerRefusedError",
     "BrokerUnreachableError",
     "ChecksumError",
@@ -230,6 +232,15 @@ class BrokerAccessError(BrokerRefusedError):
         super().__init__(status, answer)
         if answer.remedy:
             self.args = (f"{self.args[0]}. {answer.remedy}",)
+
+
+class BrokerOlderError(TransportError):
+    """The broker does not know this request: it is older than this program; nothing was done.
+
+    Update the broker, or use the commands of its version.
+    """
+
+    code = "broker_older"
 
 
 class BrokerAnswerError(TransportError):

@@ -31,7 +31,7 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.sending.cancel import delete_unsent
-from qmq_client.outbox.sending.insert import Inserts, OrderLocksMissingError, unencodable_key
+from qmq_client.outbox.sending.insert import Inserts, unencodable_key
 from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
 from qmq_client.outbox.sending.scope import Scopes
 from qmq_client.outbox.sending.unawaited import Pending, Sent, SentMany, UnawaitedRows
@@ -342,13 +342,9 @@ class Producer:
         connection, is_kept = self._scopes.connection(scope)
         written_at_s, token = self._clock.monotonic_s(), self._publisher.token
         try:
-            self._inserts.write(connection, rows, token)
-        except OrderLocksMissingError:
-            self._store.prepare_ordering()
-            self._inserts.has_locks = True  # this transaction's snapshot may not show them
-            self._inserts.write(connection, rows, token)
+            self._inserts.write(connection, rows, token, fill_locks=self._store.prepare_ordering)
         except UnicodeEncodeError as error:
-            raise unencodable_key(error, rows) from error
+            raise unencodable_key(rows) from error
         self._note(scope, connection, rows, written_at_s, is_kept=is_kept)
 
     def _write_when_awaited(
@@ -421,6 +417,9 @@ class Producer:
         self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False
     ) -> bool:
         """Delete an unsent row in the scope's transaction; whether there was one."""
+        waits = self._unawaited
+        if waits is not None and isinstance(scope, Session) and waits.discard(scope, message_id):
+            return True
         connection, _ = self._scopes.connection(scope)
         own = self._publisher.token if self._was_sent_in(scope, message_id) else None
         return delete_unsent(

@@ -17,13 +17,14 @@ from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import (
     BrokerAccessError,
     BrokerAnswerError,
+    BrokerOlderError,
     BrokerRefusedError,
     ProtocolError,
 )
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import ACCESS, BUSY, busy
 from qmq_client.transport.json_questions import ask, url_of
-from qmq_client.wire.requests import ErrorAnswer, decode_json
+from qmq_client.wire.requests import UNKNOWN_ROUTES, ErrorAnswer, decode_json
 
 #: A search over hundreds of megabytes takes seconds.
 ANSWER_TIMEOUT_S: Final = 60.0
@@ -95,7 +96,7 @@ def _ask(
     )
     url = url_of(address, path)
     if status not in statuses:
-        raise _refusal(url, status, data)
+        raise _refusal(f"{method} {url}", status, data)
     try:
         answer = json.loads(data)
     except ValueError:
@@ -105,11 +106,16 @@ def _ask(
     return answer
 
 
-def _refusal(url: str, status: int, data: bytes) -> Exception:
+def _refusal(asked: str, status: int, data: bytes) -> Exception:
     try:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
-        return BrokerAnswerError(f"{url}: status {status}, and the answer is not from a broker")
+        return BrokerAnswerError(f"{asked}: status {status}, and the answer is not from a broker")
+    if answer.code == UNKNOWN_ROUTES.get(status):
+        return BrokerOlderError(
+            f"{asked}: this broker does not know that: it is older than this command. Update the broker, or "
+            "use the commands of its version."
+        )
     if status in BUSY:
         return busy(status, answer)
     kind = BrokerAccessError if status in ACCESS else BrokerRefusedError

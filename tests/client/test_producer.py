@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import (
     ConfigurationError,
     InvalidMessageError,
-    OutboxRowLostError,
     TransportError,
 )
 from qmq_client.message import Message

@@ -58,10 +58,7 @@ class Order(Base):
 
 
 class Statements:
-    """Statements that an engine is given from now on, without those that only control transactions.
-
-
-    """
+    """Statements that an engine is given from now on, without those that only control transactions."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.texts: list[str] = []

@@ -59,6 +59,7 @@ FILES = {
     "keepers",
     "keepers_begun",
     "actions_aside",
+    "actions_moved_back",
     "actions_groups",
     "record_expiring",
     "snapshot_first",

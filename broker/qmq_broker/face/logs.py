@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Final
 
-from qmq_client.wire.shown import printable
+from qmq_client.wire.shown import printable, utc_text
 
 #: Characters shown of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
@@ -72,8 +72,8 @@ def start_logging(level: int) -> None:
 class _Formatter(logging.Formatter):
     """One line per record, whatever other libraries put into it."""
 
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03d"
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return utc_text(record.created)
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

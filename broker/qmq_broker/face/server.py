@@ -42,6 +42,7 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import log_event, values
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.delivery.snapshot import check_groups
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_port import Disk
@@ -106,9 +107,9 @@ def serve(
             there = disk or OsDisk(options.directory)
             if options.is_quarantining:
                 check_format(there, options.store)  # before anything is given up
-                for report in quarantine_damage(there, clock):
+                for report in quarantine_damage(there, clock, check_groups=check_groups):
                     _tell_quarantined(report)
-            store = Store.open(there, clock, options.store)
+            store = Store.open(there, clock, options.store, check_groups=check_groups)
         except StoreError as error:
             return _not_opened(error)
         settings = BrokerSettings(
@@ -126,6 +127,10 @@ def _tell_quarantined(report: QuarantineReport) -> None:
         f"{run.subject} {run.first_sequence} to {run.first_sequence + run.count - 1}"
         for run in report.lost
     ]
+    if report.delayed:
+        lost.append(f"{report.delayed} delayed messages")
+    if report.may_hold_delayed:
+        lost.append("perhaps delayed messages, how many is not known")
     told = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
     log_event(_LOG, logging.ERROR, "quarantined", **told)
 

@@ -29,12 +29,12 @@ from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.files.snapshots import CheckGroups, SnapshotFiles
 from qmq_broker.storage.ids.journal import IdJournal
 from qmq_broker.storage.ids.runs import IdRun, is_remembered, runs_of, scanned_id_runs
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.keepers import Keepers, LogOffsets
-from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.action_log import ACTION_KINDS, frame_actions
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
@@ -115,7 +115,15 @@ class Recovered:
 class Recovery:
     """One opening. Requires: the lock is held and the format is right."""
 
-    def __init__(self, disk: Disk, clock: Clock, options: StoreOptions, format_: Format) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        options: StoreOptions,
+        format_: Format,
+        check_groups: CheckGroups = len,
+    ) -> None:
+        self._check_groups = check_groups
         self._disk = disk
         self._clock = clock
         self._store_id = format_.store_id
@@ -133,7 +141,8 @@ class Recovery:
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
         """Examine, derive, mend, raise the epoch.
 
-        Raises `CorruptionError` with nothing changed, except perhaps derived files.
+        Raises `CorruptionError` with nothing changed, except perhaps derived files, and
+        `UnknownFormatError` with nothing changed.
         """
         began_s = self._clock.monotonic_s()
         last = checkpoints.read()
@@ -213,6 +222,8 @@ class Recovery:
         # All that is replayed: damage there must be found before anything changes.
         newest = self._snapshots.newest
         snapshot_offset = 0 if newest is None else newest.offset
+        if newest is not None and newest.content:  # empty if all groups were given up
+            self._check_groups(newest.content)
         first_offset = self._actions.base_of(snapshot_offset)
         actions = examine(
             self._actions,
@@ -220,6 +231,7 @@ class Recovery:
             store_id=self._store_id,
             point=replace(last.action_log if last else START, last_frame_offset=first_offset),
             first_offset=first_offset,
+            check=lambda frame: frame_actions(self._actions, frame),
         )
         if actions.next_offset < snapshot_offset:
             raise CorruptionError(

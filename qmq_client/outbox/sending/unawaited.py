@@ -158,9 +158,18 @@ class UnawaitedRows:
 
     def has(self, session: orm.Session, message_id: bytes) -> bool:
         """Whether a message waits in the session's unit of work."""
-        return any(
-            isinstance(each, self._class) and each.message_id == message_id for each in session.new
-        )
+        return bool(self._waiting(session, message_id))
+
+    def discard(self, session: orm.Session, message_id: bytes) -> bool:
+        """Take a message out of the session's unit of work; whether it was there."""
+        waiting = self._waiting(session, message_id)
+        for each in waiting:
+            session.expunge(each)
+        return bool(waiting)
+
+    def _waiting(self, session: orm.Session, message_id: bytes) -> list[Any]:
+        ours = [each for each in session.new if isinstance(each, self._class)]
+        return [each for each in ours if each.message_id == message_id]
 
     def _bind(self, session: orm.Session) -> None:
         """A session of several databases does not know where these rows belong; tell it."""

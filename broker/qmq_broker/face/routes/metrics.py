@@ -377,7 +377,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_clock_trouble",
         "gauge",
-        "1 while releases are held or slowed because the clock was changed.",
+        "1 while the clock was changed and releases are held or slowed, or the log is ahead of the clock.",
         lambda reading: bool(reading.delayed.clock),
     ),
 )
