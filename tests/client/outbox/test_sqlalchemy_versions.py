@@ -1,4 +1,4 @@
-"""The session tracker stands on events and a few inner parts of SQLAlchemy: each series is tried.
+"""The outbox stands on the public interface of SQLAlchemy; each series is tried.
 
 Only before a release: the other series is installed beside the environment, and the tests of the
 outbox run with it in a process of their own. (`dev.py test tests/client/outbox --release`)
