@@ -52,8 +52,10 @@ def orders(way: str, prefix: str) -> list[Order]:
     return [Order(way=way, n=f"{prefix}-{i}", is_refused=False) for i in range(MANY)]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("serve", "ways"), [(uvicorn, ("thread-thread", "awaited")), (gunicorn, ("named", "told"))]
+    ("serve", "ways"), [(uvicorn, ("thread-thread", "awaited")), (gunicorn, ("named", "told"))],
+    ids=["uvicorn", "gunicorn"],
 )
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
 def test_S1_S11_workers_start_without_their_database_and_send_when_it_is_back(

@@ -38,7 +38,9 @@ class Order:
 def uvicorn(port: int, *, workers: int = 1) -> list[str]:
     """The command that serves the shop on FastAPI."""
     line = [sys.executable, "-m", "uvicorn", FASTAPI, "--port", str(port), "--workers"]
-    return [*line, str(workers), "--log-level", "warning"]
+    # On a busy machine a worker may take longer than five seconds to start, and would be killed.
+    patience = ["--timeout-worker-healthcheck", str(round(DEADLINE_S))]
+    return [*line, str(workers), "--log-level", "warning", *patience]
 
 
 def gunicorn(port: int, *, workers: int = 1) -> list[str]:
@@ -88,8 +90,10 @@ def place(address: str, orders: Iterable[Order], at_once: int) -> list[int]:
         told = {"is_refused": "true" if order.is_refused else "false"}
         return client.post(f"/{order.way}/{order.n}", params=told).status_code
 
+    # A server that fails closes the connection behind its answer; the next request would meet that.
+    limits = httpx.Limits(max_keepalive_connections=0)
     with (
-        httpx.Client(base_url=address, timeout=DEADLINE_S) as client,
+        httpx.Client(base_url=address, timeout=DEADLINE_S, limits=limits) as client,
         ThreadPoolExecutor(at_once) as pool,
     ):
         return list(pool.map(post, orders))
