@@ -31,7 +31,7 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.sending.cancel import delete_unsent
-from qmq_client.outbox.sending.insert import Inserts, OrderLocksMissingError, unencodable_key
+from qmq_client.outbox.sending.insert import Inserts, unencodable_key
 from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
 from qmq_client.outbox.sending.scope import Scopes
 from qmq_client.outbox.sending.unawaited import Pending, Sent, SentMany, UnawaitedRows
@@ -190,9 +190,9 @@ class Producer:
         """
         wanted = parse_message_id(message_id)
         with sync_transaction(self.engine) as connection:
-            was_there = self._delete(connection, wanted)
-        outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
-        if outcome and not was_there:
+            subject = self._withdraw(connection, wanted)
+        outcome = cancel_at_broker(self._transport, message_id, withdrawn_from=subject)
+        if outcome and subject is None:
             with sync_transaction(self.engine) as connection:
                 self._delete(connection, wanted, is_at_broker=True)
         return outcome
@@ -212,11 +212,11 @@ class Producer:
             return await asyncio.to_thread(self.cancel_now, message_id)
         wanted = parse_message_id(message_id)
         async with async_transaction(self.engine) as connection:
-            was_there = await connection.run_sync(self._delete, wanted)
+            subject = await connection.run_sync(self._withdraw, wanted)
         outcome = await asyncio.to_thread(
-            cancel_at_broker, self._transport, message_id, is_withdrawn=was_there
+            cancel_at_broker, self._transport, message_id, withdrawn_from=subject
         )
-        if outcome and not was_there:
+        if outcome and subject is None:
             async with async_transaction(self.engine) as connection:
                 await connection.run_sync(self._delete, wanted, True)
         return outcome
@@ -328,7 +328,13 @@ class Producer:
         """Write the rows now, or return what writes them when it is awaited."""
         scope = self._scopes.find(given)
         if isinstance(scope, Session | sa.Connection):
-            self._write_now(scope, rows)
+            try:
+                self._write_now(scope, rows)
+            except sa.exc.MissingGreenlet as error:
+                raise NoTransactionError(
+                    "a plain session of an asynchronous engine executes nothing outside of its events: pass "
+                    "`session=` the AsyncSession itself, and `await` the send"
+                ) from error
             return None
         return self._write_when_awaited(scope, rows)
 
@@ -336,12 +342,9 @@ class Producer:
         connection, is_kept = self._scopes.connection(scope)
         written_at_s, token = self._clock.monotonic_s(), self._publisher.token
         try:
-            self._inserts.write(connection, rows, token)
-        except OrderLocksMissingError:
-            self._store.prepare_ordering()
-            self._inserts.write(connection, rows, token)
+            self._inserts.write(connection, rows, token, fill_locks=self._store.prepare_ordering)
         except UnicodeEncodeError as error:
-            raise unencodable_key(error, rows) from error
+            raise unencodable_key(rows) from error
         self._note(scope, connection, rows, written_at_s, is_kept=is_kept)
 
     def _write_when_awaited(
@@ -366,6 +369,7 @@ class Producer:
                 self.engine,
                 self._inserts.tables.outbox,
                 takeover_ms=self.options.takeover_ms,
+                bind_of=self._scopes.bind_of,
                 note=self._note_flushed,
             )
         return self._unawaited
@@ -409,10 +413,21 @@ class Producer:
             return False
         return self._unawaited.has(scope, message_id)
 
+    def _withdraw(self, connection: sa.Connection, message_id: bytes) -> str | None:
+        """Delete an unsent row; its subject, or None if there was no such row."""
+        columns = self._inserts.tables.outbox.c
+        subject: str | None = connection.scalar(
+            sa.select(columns.subject).where(columns.message_id == message_id)
+        )
+        return subject if self._delete(connection, message_id) else None
+
     def _delete(
         self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False
     ) -> bool:
         """Delete an unsent row in the scope's transaction; whether there was one."""
+        waits = self._unawaited
+        if waits is not None and isinstance(scope, Session) and waits.discard(scope, message_id):
+            return True
         connection, _ = self._scopes.connection(scope)
         own = self._publisher.token if self._was_sent_in(scope, message_id) else None
         return delete_unsent(

@@ -12,7 +12,11 @@ import re
 import secrets
 import socket
 import weakref
+from collections.abc import Iterable
 from typing import Final
+
+from qmq_client.consumer.handler import Handler
+from qmq_client.errors import ConfigurationError
 
 _HOST_CHARACTERS_MAX: Final = 60
 
@@ -32,6 +36,18 @@ def make_consumer_id() -> str:
     """Host, process id and a random part: readable, and never the same for two consumers."""
     host = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())[:_HOST_CHARACTERS_MAX]
     return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def refuse_nameless(handlers: Iterable[Handler]) -> None:
+    """A named broadcast is kept for its consumer's name, which must be the same the next time."""
+    for handler in handlers:
+        if handler.options.broadcast == "named":
+            raise ConfigurationError(
+                setting="consumer_id",
+                value=f"none, and {handler.options.name} is a named broadcast",
+                remedy="Give Consumers(…, consumer_id=…) or `qmq consume --consumer-id`: one name "
+                "for each instance, the same after a restart.",
+            )
 
 
 def _rename_in_child() -> None:

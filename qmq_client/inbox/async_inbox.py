@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.inbox.inbox import InboxWork
 from qmq_client.inbox.notes import Begun, Notes, purge_bounds, purge_limit
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+
+if TYPE_CHECKING:  # needs greenlet, which applications without asynchronous engines may lack
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 
 class AsyncInbox:
@@ -33,6 +35,8 @@ class AsyncInbox:
         group: str,
         tables: Tables | None = None,
     ) -> None:
+        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
         table = (tables or DEFAULT_TABLES).inbox
         #: Equal for inboxes in the same table whose sessions come from the same object.
         self.place = (id(session_factory), table.fullname)
@@ -94,6 +98,8 @@ class AsyncInbox:
 
         A database in memory keeps its one connection: it lives in it.
         """
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
         engine = self._notes.engine
         if not isinstance(engine.pool, StaticPool):
             await AsyncEngine(engine).dispose()

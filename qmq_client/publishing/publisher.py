@@ -130,7 +130,7 @@ class Publisher:
         `is_hurried`: gather nothing, neither messages nor deletes.
         """
         before = self._counts.copy()
-        self._receive(now_s)
+        self._receive(now_s, is_hurried)
         outcome = self._send(now_s, is_hurried)
         self._delete(now_s, is_hurried)
         done = self._counts
@@ -160,13 +160,13 @@ class Publisher:
         """The rows of this hint were rolled back. For any thread."""
         self.receipts.tell([row.message_id for row in hint.rows], Fate.ROLLED_BACK)
 
-    def _receive(self, now_s: float) -> None:
+    def _receive(self, now_s: float, is_hurried: bool) -> None:
         accepted = set(self._deletes.message_ids)
         for hint in self.queue.take(self._options.batch_messages):
             if hint.token != self.token:
                 self._leave(hint.rows)  # stored before a fork: the parent's
                 continue
-            due_s = now_s + _EARLY_S if hint.is_early else now_s
+            due_s = now_s + _EARLY_S if hint.is_early and not is_hurried else now_s
             for row in hint.rows:
                 if row.message_id not in accepted:
                     self._wanted[row.message_id] = _Wanted(row, hint.written_at_s, due_s)
@@ -220,8 +220,11 @@ class Publisher:
             row = None if found is None else found.get(each.row.message_id)
             if row is None:
                 self._look_again(each, now_s, is_known=found is not None)
-            elif row.state != LIVE or row.token != self.token or row.is_due:
+            elif row.state != LIVE or row.token != self.token:
                 self._tell_of_anothers(each.row, row)
+            elif row.is_due:  # by the database's clock, which may have jumped: to be claimed anew
+                each.owned_since_s = float("-inf")
+                self._look_again(each, now_s, is_known=False)
             else:
                 if row.record is not None:
                     each.row = _with_record(each.row, row.record)

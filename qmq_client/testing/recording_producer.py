@@ -97,9 +97,17 @@ class RecordingProducer(Producer):
         """What was sent so far in the transaction that is open, and was not undone since.
 
         For tests that roll back at their end what the code under test has committed: there `session`
-        is the connection that holds the outer transaction, and `sent` shows nothing for ever.
+        is the connection that holds the outer transaction, and `sent` shows nothing for ever. An
+        asynchronous session cannot be asked here for what a savepoint has undone, so that is shown, too.
         """
-        sent = {row.message_id: row for row, _ in open_rows(sync_of(self._scopes.find(session)))}
+        given = self._scopes.find(session)
+        scope = sync_of(given)
+        sent = {row.message_id: row for row, _ in open_rows(scope)}
+        if scope is given and sent:  # a plain one can be asked what a savepoint has undone
+            connection, _ = self._scopes.connection(scope)
+            number = self._inserts.tables.outbox.c.message_id
+            there = set(connection.scalars(sa.select(number).where(number.in_(sent))))
+            sent = {each: row for each, row in sent.items() if each in there}
         wanted = [parse_message_id(each) for _, each in dict.fromkeys(self._sends)]
         found = [sent[each] for each in wanted if each in sent]
         return [record_to_message(decode_record(row.subject, row.record)) for row in found]

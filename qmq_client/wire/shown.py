@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 _SHOWN_CHARACTERS_MAX: Final = 60
+
+
+def utc_text(time_s: float) -> str:
+    """Seconds since 1970 UTC as ISO 8601 with milliseconds and the zone: `2026-01-02T03:04:05.678Z`.
+
+    For log lines: those of several machines, whatever their zones, may be sorted together.
+    """
+    shown = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")
+    return shown.replace("+00:00", "Z")
 
 
 def printable(text: str) -> str:

@@ -20,6 +20,7 @@ from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.sending.unawaited import Sent
 from qmq_client.producer import Producer
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport
@@ -58,10 +59,7 @@ class Order(Base):
 
 
 class Statements:
-    """Statements that an engine is given from now on, without those that only control transactions.
-
-    Where somebody listens, the outbox goes another way (`outlet.py`): only for tests that must.
-    """
+    """Statements that an engine is given from now on, without those that only control transactions."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.texts: list[str] = []
@@ -141,7 +139,7 @@ class World:
             clock=self.clock,
         )
 
-    def send(self, body: str, session: Any = None, **fields: Any) -> str:
+    def send(self, body: str, session: Any = None, **fields: Any) -> Sent:
         return self.producer.send(Message(SUBJECT, body, **fields), session=session)
 
     def sent(self) -> list[str]:

@@ -376,7 +376,7 @@ class OutboxStore:
         self._own.after_fork()
 
     def rest(self) -> None:
-        """Close this store's connections."""
+        """Close this store's idle connections except one."""
         self._own.rest()
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ _MODULES: Final = {
 }
 #: Far above what a batch takes, and below what people call hanging.
 TRANSACTION_S_MAX: Final = 60.0
+LAST_CHARACTER: Final = "\U0010ffff"
 
 
 class OutboxDialect(ABC):
@@ -92,6 +93,10 @@ class OutboxDialect(ABC):
     def record_bytes_max(self, _: sa.Connection) -> int | None:
         """The longest record that one statement can carry on this server; None if it sets no limit."""
         return None
+
+    def last_character(self, _: sa.Connection) -> str:
+        """The last character that this connection's character set can spell; a driver refuses others."""
+        return LAST_CHARACTER
 
     # -- what its errors and settings mean
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.database.claiming import ClaimTerms
-from qmq_client.outbox.database.dialect import OutboxDialect, error_code
+from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect, error_code
 from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.refusing import refuse
 from qmq_client.outbox.database.table_names import table_sql, table_text
@@ -33,6 +33,8 @@ WITHOUT_LIMITS: Final = (
 #: The binary log takes only statements, and these are not safe below REPEATABLE READ.
 _NOT_LOGGABLE: Final = 1665
 _UTF8: Final = "utf8mb4"
+_SHORT_UTF8: Final = ("utf8", "utf8mb3")
+_LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054, 1049)  # no such table, unknown column, no such schema
 #: Classes of errors: values that do not fit, violated constraints, and SIGNAL, whatever number its
 #: author gave it.
@@ -119,6 +121,11 @@ class MySqlDialect(OutboxDialect):
         packet_bytes: int = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
         # The drivers write bytes as text, with up to two characters for each.
         return max(0, (packet_bytes - _PACKET_OVERHEAD_BYTES) // 2)
+
+    def last_character(self, connection: sa.Connection) -> str:
+        # In its short form the server cuts or alters what is longer than three bytes.
+        name: str = connection.exec_driver_sql("SELECT @@character_set_client").scalar_one()
+        return _LAST_OF_THREE_BYTES if name in _SHORT_UTF8 else LAST_CHARACTER
 
     def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
         dialect: Any = connection.dialect

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -89,8 +89,14 @@ class OwnConnections:
     def rest(self) -> None:
         """Close the idle connections except one."""
         pool = self.engine.pool
-        if self._loop is None and isinstance(pool, sa.QueuePool) and pool.checkedin() > 1:
-            self.close()
+        if self._loop is not None or not isinstance(pool, sa.QueuePool) or pool.checkedin() < 2:
+            return
+        with suppress(sa.exc.SQLAlchemyError), self._access():  # one that was gone is not kept
+            kept, *others = [pool.connect() for _ in range(pool.checkedin())]
+            for other in others:
+                other.invalidate()
+                other.close()
+            kept.close()
 
     def close(self) -> None:
         """Close the idle connections; new ones are opened at the next use."""

@@ -7,7 +7,7 @@ SQLAlchemy would compile it again for each number, and drivers pass several para
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -25,7 +25,7 @@ from qmq_client.outbox.checking.rights import PRODUCER
 from qmq_client.outbox.checking.schema import faults_of, missing_error
 from qmq_client.outbox.committed.waiting import has_order_locks
 from qmq_client.outbox.database.autocommit import is_autocommit
-from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect
 from qmq_client.outbox.database.placeholders import placeholders
 from qmq_client.outbox.database.table_names import in_own_schema
 from qmq_client.outbox.row import OutboxRow
@@ -71,18 +71,30 @@ class Inserts:
         self._is_ordered = is_ordered
         self._is_strict = is_strict
         self._texts: dict[tuple[int, bool], str] = {}
+        if engine.dialect.name == "sqlite":  # the schema is known without a connection
+            in_own_schema(engine.dialect, tables)
         self._is_checked = False
         #: The longest record that one statement can carry; None if the server sets no limit.
         self._record_bytes_max: int | None = None
+        #: The last one that the connections' character set can spell.
+        self._last_character = LAST_CHARACTER
 
     @property
     def tables(self) -> Tables:
         """The tables under their whole names. Requires: the engine has connected."""
         return in_own_schema(self._engine.dialect, self._tables)
 
-    def write(self, connection: sa.Connection, rows: Sequence[OutboxRow], token: bytes) -> None:
+    def write(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[OutboxRow],
+        token: bytes,
+        *,
+        fill_locks: Callable[[], object],
+    ) -> None:
         """Write these rows in the connection's transaction.
 
+        `fill_locks` fills the table of locks for ordering keys, on another connection.
         Raises before any of them is written: `AutocommitError`, `OutboxMissingError` for wrong tables,
         `InvalidMessageError` for a row that this server cannot take. Raises the database's own errors with
         a note that names the messages.
@@ -90,10 +102,10 @@ class Inserts:
         if is_autocommit(connection):
             raise AutocommitError(
                 "the connection commits every statement by itself, so a rollback would leave the message: "
-                "remove isolation_level='AUTOCOMMIT', or begin a transaction"
+                "remove isolation_level='AUTOCOMMIT', begin a transaction, or use `send_now`"
             )
         if not self._is_checked:
-            self._check(connection)
+            self._check(connection, fill_locks)
         self._check_rows(rows)
         try:
             if self._is_ordered and any(row.ordering_key is not None for row in rows):
@@ -155,21 +167,20 @@ class Inserts:
                 first, portion_bytes = i, len(row.record)
         yield rows[first:]
 
-    def _check(self, connection: sa.Connection) -> None:
+    def _check(self, connection: sa.Connection, fill_locks: Callable[[], object]) -> None:
         """Look at the tables once in this process, on the application's connection: reads only."""
         tables = self.tables
         needed = [tables.outbox, *([tables.order_lock] if self._is_ordered else [])]
         faults = faults_of(connection, self._dialect, tables, needed, PRODUCER, asks_rights=False)
         if faults is not None:
             raise missing_error(self._engine, faults)
-        if self._is_ordered and connection.dialect.name != "sqlite":
-            self._check_locks(connection)
+        is_locking = self._is_ordered and connection.dialect.name != "sqlite"
+        # Asked before any is locked: on MySQL a lock of a missing row would keep it from being made.
+        if is_locking and not has_order_locks(connection, tables.order_lock):
+            fill_locks()
         self._record_bytes_max = self._dialect.record_bytes_max(connection)
+        self._last_character = self._dialect.last_character(connection)
         self._is_checked = True
-
-    def _check_locks(self, connection: sa.Connection) -> None:
-        if not has_order_locks(connection, self.tables.order_lock):
-            raise OrderLocksMissingError
 
     def _check_rows(self, rows: Sequence[OutboxRow]) -> None:
         allowed = self._record_bytes_max
@@ -182,6 +193,8 @@ class Inserts:
                     remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
                     "send a reference to it.",
                 )
+            if row.ordering_key and max(row.ordering_key) > self._last_character:
+                raise unencodable_key([row])
 
     def _explain(self, error: sa.exc.DBAPIError, rows: Sequence[OutboxRow]) -> None:
         """Let the error of an INSERT name the messages; raises another one if the table is missing."""
@@ -201,17 +214,13 @@ class Inserts:
         error.add_note(note)
 
 
-class OrderLocksMissingError(Exception):
-    """The table of locks for ordering keys is not filled yet; the producer fills it and tries again."""
-
-
-def unencodable_key(error: UnicodeEncodeError, rows: Sequence[OutboxRow]) -> EncodingError:
+def unencodable_key(rows: Sequence[OutboxRow]) -> EncodingError:
     """The error for an ordering key that the connection's own character set does not have."""
-    keys = [row.ordering_key for row in rows if row.ordering_key is not None]
+    keys = [row.ordering_key for row in rows if row.ordering_key and not row.ordering_key.isascii()]
     return EncodingError(
         field="key",
         limit="characters of the connection's own character set, where order is kept by key",
-        value=shorten(keys[0] if keys else str(error.object)),
+        value=shorten(keys[0] if keys else ""),
         remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
         "(PostgreSQL), or choose another key.",
     )

@@ -141,14 +141,22 @@ def _on_checkin(_: object, entry: Any) -> None:
 
 
 def _on_commit(connection: sa.Connection, *_: object) -> None:
-    for each in connection.info.pop(_NOTES, ()):
+    for each in _notes_of(connection):
         each.hint.is_early = True
         _give(each)
 
 
 def _on_rollback(connection: sa.Connection, *_: object) -> None:
-    for each in connection.info.pop(_NOTES, ()):
+    for each in _notes_of(connection):
         _drop(each)
+
+
+def _notes_of(connection: sa.Connection) -> Sequence[Note]:
+    """Take the notes; an invalidated connection has gone back to its pool, and refuses to be asked."""
+    if connection.invalidated:
+        return ()
+    notes: Sequence[Note] = connection.info.pop(_NOTES, ())
+    return notes
 
 
 def _end(notes: Sequence[Note]) -> None:

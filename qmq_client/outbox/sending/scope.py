@@ -90,7 +90,7 @@ class Scopes:
         except sa.exc.InvalidRequestError as error:
             raise closed_error(error) from error
         if self._is_strict:
-            self._refuse_second_engine(session)
+            self._refuse_second_connection(session, connection)
         if not connection.in_transaction():
             raise NoTransactionError(
                 "the session's connection was committed or rolled back directly; close the session, or "
@@ -143,14 +143,17 @@ class Scopes:
             return bool(scope.engine.pool is self._engine.pool)
         return False
 
-    def _refuse_second_engine(self, session: Session) -> None:
+    def _refuse_second_connection(self, session: Session, connection: sa.Connection) -> None:
         for begun in begun_connections(session):
+            if begun is connection:
+                continue
+            where = "connection to the same database"
             if not self._is_ours(begun):
-                raise WrongDatabaseError(
-                    "this session's transaction has also begun on another engine "
-                    f"({begun.engine.url.render_as_string(hide_password=True)}): the two commits are not one, "
-                    "so `strict` refuses to send in it. Use a session of its own for the other database"
-                )
+                where = f"engine ({begun.engine.url.render_as_string(hide_password=True)})"
+            raise WrongDatabaseError(
+                f"this session's transaction has also begun on another {where}: the two commits are not "
+                "one, so `strict` refuses to send in it. Use a session of its own for the other one"
+            )
 
     def _wrong(self) -> WrongDatabaseError:
         outbox = self._outbox.fullname

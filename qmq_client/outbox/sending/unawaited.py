@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, orm
@@ -21,9 +22,6 @@ from qmq_client.errors import WrongDatabaseError
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import LIVE
 from qmq_client.wire.message_id import format_message_id
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("qmq.producer")
 
@@ -111,10 +109,12 @@ class UnawaitedRows:
         outbox: sa.Table,
         *,
         takeover_ms: int,
+        bind_of: Callable[[orm.Session], sa.Engine | sa.Connection],
         note: Callable[[orm.Session, sa.Connection, Sequence[OutboxRow]], object],
     ) -> None:
         """`outbox`: under its whole name; `note` is told of rows that a flush has written."""
         self._engine = engine
+        self._bind_of = bind_of
         self._note = note
         table = _with_clock(outbox, takeover_ms)
 
@@ -130,6 +130,7 @@ class UnawaitedRows:
             confirm_deleted_rows=False,
             exclude_properties=["id", "due_at_ms", "created_at_ms", "last_error"],
         )
+        event.listen(Row, "before_insert", self._refuse_another_database)
         event.listen(Row, "after_insert", self._on_insert)
 
     def add(self, session: orm.Session, rows: Sequence[OutboxRow], token: bytes) -> list[Any]:
@@ -157,27 +158,34 @@ class UnawaitedRows:
 
     def has(self, session: orm.Session, message_id: bytes) -> bool:
         """Whether a message waits in the session's unit of work."""
-        return any(
-            isinstance(each, self._class) and each.message_id == message_id for each in session.new
-        )
+        return bool(self._waiting(session, message_id))
+
+    def discard(self, session: orm.Session, message_id: bytes) -> bool:
+        """Take a message out of the session's unit of work; whether it was there."""
+        waiting = self._waiting(session, message_id)
+        for each in waiting:
+            session.expunge(each)
+        return bool(waiting)
+
+    def _waiting(self, session: orm.Session, message_id: bytes) -> list[Any]:
+        ours = [each for each in session.new if isinstance(each, self._class)]
+        return [each for each in ours if each.message_id == message_id]
 
     def _bind(self, session: orm.Session) -> None:
         """A session of several databases does not know where these rows belong; tell it."""
-        for is_told in (False, True):
-            try:
-                if (
-                    session.get_bind(mapper=sa.inspect(self._class)).engine.pool
-                    is self._engine.pool
-                ):
-                    return
-            except sa.exc.UnboundExecutionError:
-                pass
-            if not is_told:
-                session.bind_mapper(self._class, self._engine)
-        raise WrongDatabaseError(
-            "this session's `get_bind` would write the message to another database: write "
-            "`await producer.send(…)`"
-        )
+        bind = self._bind_of(session)
+        with suppress(sa.exc.UnboundExecutionError):
+            if session.get_bind(mapper=sa.inspect(self._class)).engine.pool is bind.engine.pool:
+                return
+        session.bind_mapper(self._class, bind)
+
+    def _refuse_another_database(self, _: object, connection: sa.Connection, __: Any) -> None:
+        """Where the session leads is known at the flush; its `get_bind` may choose by that."""
+        if connection.engine.pool is not self._engine.pool:
+            raise WrongDatabaseError(
+                "this session's `get_bind` would write the message to another database: write "
+                "`await producer.send(…)`"
+            )
 
     def _on_insert(self, _: object, connection: sa.Connection, target: Any) -> None:
         _log.error(

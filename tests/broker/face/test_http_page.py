@@ -28,6 +28,7 @@ from qmq_broker.face.routes.hot import HotRoutes
 from qmq_broker.service.delay import query as delayed_query
 from qmq_client.wire import errors as wire_errors
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
+from qmq_client.wire.requests import UNKNOWN_ROUTES
 from tests.broker.service.rig import Rig
 from tests.conftest import require_program
 from tests.kit.broker_process import BrokerProcess
@@ -67,7 +68,8 @@ def test_the_page_has_every_code_of_a_refusal_with_its_status() -> None:
         (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
     ]
     assert len(set(listed)) == len(listed)
-    assert set(listed) == codes_of_errors() | codes_of_the_face() | {(500, INTERNAL.code)}
+    found = codes_of_errors() | codes_of_the_face() | set(UNKNOWN_ROUTES.items())
+    assert set(listed) == found | {(500, INTERNAL.code)}
 
 
 def codes_of_errors() -> set[tuple[int, str]]:

@@ -23,6 +23,11 @@ _KILL: Final = {
 }
 
 
+def driver_of(connection: sa.Connection) -> Any:
+    """The connection of the driver itself."""
+    return connection.connection.driver_connection
+
+
 def make_lock_rows(world: World) -> None:
     """The table that `deadlock` and `lock_timeout` need."""
     world.change("CREATE TABLE lock_row (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)")

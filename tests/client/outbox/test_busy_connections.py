@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import OutboxError
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.transaction.unit import ROWS_PER_INSERT_MAX
+from tests.client.outbox.interference import driver_of
 from tests.client.world import Order, World, a_world
 from tests.services.databases import Database
 

@@ -284,7 +284,7 @@ def test_S11_no_statement_of_the_publisher_runs_on_the_thread_of_the_loop(
     options: dict[str, Any] = {"database": a_database, "is_async": True, "background": True}
     with a_world(tmp_path, **options) as world:
         threads: set[int] = set()
-        sibling = world.producer._store._sibling
+        sibling = world.producer._store._own.engine
         sa.event.listen(
             sibling, "before_cursor_execute", lambda *_: threads.add(threading.get_ident())
         )

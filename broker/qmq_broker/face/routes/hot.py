@@ -39,6 +39,9 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
 
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
+#: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
+#: thread, where the loop gets its turn every few milliseconds.
+_IN_LOOP_BYTES_MAX: Final = 16 * 1024
 
 T = TypeVar("T")
 _Work = Callable[[Head, Exchange], Awaitable[None]]
@@ -56,6 +59,7 @@ class HotRoutes:
         self._room = room
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
+        self._one_aside = asyncio.Lock()
         self._routes: dict[bytes, Route] = {
             b"/v1/send": partial(self._serve, self._send),
             b"/v1/pull": partial(self._serve, self._pull),
@@ -97,7 +101,10 @@ class HotRoutes:
             data = await exchange.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
-                data, message_ids = self._frame_of(data)
+                now_ms = self._broker.time.latest_ms()
+                data, message_ids = await self._aside(
+                    len(data), partial(self._frame_of, data, now_ms)
+                )
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
             frame = self._broker.send(data, partial(make_known, durable), may_send)
@@ -127,11 +134,10 @@ class HotRoutes:
         elif given.is_final:
             await asyncio.to_thread(self._broker.sync_actions)
         reply = head.answer_encoding()
-        body = (
-            build_deliveries(given.head, given.records.lengths, given.records.parts)
-            if reply is Encoding.FRAME
-            else deliveries_to_json(given)
-        )
+        if reply is Encoding.FRAME:
+            body = build_deliveries(given.head, given.records.lengths, given.records.parts)
+        else:
+            body = await self._aside(sum(given.records.lengths), partial(deliveries_to_json, given))
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
         with self._room.answer(len(body), exchange.scope), self._room.waiting():
@@ -150,7 +156,15 @@ class HotRoutes:
             head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
         )
         with self._room.body(head.content_bytes or 0) as share:
-            return decode(encoding, await exchange.body(body_bytes_max, share), kind)
+            data = await exchange.body(body_bytes_max, share)
+            return await self._aside(len(data), partial(decode, encoding, data, kind))
+
+    async def _aside(self, data_bytes: int, work: Callable[[], T]) -> T:
+        """Do work on data of this length: at once if it is short, else in a thread, one at a time."""
+        if data_bytes <= _IN_LOOP_BYTES_MAX:
+            return work()
+        async with self._one_aside:
+            return await asyncio.to_thread(work)
 
     async def _wait(
         self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
@@ -201,11 +215,11 @@ class HotRoutes:
     def _check_answer(self, request: PullRequest) -> None:
         self._room.check_answer(min(request.max_bytes, self._broker.settings.limits.pull_bytes))
 
-    def _frame_of(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
+    def _frame_of(self, data: bytes, now_ms: int) -> tuple[bytes, tuple[str, ...]]:
         return json_to_frame(
             read_json(data, JsonSend),
             new_id=self._ids.next_id,
-            now_ms=self._broker.time.latest_ms(),
+            now_ms=now_ms,
             limits=self._broker.settings.wire,
         )
 
