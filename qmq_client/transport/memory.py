@@ -29,7 +29,7 @@ from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, ter
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
-from qmq_client.wire.groups import group_of
+from qmq_client.wire.groups import group_of, replaced_text
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import (
@@ -253,6 +253,8 @@ class MemoryBroker:
         conflict = group.agree(request)
         if conflict:
             raise refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
+        if not group.instances.admits(request):
+            raise refused(409, "consumer_replaced", replaced_text(request))
         return group
 
     def _position(self, subject: str, text: str) -> int:

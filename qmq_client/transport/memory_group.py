@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from qmq_client.retry import Backoff
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.groups import Instances
 from qmq_client.wire.record import record_key
 from qmq_client.wire.record_parts import record_expires_at_ms, record_tags
 from qmq_client.wire.requests import Extend, Nack, PullRequest, Range, Reject, Settlement
@@ -136,6 +137,8 @@ class MemoryGroup:
         #: Messages that came back untried since their last attempt.
         self._untried: set[int] = set()
         self._consumers: dict[str, _Consumer] = {}
+        #: Of a broadcast: which process it is.
+        self.instances = Instances()
 
     def agree(self, request: PullRequest) -> str:
         """Take over what a pull may change; returns what contradicts the group's settings, or nothing."""

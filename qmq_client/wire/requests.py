@@ -96,6 +96,14 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 Broadcast = Literal["ephemeral", "named"]
 
 
+class BroadcastMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same, and which process it is: two that run under one name would share its messages."""
+
+    kind: Broadcast
+    #: Made up by each process when it starts.
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one consumer of a group did with what it was given."""
 
@@ -142,7 +150,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Take messages as acked before they are given: each at most once, some perhaps never.
     at_most_once: bool | UnsetType = UNSET
     #: Let this consumer be a group of its own: every consumer gets every message.
-    broadcast: Broadcast | UnsetType = UNSET
+    broadcast: Broadcast | BroadcastMember | UnsetType = UNSET
     #: Kept with the group; the last one named holds.
     backoff: Backoff | UnsetType = UNSET
 
