@@ -30,6 +30,7 @@ import sqlalchemy as sa
 from qmq_client.errors import OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, in_statements
 from qmq_client.outbox.committed.deletes import delete_by
+from qmq_client.outbox.database.dialect import error_code
 from qmq_client.outbox.database.mysql import NOW_MS
 from qmq_client.outbox.database.table_names import table_text
 
@@ -101,7 +102,7 @@ class MySqlInboxDialect(InboxDialect):
             ending = _RETURNING if dialect.is_mariadb else ""
             done = self.run_insert(connection, group, ids, ending)
         except sa.exc.IntegrityError as error:
-            if error.orig is not None and error.orig.args[0] == _KNOWN_ID:
+            if error_code(error.orig) == _KNOWN_ID:
                 return False
             raise
         # A trigger may replace an id, and on MariaDB skip it without an error.

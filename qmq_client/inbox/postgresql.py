@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import InboxTransactionError
 from qmq_client.inbox.dialect import InboxDialect, Noted, in_statements
+from qmq_client.outbox.database.dialect import error_code
 from qmq_client.outbox.database.postgresql import NOW_MS
 
 #: Triggers on the inbox that may wait for the COMMIT; those of foreign keys change nothing there.
@@ -63,7 +64,7 @@ class PostgresInboxDialect(InboxDialect):
             try:
                 number, count, is_to_change = connection.exec_driver_sql(sql, values).one()
             except sa.exc.DBAPIError as error:
-                if _sqlstate(error.orig) != _IN_FAILED_TRANSACTION:
+                if error_code(error.orig) != _IN_FAILED_TRANSACTION:
                     raise
                 raise InboxTransactionError from error
             if number != noted.mark:
@@ -98,12 +99,3 @@ def _run_deferred_triggers(
     names = connection.exec_driver_sql(query, values).all()
     marked = ", ".join(f"{quote(schema)}.{quote(name)}" for schema, name in names)
     connection.exec_driver_sql(f"SET CONSTRAINTS {marked} IMMEDIATE")
-
-
-def _sqlstate(error: BaseException | None) -> object:
-    """The class of an error, which each driver keeps in another place."""
-    for name in ("sqlstate", "pgcode"):
-        if (found := getattr(error, name, None)) is not None:
-            return found
-    first = error.args[0] if error is not None and error.args else None
-    return first.get("C") if isinstance(first, dict) else None

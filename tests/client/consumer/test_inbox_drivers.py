@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from importlib.metadata import version
-from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -23,27 +23,14 @@ from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
 from tests.services.databases import Database
-from tests.services.mysql import WITHOUT_TLS
+from tests.services.drivers import ROOT, Driver, drivers, drivers_apart, environment_apart
 
 Result = TypeVar("Result")
-#: By name in a URL: the kind of database, what is imported, and whether it needs a loop.
-DRIVERS: Final = {
-    "sqlite+pysqlite": ("sqlite", "sqlite3", False),
-    "sqlite+aiosqlite": ("sqlite", "aiosqlite", True),
-    "mysql+pymysql": ("mysql", "pymysql", False),
-    "mysql+mysqldb": ("mysql", "MySQLdb", False),
-    "mysql+asyncmy": ("mysql", "asyncmy", True),
-    "mysql+aiomysql": ("mysql", "aiomysql", True),
-    "postgresql+psycopg": ("postgresql", "psycopg", False),
-    "postgresql+psycopg2": ("postgresql", "psycopg2", False),
-    "postgresql+pg8000": ("postgresql", "pg8000", False),
-    "postgresql+psycopg_async": ("postgresql", "psycopg", True),
-    "postgresql+asyncpg": ("postgresql", "asyncpg", True),
-}
+APART_S_MAX = 300
 ADD_ONE = sa.text("UPDATE tally SET n = n + 1")
 #: An error that a handler swallows.
 VOIDING = "INSERT INTO tally VALUES (NULL)"
-COMMITTING = ("postgresql+psycopg2", "postgresql+asyncpg")
+COMMITTING = ("psycopg2", "asyncpg")
 #: Every byte that some driver or server treats in its own way.
 ODD_IDS = [bytes(range(first, first + 16)) for first in range(0, 256, 16)]
 
@@ -51,15 +38,14 @@ ODD_IDS = [bytes(range(first, first + 16)) for first in range(0, 256, 16)]
 class Shop:
     """A database and one driver to it."""
 
-    def __init__(self, database: Database, driver: str) -> None:
-        self.kind, _, self.is_async = DRIVERS[driver]
+    def __init__(self, database: Database, driver: Driver) -> None:
+        self.driver, self.kind, self.is_async = driver, driver.kind, driver.is_async
         self.truth = make_engine(database.url)
-        url = sa.make_url(database.url).set(drivername=driver)
-        self.url = url if driver == "mysql+pymysql" else url.difference_update_query([WITHOUT_TLS])
+        self._url = driver.url(database.url)
 
     def engine(self, **options: Any) -> Any:
         """An engine of that driver."""
-        return (create_async_engine if self.is_async else sa.create_engine)(self.url, **options)
+        return (create_async_engine if self.is_async else sa.create_engine)(self._url, **options)
 
     def run(self, work: Callable[[Face], Awaitable[Result]], **options: Any) -> Result:
         """Do this with an inbox; blocking drivers never really wait."""
@@ -107,6 +93,10 @@ class Face:
         done = self._inbox.purge(timedelta(hours=1))
         return done if isinstance(done, int) else await done
 
+    async def check(self) -> None:
+        if (done := self._inbox.check()) is not None:
+            await done
+
     async def probe(self) -> None:
         if (done := self._inbox.probe()) is not None:
             await done
@@ -116,18 +106,32 @@ def _swallowed(statement: str) -> list[type[Exception]]:
     return [sa.exc.DBAPIError] if statement == VOIDING else []
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=drivers(), ids=str)
 def shop(
     request: pytest.FixtureRequest, make_database: Callable[[str], Database]
 ) -> Iterator[Shop]:
-    kind, module, _ = DRIVERS[request.param]
-    if find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    if module == "aiomysql" and version("pymysql") >= "1.2":
-        pytest.skip("aiomysql binds no bytes with PyMySQL 1.2 or newer")
-    made = Shop(make_database(kind), request.param)
+    made = Shop(make_database(request.param.kind), request.param)
     yield made
     made.truth.dispose()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("driver", drivers_apart(), ids=str)
+def test_C5_the_inbox_works_on_drivers_that_need_an_environment_of_their_own(
+    driver: Driver,
+) -> None:
+    line = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*line, "-k", driver.name],
+        env=environment_apart(driver.apart, driver.debian),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=APART_S_MAX,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
 def test_C5_of_ids_with_any_bytes_only_those_are_new_that_were_not_there(shop: Shop) -> None:
@@ -149,6 +153,7 @@ def test_C5_an_effect_is_stored_with_its_id_and_undone_with_it(shop: Shop) -> No
                 ODD_IDS[:2], "UPDATE tally SET n = n + 1", "SELECT nothing FROM nowhere"
             )
         assert count_of(shop.truth) == 0
+        await inbox.check()
         await inbox.probe()
         assert rows_in_inbox(shop.truth) == set()
         return await inbox.handle(ODD_IDS[:2], "UPDATE tally SET n = n + 1")
@@ -174,7 +179,7 @@ def test_C5_a_transaction_that_was_ended_is_refused(shop: Shop, ending: str, goe
 
     shop.run(work)
     # These do not notice that end, and the server commits each later statement by itself.
-    assert count_of(shop.truth) == (goes_on and shop.url.drivername in COMMITTING)
+    assert count_of(shop.truth) == (goes_on and shop.driver.name in COMMITTING)
 
 
 def test_C5_a_transaction_that_an_error_has_voided_is_refused(shop: Shop) -> None:
