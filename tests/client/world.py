@@ -19,8 +19,8 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
-from qmq_client.outbox.table import create_tables
 from qmq_client.outbox.sending.unawaited import Sent
+from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport

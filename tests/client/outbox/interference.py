@@ -35,11 +35,6 @@ def make_lock_rows(world: World) -> None:
     world.change(f"INSERT INTO lock_row (id, n) VALUES {values}")
 
 
-def driver_of(connection: sa.Connection) -> Any:
-    """The driver's own connection, below SQLAlchemy's."""
-    return connection.connection.driver_connection
-
-
 def server_id(driver: Any) -> int:
     """The number under which the server knows a connection of the driver."""
     if hasattr(driver, "thread_id"):  # of MySQL

@@ -54,7 +54,8 @@ def orders(way: str, prefix: str) -> list[Order]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("serve", "ways"), [(uvicorn, ("thread-thread", "awaited")), (gunicorn, ("named", "told"))],
+    ("serve", "ways"),
+    [(uvicorn, ("thread-thread", "awaited")), (gunicorn, ("named", "told"))],
     ids=["uvicorn", "gunicorn"],
 )
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
