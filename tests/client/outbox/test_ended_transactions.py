@@ -69,7 +69,9 @@ def test_S1_S2_messages_of_a_transaction_ended_behind_the_back_go_with_its_rows(
         session.commit()
     assert_told_as_stored(world, "before", "after", "again")
     assert "again" in world.sent()
-    is_kept = "commit" in ending or (ending == "database" and is_committed and world.kind == "mysql")
+    is_kept = "commit" in ending or (
+        ending == "database" and is_committed and world.kind == "mysql"
+    )
     assert ("before" in world.sent()) == is_kept
     if not is_committed:
         assert "after" not in world.sent()
