@@ -33,6 +33,7 @@ from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.sending.cancel import delete_unsent
 from qmq_client.outbox.sending.insert import Inserts, unencodable_key
 from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
+from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
 from qmq_client.outbox.sending.scope import Scopes
 from qmq_client.outbox.sending.unawaited import Pending, Sent, SentMany, UnawaitedRows
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
@@ -40,7 +41,6 @@ from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.receipts import Receipt
 from qmq_client.publishing.stats import Flushed, PublisherStats
 from qmq_client.publishing.thread import PublisherThread
-from qmq_client.transactional import async_transaction, sync_transaction
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.cancelling import cancel_at_broker
 from qmq_client.transport.port import Transport, checked_transport

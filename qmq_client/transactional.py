@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
@@ -25,6 +23,7 @@ from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.autocommit import begin_to_write
 from qmq_client.outbox.sending.notes import begun_connections
+from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -90,26 +89,6 @@ def transaction(engine: Any) -> Any:
             remedy="Give the engine itself.",
         )
     return async_transaction(engine.sync_engine)
-
-
-@contextmanager
-def sync_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """`transaction` for a synchronous engine."""
-    with engine.connect() as connection, as_current(connection), connection.begin():
-        begin_to_write(connection)
-        yield connection
-
-
-@asynccontextmanager
-async def async_transaction(engine: sa.Engine) -> AsyncIterator[AsyncConnection]:
-    """`transaction` for the engine inside an `AsyncEngine`."""
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-    async with AsyncEngine(engine).connect() as connection:
-        with as_current(connection):
-            async with connection.begin():
-                await connection.run_sync(begin_to_write)
-                yield connection
 
 
 def _around(function: Callable[P, R], source: SessionSource, requires_new: bool) -> Callable[P, R]:
