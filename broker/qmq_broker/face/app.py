@@ -44,7 +44,9 @@ class App:
         """Without a `door`, everybody may do everything."""
         self._door = door or Door(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
-        self._hot = HotRoutes(broker, limits, self._room, instance=instance)
+        self._hot = HotRoutes(broker, limits, self._room, self._door, instance=instance)
+        # Pulls that wait ask again whether they may
+        self._door.on_changed = broker.delivery.waiting.wake_all
         self._admin = admin_app(broker)
         self._refused = broker.measures.refused
         self._failures = Repeats()

@@ -171,6 +171,7 @@ class _Process:
         broker.on_stop = lambda: self._on_stop(broker, server)
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, broker, server)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         try:
             replayed = broker.start()
         except StoreError as error:
@@ -285,6 +286,10 @@ class _Process:
             os._exit(ExitCode.UNCLEAN)
         woken = broker.ask_to_stop(f"{name} received")
         log_event(_LOG, logging.INFO, "stopping", signal=name, waiting_pulls=woken)
+
+    def _on_hang_up(self) -> None:
+        log_event(_LOG, logging.INFO, "reloading", signal="SIGHUP")
+        self._entrance.reload()
 
     def _on_stop(self, broker: Broker, server: BrokerServer) -> None:
         log_event(_LOG, logging.INFO, "draining", reason=broker.serving.reason)

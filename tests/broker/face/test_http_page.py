@@ -20,6 +20,7 @@ from qmq_broker.errors import (
     UnknownFormatError,
 )
 from qmq_broker.face.answers import INTERNAL, status_of
+from qmq_broker.face.callers.door import Door
 from qmq_broker.face.exchanges.requests import BodyRoom
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
@@ -50,7 +51,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(enco
 def test_the_page_lists_every_route_and_no_other(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data")
     limits = FaceLimits()
-    hot = HotRoutes(rig.broker, limits, BodyRoom(limits), instance=1)
+    hot = HotRoutes(rig.broker, limits, BodyRoom(limits), Door(None, int), instance=1)
     routes = {f"POST {path}" for path in hot.paths}
     for route in admin_app(rig.broker).routes:
         assert isinstance(route, Route)

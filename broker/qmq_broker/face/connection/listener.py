@@ -43,6 +43,12 @@ class Entrance:
         tls = TlsContext(options.tls) if options.tls is not None else None
         return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
 
+    def reload(self) -> None:
+        """Let the next step read tokens and certificate, changed or not."""
+        for file in (self.tokens, self.tls):
+            if file is not None:
+                file.forget()
+
     def step(self) -> int:
         """Check the files; returns how many requests were turned away since the last step."""
         if self.tls is not None:

@@ -10,8 +10,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
+from starlette.types import Scope
+
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.callers.access import Role
+from qmq_broker.face.callers.door import Door, caller_of
 from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
 from qmq_broker.face.exchanges.requests import (
     BodyRoom,
@@ -52,11 +55,12 @@ class HotRoutes:
     """Send, pull and settle of one broker."""
 
     def __init__(
-        self, broker: Broker, limits: FaceLimits, room: BodyRoom, *, instance: int
+        self, broker: Broker, limits: FaceLimits, room: BodyRoom, door: Door, *, instance: int
     ) -> None:
         """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
         self._broker = broker
         self._room = room
+        self._door = door
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._one_aside = asyncio.Lock()
@@ -177,16 +181,18 @@ class HotRoutes:
                 waiting = await self._sleep(request, exchange, until_s)
                 if not waiting.is_woken or self._broker.serving.is_stopping:
                     return None
-                given = self._pull_woken(request, stale, waiting)
+                given = self._pull_woken(request, stale, waiting, exchange.scope)
                 if given is not None:
                     return given
 
     def _pull_woken(
-        self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull
+        self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull, scope: Scope
     ) -> HandOut | None:
-        """Pull after a wake; one that is refused passes its wake on."""
+        """Pull after a wake, if the caller still may; one that is refused passes its wake on."""
         delivery = self._broker.delivery
         try:
+            self._door.let_in(scope)
+            caller_of(scope).check(Role.CONSUMER, request.subject)
             self._check_answer(request)
             return delivery.pull(request, self._broker.time.now_ms(), stale)
         except QmqError:
