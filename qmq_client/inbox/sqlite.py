@@ -3,6 +3,9 @@
 If a transaction reads before it writes, it fails at once when another wrote in between ("database is
 locked"). So this one begins IMMEDIATE: writers queue at the begin, and two deliveries of one message
 can never both find it new.
+
+Statements go through SQLAlchemy. Straight to the driver, a handled message took 450 µs of processor time
+instead of 535 (file with a write-ahead log, a handler of one UPDATE): too little for a second way.
 """
 
 from __future__ import annotations
