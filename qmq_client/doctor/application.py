@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
-from qmq_client.doctor.finding import Findings, found
+from qmq_client.doctor.finding import Finding, Findings, found
 from qmq_client.outbox.database.autocommit import in_transaction, is_autocommit
 from qmq_client.outbox.sending.notes import begun_connections, watch
+
+#: From this version on PyMySQL has no code that aiomysql calls to write bytes.
+_REFUSES_BYTES: Final = (1, 2)
 
 
 def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.Table) -> Findings:
@@ -24,12 +27,14 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
         url = chosen.url.render_as_string(hide_password=True)
         fix = "give the same engine to the sessionmaker and to the Producer"
         yield found("session.bind", f"sessions are bound to another engine ({url})", fix)
-    if chosen.dialect.is_async:
-        return  # asking its driver needs the application's event loop
+    if chosen.dialect.is_async:  # asking its driver would need the application's event loop
+        if chosen.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            yield _autocommit()
+        return
     watch(chosen)
     with plain:
         connection = plain.connection(bind_arguments={"clause": outbox})
-        others = [each for each in begun_connections(plain) if each.engine.pool is not engine.pool]
+        others = [each for each in begun_connections(plain) if each.engine.pool is not chosen.pool]
         is_in_autocommit, has_begun = is_autocommit(connection), _has_begun(connection)
         plain.rollback()
     if others:
@@ -39,22 +44,35 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
             "session.engines", f"its transaction also begins on another engine ({url})", fix
         )
     if is_in_autocommit:
-        fix = "remove isolation_level='AUTOCOMMIT' from the engine, or give the sessions another"
-        yield found("session.autocommit", "the driver is in autocommit", fix)
+        yield _autocommit()
     elif not has_begun:
         fix = "begin by an event, as SQLAlchemy's documentation of SQLite shows under transactions"
         yield found("sqlite.explicit_begin", "no transaction is open after the begin", fix)
 
 
 def pool(engine: sa.Engine, threads: int) -> Findings:
-    """Whether the pool has a connection for each of that many threads."""
+    """Whether the pool keeps a connection for each of that many threads."""
     made = engine.pool
-    if not isinstance(made, QueuePool):
-        return
-    overflow = made._max_overflow  # SQLAlchemy tells the size but not this
-    if overflow >= 0 and made.size() + overflow < threads:
-        read = f"{made.size()} connections and {overflow} more, for {threads} threads"
+    if isinstance(made, QueuePool) and 0 < made.size() < threads:
+        read = f"keeps {made.size()} connections, for {threads} threads"
         yield found("pool.small", read, f"create_engine(…, pool_size={threads})")
+
+
+def driver(engine: sa.Engine, pymysql: str) -> Findings:
+    """Whether the engine's driver can write a message beside that version of PyMySQL."""
+    if engine.driver != "aiomysql":
+        return
+    if tuple(int(part) for part in pymysql.split(".")[:2]) >= _REFUSES_BYTES:
+        yield found(
+            "driver.aiomysql",
+            f"aiomysql beside PyMySQL {pymysql}",
+            "pip install 'pymysql<1.2', or use asyncmy",
+        )
+
+
+def _autocommit() -> Finding:
+    fix = "remove isolation_level='AUTOCOMMIT' from the engine, or give the sessions another"
+    return found("session.autocommit", "the driver is in autocommit", fix)
 
 
 def _has_begun(connection: sa.Connection) -> bool:

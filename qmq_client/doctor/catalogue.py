@@ -296,6 +296,13 @@ CHECKS: Final = (
     ),
     # -- the application's own engine; only `examine` sees it
     check_of(
+        "driver.aiomysql",
+        _BREAKS,
+        "S9",
+        _MYSQL,
+        "With this version of PyMySQL the driver cannot write bytes: every send fails.",
+    ),
+    check_of(
         "session.autocommit",
         _BREAKS,
         "S1",
@@ -331,7 +338,8 @@ CHECKS: Final = (
         _RISK,
         "S5",
         _ALL,
-        "More threads than connections: some wait for one, and fail if that takes too long.",
+        "More threads than connections that are kept: the others connect anew for each transaction, "
+        "or wait for one and fail if that takes too long.",
     ),
     # -- the broker
     *BROKER_CHECKS,

@@ -7,6 +7,7 @@ its statements stays set on it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -53,7 +54,7 @@ def examine(
     """What is wrong with this database and how to fix it, the worst first; empty when sound.
 
     `engine`: the application's, asynchronous or not. With `session_factory` it also checks how its
-    sessions work, once its Producer exists; with `threads` whether its pool has a connection for
+    sessions work; with `threads` whether its pool keeps a connection for
     each; with `broker_url` the broker. Blocks: an asynchronous application calls it in a thread.
     Raises SQLAlchemy's errors if the database does not answer, `ConfigurationError` for an unknown
     kind of database.
@@ -69,6 +70,7 @@ def examine(
             *_of_clock(connection, clock, thresholds),
         ]
 
+    findings += application.driver(application_engine, version("PyMySQL"))
     findings += _looked(application_engine, look)
     if session_factory is not None:
         findings += application.sessions(application_engine, session_factory, tables.outbox)
