@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -21,7 +20,6 @@ from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, Outb
 from qmq_client.settings.sections import DatabaseSection
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database, is_mariadb
-from tests.services.mysql import WITHOUT_TLS
 
 MODULES = {
     "mysql+mysqldb": "MySQLdb",
@@ -73,27 +71,6 @@ def test_a_url_with_a_driver_for_loops_gets_the_blocking_one_that_is_installed(
         there.__spec__ = ModuleSpec(module, None)
         monkeypatch.setitem(sys.modules, module, None if module in away else there)
     assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
-
-
-def test_connections_of_one_process_read_the_certificates_of_all_authorities_once(
-    mysql_database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[object] = []
-    make = ssl.create_default_context
-
-    def counted(*arguments: Any, **options: Any) -> ssl.SSLContext:
-        made.append(arguments)
-        return make(*arguments, **options)
-
-    monkeypatch.setattr(ssl, "create_default_context", counted)
-    url = make_url(mysql_database.url).difference_update_query([WITHOUT_TLS])
-    for _ in range(3):
-        engine = open_engine(section(url.render_as_string(hide_password=False)), {})
-        with engine.connect() as one, engine.connect() as other:
-            assert one.exec_driver_sql("SELECT 1").scalar() == 1
-            assert other.exec_driver_sql("SELECT 1").scalar() == 1
-        engine.dispose()
-    assert len(made) <= 1
 
 
 def test_what_others_do_before_a_connect_of_pymysql_is_done() -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from qmq_client.outbox.database.driver import driver_of
 
 from qmq_client.database.engine import open_engine
 from qmq_client.outbox.committed.store import OutboxStore
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
