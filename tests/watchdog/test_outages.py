@@ -101,7 +101,7 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
 
     def freeze(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
         if "min(" in statement and not frozen:
-            frozen.append(driver_of(connection).info.backend_pid)
+            frozen.append(connection.connection.driver_connection.info.backend_pid)
             os.kill(frozen[0], signal.SIGSTOP)
 
     def look() -> None:

@@ -152,8 +152,8 @@ def _limit_mysql(options: dict[str, Any], limits: WatchdogSection) -> None:
 def _limit_libpq(options: dict[str, Any], limits: WatchdogSection) -> None:
     options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
     # The server's own limit, set in each transaction, does not help when nothing arrives any more
-    options.setdefault("tcp_user_timeout", _statement_ms(limits))
-    options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
+    options["tcp_user_timeout"] = _statement_ms(limits)
+    options["keepalives_idle"] = max(1, round(limits.statement_s_max))
 
 
 def _limit_pg8000(options: dict[str, Any], limits: WatchdogSection) -> None:
