@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.outbox.committed.store import OutboxStore
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import create_tables
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
@@ -98,7 +97,7 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
 
     def freeze(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
         if "min(" in statement and not frozen:
-            frozen.append(driver_of(connection).info.backend_pid)
+            frozen.append(connection.connection.driver_connection.info.backend_pid)
             os.kill(frozen[0], signal.SIGSTOP)
 
     def look() -> None:
