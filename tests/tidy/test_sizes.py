@@ -68,7 +68,7 @@ def test_nowhere_in_the_house(faults: dict[str, list[str]], rule: str) -> None:
 
 
 def test_planted_sizes_over_the_bound_are_found() -> None:
-    long = Source(path="long.py", text="\n" * 401)
+    long = Source(path="long.py", text="\n" * 601)
     assert long_modules(long)
     assert not long_modules(Source(path="fits.py", text="\n" * 600))
     body = "async def f():\n" + "    pass\n" * 60

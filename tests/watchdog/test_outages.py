@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from qmq_client.outbox.database.driver import driver_of
 
 from qmq_client.database.engine import open_engine
 from qmq_client.outbox.committed.store import OutboxStore
