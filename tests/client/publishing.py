@@ -45,7 +45,7 @@ class GatedTransport(MemoryTransport):
 
 def send_each(world: World, count: int) -> list[str]:
     """Messages, each in a transaction of its own."""
-    ids = []
+    ids: list[str] = []
     for i in range(count):
         with Session(world.engine) as session, session.begin():
             ids.append(world.send(f"{i}", session))

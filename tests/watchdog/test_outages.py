@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -100,7 +101,8 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
 
     def freeze(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
         if "min(" in statement and not frozen:
-            frozen.append(connection.connection.driver_connection.info.backend_pid)
+            driver: Any = connection.connection.driver_connection
+            frozen.append(driver.info.backend_pid)
             os.kill(frozen[0], signal.SIGSTOP)
 
     def look() -> None:

@@ -79,9 +79,9 @@ def look_at_schema(
     hidden: list[sa.Table] = []
     inspector = sa.inspect(connection)
     schema = tables.outbox.schema
-    names = set(inspector.get_table_names(schema))
     for table in needed:
-        if table.name not in names:
+        # One by one: `sql_select_limit` of MySQL would cut a list of all short.
+        if not inspector.has_table(table.name, schema):
             if is_hidden(connection, table):
                 hidden.append(table)
             else:
@@ -94,7 +94,7 @@ def look_at_schema(
             if column.name not in there
         ]
     version = version_table(tables)
-    if not faults and version.name in names:
+    if not faults and inspector.has_table(version.name, schema):
         found: set[str] = set()
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             found = set(connection.scalars(sa.select(version.c.version_num)))

@@ -78,8 +78,8 @@ def test_O1_O2_a_limited_database_is_swept(limited: World) -> None:
 
 def test_O1_no_limit_of_the_application_is_one_of_the_publisher(limited: World) -> None:
     query, expected = LIFTED[limited.kind]
-    with limited.store.write() as connection:
-        assert tuple(connection.exec_driver_sql(query).one()) == expected
+    found = limited.store.write(lambda connection: tuple(connection.exec_driver_sql(query).one()))
+    assert found == expected
 
 
 def test_O4_every_key_of_a_transaction_is_locked_where_results_are_cut_short(
