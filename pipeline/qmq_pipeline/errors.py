@@ -130,7 +130,7 @@ class LakeInUseError(LakeError):
 
 
 class JavaError(PipelineError):
-    """There is no Java that Spark can run on."""
+    """Spark cannot run here: there is no Java for it, or its user has no name."""
 
     code = "java"
 

@@ -1,22 +1,16 @@
 """How our own processes connect by PyMySQL; applications bring their own engines.
 
-PyMySQL tries TLS unless the URL says otherwise, and reads the certificates of all authorities for
-each connection, though it verifies none: ten times the processor time of everything else, TLS
-included (26 ms against 2, and 0.5 without TLS). A watchdog with more databases than connections to
-keep connects for each sweep. So one context serves all connections that name no certificates.
+What PyMySQL raises in its own code, for a missing library or an option that it does not know, becomes
+an error of the database with a remedy.
 """
 
 from __future__ import annotations
 
-import ssl
-from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
 #: The driver that this is for, in SQLAlchemy's spelling.
 DRIVER: Final = "pymysql"
-#: CR_SSL_CONNECTION_ERROR: the server has no TLS.
-_NO_TLS: Final = 2026
 _LACKING: Final = "cryptography"
 _REMEDY: Final = (
     "the server asks for the password by caching_sha2_password, and without TLS PyMySQL needs a library "
@@ -35,15 +29,7 @@ def driver() -> ModuleType:
     import pymysql  # late: other databases do without it
 
     def connect(*arguments: Any, **options: Any) -> Any:
-        is_preferred = not any(name.startswith("ssl") for name in options)
         try:
-            if is_preferred:
-                try:
-                    return pymysql.connect(*arguments, ssl=_context(), **options)
-                except pymysql.OperationalError as error:
-                    if error.args[0] != _NO_TLS:
-                        raise
-                    options["ssl_disabled"] = True
             return pymysql.connect(*arguments, **options)
         except RuntimeError as error:
             if _LACKING not in str(error):
@@ -55,12 +41,3 @@ def driver() -> ModuleType:
     made = ModuleType(pymysql.__name__)
     vars(made).update(vars(pymysql), connect=connect)
     return made
-
-
-@cache
-def _context() -> ssl.SSLContext:
-    """Verifies nothing, as PyMySQL does when no certificate is named."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context

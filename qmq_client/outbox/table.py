@@ -77,8 +77,10 @@ def make_tables(
     Raises `ConfigurationError` for a schema or prefix that commands and the watchdog do not take
     either: more than 63 or 32 characters, or others than the printable ones of ASCII.
     """
-    _check("schema", schema or "", SCHEMA)
-    _check("prefix", prefix, PREFIX)
+    if re.match(SCHEMA, schema or "") is None:
+        raise _refuse("schema", schema or "", RULES[SCHEMA])
+    if re.match(PREFIX, prefix) is None:
+        raise _refuse("prefix", prefix, RULES[PREFIX])
     outbox = sa.Table(
         f"{prefix}outbox",
         metadata,
@@ -126,11 +128,10 @@ def make_tables(
     return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
 
-def _check(argument: str, value: str, pattern: str) -> None:
-    if re.match(pattern, value) is None:
-        raise ConfigurationError(
-            setting=f"{argument} of make_tables", value=shorten(value), remedy=f"{RULES[pattern]}."
-        )
+def _refuse(argument: str, value: str, rule: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting=f"{argument} of make_tables", value=shorten(value), remedy=f"{rule}."
+    )
 
 
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:

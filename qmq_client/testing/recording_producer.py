@@ -130,7 +130,10 @@ def memory_engine(**options: Any) -> sa.Engine:
     One connection for all, so transactions follow each other and never run side by side.
     """
     return sa.create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, **options
+        "sqlite://",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False},
+        **{"hide_parameters": True, **options},
     )
 
 
