@@ -165,7 +165,7 @@ def used(budget: ConnectionBudget, database: Database, *, was_busy: bool) -> Non
 
 
 def open_connections(database: Database) -> int:
-    pool: Any = database.store._sibling.pool
+    pool: Any = database.store._own.engine.pool
     return int(pool.checkedin())
 
 

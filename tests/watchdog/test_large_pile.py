@@ -90,7 +90,7 @@ def counted(database: Database) -> Iterator[list[int]]:
     """What each transaction of the store read, one number each."""
     reads = Reads(database.engine.dialect.name.replace("mariadb", "mysql"))
     found: list[int] = []
-    sibling = database.store._sibling
+    sibling = database.store._own.engine
 
     def on_end(connection: sa.Connection) -> None:
         found.append(reads.end(connection))
