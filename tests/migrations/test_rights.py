@@ -283,9 +283,11 @@ def test_a_producer_that_sees_no_outbox_is_told_of_its_rights_and_of_no_migratio
 ) -> None:
     """PostgreSQL shows everybody which tables there are; there the first send fails."""
     with a_user(server, kind, "producer with `order_by_key`", without="qmq_outbox") as engine:
+        options = ProducerOptions(order_by_key=True)
+        producer = Producer(engine, MemoryTransport(MemoryBroker()), options=options)
         with pytest.raises(OutboxMissingError) as refused:
-            Producer(engine, MemoryTransport(MemoryBroker()))
-        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON qmq_outbox TO 'modest'@'%'" in (
+            producer.send_now(Message("order.placed", 1))
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON shop.qmq_outbox TO 'modest'@'%'" in (
             str(refused.value)
         )
         assert "migrate" not in str(refused.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -57,14 +57,14 @@ class Reads:
     def begin(self, connection: sa.Connection) -> None:
         """The count starts."""
         if self._kind == "sqlite":
-            driver_of(connection).set_progress_handler(self._on_step, 1)
+            connection.connection.driver_connection.set_progress_handler(self._on_step, 1)
         self._before = self._total(connection)
 
     def end(self, connection: sa.Connection) -> int:
         """Rows and index entries since; for SQLite steps of its machine."""
         found = self._total(connection) - self._before
         if self._kind == "sqlite":
-            driver_of(connection).set_progress_handler(None, 1)
+            connection.connection.driver_connection.set_progress_handler(None, 1)
         return found
 
     def _on_step(self) -> int:
@@ -74,7 +74,7 @@ class Reads:
     def _total(self, connection: sa.Connection) -> int:
         if self._kind == "sqlite":
             return self._steps
-        with driver_of(connection).cursor() as cursor:
+        with connection.connection.driver_connection.cursor() as cursor:
             if self._kind == "mysql":
                 cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
                 return sum(int(value) for _, value in cursor.fetchall())
@@ -85,33 +85,28 @@ class Reads:
             return int(cursor.fetchone()[0])
 
 
-def driver_of(connection: sa.Connection) -> Any:
-    """The driver's own connection."""
-    return connection.connection.driver_connection
-
-
 @contextmanager
 def counted(database: Database) -> Iterator[list[int]]:
     """What each transaction of the store read, one number each."""
     reads = Reads(database.engine.dialect.name.replace("mariadb", "mysql"))
     found: list[int] = []
-    own = database.store._own.engine
+    sibling = database.store._own.engine
 
-    def after(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
-        if statement.startswith(("BEGIN", "START")):
-            reads.begin(connection)
+    def on_end(connection: sa.Connection) -> None:
+        found.append(reads.end(connection))
 
-    def before(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
-        if statement in ("COMMIT", "ROLLBACK"):
-            found.append(reads.end(connection))
-
-    event.listen(own, "after_cursor_execute", after)
-    event.listen(own, "before_cursor_execute", before)
+    listeners: dict[str, Callable[[sa.Connection], None]] = {
+        "begin": reads.begin,
+        "commit": on_end,
+        "rollback": on_end,
+    }
+    for name, listener in listeners.items():
+        event.listen(sibling, name, listener)
     try:
         yield found
     finally:
-        event.remove(own, "after_cursor_execute", after)
-        event.remove(own, "before_cursor_execute", before)
+        for name, listener in listeners.items():
+            event.remove(sibling, name, listener)
 
 
 def claim_cost(database: Database) -> int:
