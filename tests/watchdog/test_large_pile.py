@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
+from qmq_client.outbox.database.driver import driver_of
 from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import LIVE, create_tables
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.record import encode_record
