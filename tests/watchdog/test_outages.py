@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,21 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
+from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.databases import Database, limit_in_time, open_database
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
+from tests.client.transport.hostile_server import answer, hostile_server
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.listening import listening
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
-from tests.watchdog.rows import left, make_database, make_due, put_rows
+from tests.watchdog.rows import left, make_database, make_due, put_rows, rows_of
 from tests.watchdog.transports import HandClock, WatchedTransport, sent_ids
 
 QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0)
@@ -283,3 +285,14 @@ def test_W3_every_connect_and_statement_of_each_driver_has_a_limit(
         engine.connect()
     engine.dispose()
     assert given.items() <= seen.items()
+
+
+def test_O7_W8_what_a_proxy_answers_costs_no_attempt_and_parks_nothing(database: Database) -> None:
+    waiting = put_rows(database, 2)
+    page = answer(b"<html>", status="502 Bad Gateway", content_type="text/html")
+    with hostile_server(page) as server, closing(HttpTransport(server.url)) as transport:
+        counts = Sweep(database, transport, SweepOptions(max_attempts=1)).step()
+    assert (counts.claimed, counts.failed, counts.parked, counts.unreachable) == (2, 2, 0, True)
+    assert f"{server.url}/v1/send: status 502 of type 'text/html'" in counts.last_error
+    assert [row.attempts for row in rows_of(database)] == [0, 0]
+    assert left(database) == set(waiting)
