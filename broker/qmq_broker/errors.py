@@ -34,6 +34,8 @@ Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_e
 
 from __future__ import annotations
 
+from typing import Final
+
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.groups import REPLACED_REMEDY, replaced_text
 from qmq_client.wire.requests import PullRequest
@@ -88,8 +90,10 @@ class UnknownFormatError(StoreError):
     """
 
     code = "unknown_format"
+    #: For what a later version wrote.
+    LATER: Final = "Start the version that wrote it, or a later one."
 
-    def __init__(self, *, setting: str, found: str, known: str, remedy: str) -> None:
+    def __init__(self, *, setting: str, found: str, known: str, remedy: str = LATER) -> None:
         super().__init__(f"{setting} of the data directory is {found}; known: {known}. {remedy}")
         self.setting = setting
         self.found = found

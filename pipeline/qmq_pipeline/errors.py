@@ -8,6 +8,7 @@
         ├── SourceError             what is to be read is not there, or cannot be reached
         │   ├── UnreachableError    nobody answers there; the same call may work later
         │   ├── ExpiredRangeError   retention has passed the range
+        │   ├── LaterVersionError   a later version of qmq wrote it
         │   ├── DamagedRangeError   accepted data is not as it was written
         │   └── QuarantinedRangeError  it was damaged, and the broker gave it up
         ├── IncompleteError         rows are missing between the first and the last one
@@ -70,6 +71,17 @@ class ExpiredRangeError(SourceError):
     """Retention has deleted what was asked for."""
 
     code = "expired_range"
+
+
+class LaterVersionError(SourceError):
+    """A later version of qmq wrote what is to be read; it is whole, and nothing of it was returned."""
+
+    code = "later_version"
+
+    def __init__(self, *, source: str, reason: str) -> None:
+        super().__init__(
+            source=source, reason=reason.rstrip("."), remedy="Use that version here, too"
+        )
 
 
 class DamagedRangeError(SourceError):

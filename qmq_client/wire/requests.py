@@ -181,6 +181,11 @@ class SendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     message_ids: tuple[str, ...] = ()
 
 
+#: Status and code of the answer to a path, or a method of it, that the broker does not have. A caller that
+#: meets one is newer than the broker; what a request names and is not there has another code.
+UNKNOWN_ROUTES: Final = {404: "unknown_path", 405: "method_not_allowed"}
+
+
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a request was refused; nothing of it was done."""
 

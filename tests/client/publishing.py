@@ -53,7 +53,7 @@ def send_each(world: World, count: int) -> list[str]:
 
 
 def sibling_statements(world: World) -> Statements:
-    return Statements(world.producer._store._sibling)
+    return Statements(world.producer._store._own.engine)
 
 
 def sweep(world: World, *, keep_ms: int | None = None) -> BatchOutcome:

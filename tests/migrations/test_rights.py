@@ -270,7 +270,7 @@ def test_a_consumer_with_a_right_less_is_refused_with_the_grant_before_it_starts
         inbox = Inbox(engine, group="shipping")
         with pytest.raises(OutboxMissingError) as refused:
             inbox.check()
-        grant = f"GRANT {right} ON qmq_inbox TO {user}"
+        grant = f"GRANT {right} ON {engine.dialect.default_schema_name}.qmq_inbox TO {user}"
         assert f"a consumer with an inbox needs: {grant}, in " in str(refused.value)
         assert "missing" not in str(refused.value), "it is there"
         run_as_owner(server, grant)

@@ -312,7 +312,7 @@ def test_a_broker_that_does_not_know_keepers_is_archived_with_a_word_about_it(
     data: Path, tmp_path: Path
 ) -> None:
     def on_post(way: Way, _: bytes) -> None:
-        refused = {"code": "not_found", "message": "there is nothing at this path"}
+        refused = {"code": "unknown_path", "message": "there is nothing at this path"}
         way.answer(404, json.dumps(refused).encode())
 
     with BrokerProcess(data, *FOR_EVER) as broker, a_way_to(broker, on_post) as url:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -22,12 +22,11 @@ from qmq_client.message import Message
 from qmq_client.outbox.committed.settling import Settling
 from qmq_client.outbox.database import sqlite
 from qmq_client.outbox.database.claiming import Wanted, wanted_rows
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
 from qmq_client.producer import Producer
 from qmq_client.publishing import publish, publisher
 from qmq_client.publishing.ordering import Turns
+from qmq_client.publishing.publisher import Publisher
 from qmq_watchdog import sweep
 
 
@@ -44,8 +43,8 @@ def rows_are_removed_whoever_owns_them(monkeypatch: pytest.MonkeyPatch) -> None:
         self: Settling,
         connection: sa.Connection,
         message_ids: Sequence[bytes],
-        token: bytes,
-        keep_ms: int | None,
+        *_: object,
+        **__: object,
     ) -> int:
         outbox = self._outbox
         return connection.execute(
@@ -56,25 +55,14 @@ def rows_are_removed_whoever_owns_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_are_claimed_before_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wanted(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
-        return wanted_rows(f"({now_ms} + {10**15})", keys, placeholder)
+    def wanted(now_ms: str, keys: Sequence[str], places: Iterator[str]) -> Wanted:
+        return wanted_rows(f"({now_ms} + {10**15})", keys, places)
 
     monkeypatch.setattr(sqlite, "wanted_rows", wanted)
 
 
-def unproven_commits_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = HandoffQueue.put
-
-    def put_as_certain(self: HandoffQueue, handed: HandOver) -> None:
-        certain = HandOver(
-            rows=handed.rows,
-            token=handed.token,
-            written_at_s=handed.written_at_s,
-            is_certain=True,
-        )
-        put(self, certain)
-
-    monkeypatch.setattr(HandoffQueue, "put", put_as_certain)
+def hints_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "_there", lambda _, batch, __: batch)
 
 
 def rows_pass_earlier_ones_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +80,7 @@ def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         self: SqliteInboxDialect, connection: sa.Connection, group: str, ids: Sequence[bytes]
     ) -> Noted:
         noted = insert(self, connection, group, ids)
-        driver = driver_of(connection)
+        driver: Any = connection.connection.driver_connection
         driver.commit()
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("SAVEPOINT qmq_inbox")
@@ -112,13 +100,13 @@ def outcomes_are_noted_before_the_handler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def sends_outside_a_transaction_are_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send(self: Producer, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
-        with connection.begin() as transaction:
-            sent = self.send_many(messages, session=connection)
+    def send(self: Producer, messages: Sequence[Message]) -> list[str]:
+        with self.engine.connect() as connection, connection.begin() as transaction:
+            sent = list(self.send_many(messages, session=connection))
             transaction.rollback()
         return sent
 
-    monkeypatch.setattr(Producer, "_send_alone", send)
+    monkeypatch.setattr(Producer, "send_now_many", send)
 
 
 def dedupe_keys_make_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:

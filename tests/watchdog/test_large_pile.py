@@ -19,7 +19,6 @@ from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import LIVE, create_tables
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.record import encode_record
@@ -58,14 +57,14 @@ class Reads:
     def begin(self, connection: sa.Connection) -> None:
         """The count starts."""
         if self._kind == "sqlite":
-            driver_of(connection).set_progress_handler(self._on_step, 1)
+            connection.connection.driver_connection.set_progress_handler(self._on_step, 1)
         self._before = self._total(connection)
 
     def end(self, connection: sa.Connection) -> int:
         """Rows and index entries since; for SQLite steps of its machine."""
         found = self._total(connection) - self._before
         if self._kind == "sqlite":
-            driver_of(connection).set_progress_handler(None, 1)
+            connection.connection.driver_connection.set_progress_handler(None, 1)
         return found
 
     def _on_step(self) -> int:
@@ -75,7 +74,7 @@ class Reads:
     def _total(self, connection: sa.Connection) -> int:
         if self._kind == "sqlite":
             return self._steps
-        with driver_of(connection).cursor() as cursor:
+        with connection.connection.driver_connection.cursor() as cursor:
             if self._kind == "mysql":
                 cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
                 return sum(int(value) for _, value in cursor.fetchall())
@@ -138,7 +137,7 @@ def put_pile(database: Database, count: int) -> None:
         if connection.dialect.name == "postgresql":
             # ANALYZE keeps a snapshot: meanwhile claims read index entries of rows that are gone
             connection.exec_driver_sql("ALTER TABLE qmq_outbox SET (autovacuum_enabled = off)")
-            copy_rows(driver_of(connection), count, times)
+            copy_rows(connection.connection.driver_connection, count, times)
         else:
             insert_rows(connection, count, times)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import LIVE, PARKED, create_tables
+from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import BATCH_BYTES_AIM, PROBE_ROWS, Sweep, SweepOptions
+from tests.client.transport.hostile_server import answer, hostile_server
 from tests.watchdog.rows import (
     DEAD_SENDER,
     damage,
@@ -44,6 +47,17 @@ def test_an_empty_outbox_costs_no_request(database: Database, broker: MemoryBrok
     transport = MemoryTransport(broker)
     assert Sweep(database, transport).step().claimed == 0
     assert transport.calls["send"] == 0
+
+
+def test_O7_what_a_proxy_answers_costs_no_attempt_and_parks_nothing(database: Database) -> None:
+    waiting = put_rows(database, 2)
+    page = answer(b"<html>", status="502 Bad Gateway", content_type="text/html")
+    with hostile_server(page) as server, closing(HttpTransport(server.url)) as transport:
+        counts = Sweep(database, transport, SweepOptions(max_attempts=1)).step()
+    assert (counts.claimed, counts.failed, counts.parked, counts.unreachable) == (2, 2, 0, True)
+    assert f"{server.url}/v1/send: status 502 of type 'text/html'" in counts.last_error
+    assert [row.attempts for row in rows_of(database)] == [0, 0]
+    assert left(database) == set(waiting)
 
 
 def test_full_batches_are_followed_by_more_and_the_records_arrive_once(
@@ -123,7 +137,10 @@ def test_W5_a_claim_is_one_statement_in_one_transaction(
     put_rows(database, 3)
     with executed() as statements:
         sweep.step()
-    assert [each.verb for each in statements] == ["BEGIN", "UPDATE", "BEGIN", "DELETE"]
+    assert [each.verb for each in statements] == [
+        *("BEGIN", "UPDATE", "COMMIT"),
+        *("BEGIN", "DELETE", "COMMIT"),
+    ]
 
 
 def test_no_statement_walks_through_the_rows_that_wait(
@@ -141,7 +158,7 @@ def test_no_statement_walks_through_the_rows_that_wait(
                 explain = f"EXPLAIN QUERY PLAN {each.text}"
                 found = connection.exec_driver_sql(explain, each.parameters).all()
                 plans[each.verb] |= {
-                    step.detail.replace("victim", "qmq_outbox")
+                    step.detail.replace("victim", "qmq_outbox").replace("main.", "")
                     for step in found
                     if "qmq_outbox" in step.detail or "victim" in step.detail
                 }

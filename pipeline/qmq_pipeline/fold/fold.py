@@ -199,6 +199,19 @@ class GroupFold:
         mark.held.clear()
         self._begin_at(first)
 
+    def moved_back(self, row: Row) -> None:
+        """A start found these messages gone; others got their sequences, and are new to the group."""
+        first, mark = row["next_sequence"], self.mark
+        for state in self._slices(first, mark.next):
+            state[...] = 0
+        mark.come_to, mark.next = min(mark.come_to, first), min(mark.next, first)
+        mark.first = None if mark.first is None else min(mark.first, first)
+        for consumer, held in list(mark.held.items()):
+            kept = [(a, min(b, a + first - c), c) for a, b, c in held if c < first]
+            mark.held[consumer] = kept
+            if not kept:
+                del mark.held[consumer]
+
     def passed(self, row: Row) -> None:
         self._come_to(row["next_sequence"], row)
 
@@ -314,4 +327,5 @@ _APPLY: Final[Mapping[str, Callable[[GroupFold, Row], None]]] = {
     "replayed": GroupFold.replayed,
     "setaside": GroupFold.set_aside,
     "broughtback": GroupFold.brought_back,
+    "movedback": GroupFold.moved_back,
 }

@@ -1,7 +1,6 @@
 """Frames of the commit log that cancel messages, as rows of `cancelled`.
 
-Messages of the broker's own subjects are left out, here as in `decode.py`. Of what was withdrawn before it
-came, nobody knows the subject.
+Messages of the broker's own subjects are left out, here as in `decode.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ def batches(frames: Iterable[ScannedFrame]) -> Iterator[pa.RecordBatch]:
         found: list[tuple[bytes, str | None]] = [
             (one.message_id, one.subject) for one in told if not one.subject.startswith(OWN_PREFIX)
         ]
-        found += [(message_id, None) for message_id in read_withdrawn(frame.data)]
+        found += [
+            (message_id, subject or None)
+            for subject, ids in read_withdrawn(frame.data).items()
+            for message_id in ids
+        ]
         ids = np.frombuffer(b"".join(one for one, _ in found), np.uint8).reshape(-1, 16)
         halves = ids.view(">u8")
         at_ms = np.full(len(found), frame.header.stored_at_ms, np.int64)

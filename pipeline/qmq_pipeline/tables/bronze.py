@@ -79,7 +79,7 @@ CANCELLED: Final = Table(
         Column(
             "subject",
             "text",
-            "the subject it will not enter; null if it was withdrawn before it came",
+            "the subject it will not enter; null if an earlier version of the broker wrote that it was withdrawn",
         ),
         Column("cancelled_at", "time", "when, by the broker's clock"),
     ),

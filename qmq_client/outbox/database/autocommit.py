@@ -15,6 +15,8 @@ def is_autocommit(connection: sa.Connection) -> bool:
     Requires: SQLAlchemy's transaction has begun.
     """
     adapted: Any = connection.connection.dbapi_connection
+    if getattr(connection.connection.driver_connection, "autocommit", None) is True:
+        return True  # SQLite's own mode, from Python 3.12 on; and of other drivers, the same
     if not connection.dialect.detect_autocommit_setting(adapted):
         return False
     return connection.dialect.name != "sqlite" or not in_transaction(connection)
@@ -23,3 +25,15 @@ def is_autocommit(connection: sa.Connection) -> bool:
 def in_transaction(connection: sa.Connection) -> bool:
     """Whether SQLite's driver has a transaction open; also for an asynchronous engine."""
     return bool(getattr(connection.connection.driver_connection, "in_transaction", False))
+
+
+def begin_to_write(connection: sa.Connection) -> None:
+    """Take SQLite's write lock for a transaction that has just begun, or wait for it; else nothing.
+
+    A transaction that has read fails at its first write if somebody wrote in between, and nobody can wait
+    for that. An application that begins by itself, or in AUTOCOMMIT, is left alone.
+    """
+    if connection.dialect.name != "sqlite" or in_transaction(connection):
+        return
+    if not is_autocommit(connection):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

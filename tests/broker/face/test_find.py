@@ -139,7 +139,7 @@ def test_more_searches_than_the_bound_are_asked_to_come_back(
 ) -> None:
     may_end = Event()
 
-    def slow(message_id: bytes, count: int) -> SearchResult:
+    def slow(message_id: bytes, count: int, sees: object) -> SearchResult:
         assert may_end.wait(30)
         return SearchResult()
 

@@ -238,7 +238,7 @@ def test_B10_who_does_not_read_an_answer_through_tls_is_left(
             # One answer, of which the system's own buffers hold less than half.
             path = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=8000000"
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            broker.wait_for("unread=1")
+            broker.wait_for("reason=unread connections=1")
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(

@@ -11,12 +11,15 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
+from qmq_client import Message, Producer, ProducerOptions
 from qmq_client.commands.root import root
 from qmq_client.database.url import KNOWN_DATABASES
 from qmq_client.outbox.database import dialect as outbox_dialect
-from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.table import create_tables, make_tables
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database
+
+NOWHERE = "http://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -229,6 +232,31 @@ def test_a_prefix_of_the_configuration_names_the_tables(url: str, tmp_path: Path
     engine.dispose()
     assert names == ["shop_inbox", "shop_order_lock", "shop_outbox", "shop_version"]
     assert db("check", "--config", str(config)).exit_code == 0
+
+
+@pytest.mark.parametrize("prefix", ["50%_'s ", "x" * 32])
+def test_every_command_takes_the_prefixes_that_make_tables_takes(
+    a_database: Database, tmp_path: Path, prefix: str
+) -> None:
+    config = tmp_path / "qmq.toml"
+    section = f'name = "a"\nurl = "{a_database.url}"\ntable_prefix = "{prefix}"'
+    config.write_text(f"[[database]]\n{section}\n")
+    here = ("--config", str(config))
+    assert db("migrate", *here).exit_code == 0
+    tables = make_tables(sa.MetaData(), prefix=prefix)
+    engine = a_database.engine()
+    options = ProducerOptions(background=False)
+    with Producer(engine, NOWHERE, tables=tables, options=options) as producer:
+        message_id = producer.send_now(Message("orders", "stored"))
+    assert db("check", *here).output == "a: as it should be\n"
+    listed = CliRunner().invoke(root, ["outbox", "list", *here, "--json"])
+    assert [row["message_id"] for row in json.loads(listed.output)["rows"]] == [message_id]
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.outbox).values(due_at_ms=0))
+    swept = CliRunner().invoke(root, ["watchdog", "sweep", *here, "--broker", NOWHERE, "--json"])
+    assert json.loads(swept.stdout)["claimed"] == 1
+    assert CliRunner().invoke(root, ["doctor", *here]).exit_code == 0
+    assert db("downgrade", "base", *here, "--yes").exit_code == 0
 
 
 def test_which_database_must_be_clear(tmp_path: Path) -> None:

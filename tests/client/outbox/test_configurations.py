@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from qmq_client.outbox.database.driver import driver_of
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as session_maker
 
 from qmq_client.errors import AutocommitError, NoTransactionError, OutboxRowLostError
 from qmq_client.message import Message
-from qmq_client.outbox.database.driver import driver_of
 from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, Order, World, a_world, add
@@ -284,7 +284,7 @@ def test_S11_no_statement_of_the_publisher_runs_on_the_thread_of_the_loop(
     options: dict[str, Any] = {"database": a_database, "is_async": True, "background": True}
     with a_world(tmp_path, **options) as world:
         threads: set[int] = set()
-        sibling = world.producer._store._sibling
+        sibling = world.producer._store._own.engine
         sa.event.listen(
             sibling, "before_cursor_execute", lambda *_: threads.add(threading.get_ident())
         )

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
-from qmq_client.outbox.database.server import order_slot
+from qmq_client.outbox.database.dialect import order_slot
 from qmq_client.outbox.row import OutboxRow
 from qmq_watchdog.databases import Database as Watched
 from qmq_watchdog.sweep import Sweep

@@ -45,6 +45,10 @@ class TlsContext:
         #: a context has, and sessions begun under those before could be resumed.
         self.context = _new_context(options)
 
+    def forget(self) -> None:
+        """Let the next step read the files, changed or not."""
+        self._stamps = ()
+
     def step(self) -> bool:
         """Check the files once; returns whether there is a new context."""
         stamps = self._look()

@@ -18,7 +18,7 @@ from qmq_broker.face.callers.door import Door
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.face.callers.token_file import WatchedTokens
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event
+from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.options import ServeOptions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,6 +42,12 @@ class Entrance:
         tokens = WatchedTokens(options.tokens_file) if options.tokens_file else None
         tls = TlsContext(options.tls) if options.tls is not None else None
         return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
+
+    def reload(self) -> None:
+        """Let the next step read tokens and certificate, changed or not."""
+        for file in (self.tokens, self.tls):
+            if file is not None:
+                file.forget()
 
     def step(self) -> int:
         """Check the files; returns how many requests were turned away since the last step."""
@@ -132,6 +138,7 @@ class _Doorman:
         self._limits = limits
         self._shaking: Counter[str] = Counter()
         self._tasks: set[asyncio.Future[None]] = set()
+        self._repeats = Repeats()
 
     def start(self, listener: socket.socket) -> None:
         """Start accepting connections."""
@@ -157,7 +164,9 @@ class _Doorman:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:  # no more files, or gone before it was taken
-                log_event(_LOG, logging.WARNING, "not_accepted", reason=error)
+                times = self._repeats.due("not_accepted", loop.time())
+                if times:
+                    log_event(_LOG, logging.WARNING, "not_accepted", reason=error, times=times)
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
             if self._is_full(address[0]):

@@ -24,7 +24,7 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Places of one message whose lives are told: one, except for repeats after the dedupe window.
+#: Places of one id whose lives are told: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class Finder:
     ) -> SearchResult:
         """All places of a message; if none is left, the copies that groups set aside."""
         query = self._broker.query
-        result = _seen(await self._run(lambda: query.search.by_id(message_id, count)), sees)
+        result = await self._run(lambda: query.search.by_id(message_id, count, sees))
         kept = None if result.found else query.copies.kept()
         if kept is not None:
             found, is_complete = await self._run(lambda: query.copies.by_id(message_id, kept))
@@ -171,11 +171,6 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
         log_end=result.next_offset,
         unsearched_bytes=result.unsearched_bytes,
     )
-
-
-def _seen(result: SearchResult, sees: Callable[[str], bool]) -> SearchResult:
-    result.found[:] = [one for one in result.found if sees(one.subject)]
-    return result
 
 
 def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPlaceTrace:
