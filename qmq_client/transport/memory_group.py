@@ -131,6 +131,8 @@ class MemoryGroup:
         self.dead: list[MemoryDeadLetter] = []
         self.acked: set[int] = set()
         self._attempts: dict[int, int] = {}
+        #: Of messages that were given back: what the last consumer said.
+        self._errors: dict[int, str] = {}
         self._waiting: list[tuple[int, int]] = []
         #: Waiting messages that may have crashed their consumer.
         self._suspects: set[int] = set()
@@ -198,6 +200,11 @@ class MemoryGroup:
                 is_alone = False
                 self._advance(sequence)
                 self._bury(sequence, self._attempts.get(sequence, 0), EXPIRED, "")
+                continue
+            if (used := self._attempts.get(sequence, 0)) >= self.max_attempts:
+                is_alone = False  # the number was lowered while it waited
+                self._advance(sequence)
+                self._bury(sequence, used, ATTEMPTS_USED_UP, self._errors.get(sequence, ""))
                 continue
             bytes_left -= len(records[sequence])
             sequences.append(sequence)
@@ -315,6 +322,7 @@ class MemoryGroup:
         if lease.attempt >= self.max_attempts:
             self._bury(lease.sequence, lease.attempt, ATTEMPTS_USED_UP, error)
         else:
+            self._errors[lease.sequence] = error
             heapq.heappush(self._waiting, (due_ms, lease.sequence))
 
     def _bury(self, sequence: int, attempts: int, reason: str, error: str) -> None:

@@ -102,10 +102,9 @@ class Finder:
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
         """All places of a message in subjects that the caller `sees`, and what became of it."""
         result = await self._by_id(parse_message_id(message_id), count, sees)
-        query = self._broker.query
         return _answer(
             result,
-            [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
+            [_found(one, self._fates(one)) for one in result.found],
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
@@ -120,7 +119,7 @@ class Finder:
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
         places = [
-            _place(one, told, query.fates(one.subject, one.sequence))
+            _place(one, told, self._fates(one))
             for one, told in zip(result.found, traces, strict=True)
         ]
         is_complete = result.is_complete and not result.has_more
@@ -132,6 +131,10 @@ class Finder:
         search = self._broker.query.search
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
+
+    def _fates(self, one: FoundRecord) -> list[GroupFate]:
+        now_ms = self._broker.time.now_ms()
+        return self._broker.query.fates(one.subject, one.sequence, one.record, now_ms)
 
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]

@@ -46,6 +46,7 @@ class Group:
     """The state of a group, and what is remembered about it only in memory."""
 
     __slots__ = (
+        "asked_at_ms",
         "given",
         "given_again",
         "instances",
@@ -65,15 +66,17 @@ class Group:
         self.instances = Instances()
         #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
-        #: When somebody last asked for the group.
+        #: When somebody last asked for the group; of one from before the start, as the start takes it.
         self.seen_ms = seen_ms
+        #: When a consumer last asked for messages; 0 for not since the start.
+        self.asked_at_ms = 0
         #: Deliveries since the start, redeliveries among them, and messages whose lease ended by
         #: itself.
         self.given = self.given_again = self.leases_ended = 0
 
     def note_seen(self, consumer: str, now_ms: int) -> None:
         """This consumer pulled or settled something."""
-        self.seen_ms = now_ms
+        self.seen_ms = self.asked_at_ms = now_ms
         log = self.state.consumer(consumer)
         if log is not None:
             log.last_seen_ms = now_ms
