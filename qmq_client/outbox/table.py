@@ -75,7 +75,7 @@ def make_tables(
     """The tables as part of `metadata`, which may be the application's own, named with `prefix`.
 
     Raises `ConfigurationError` for a schema or prefix that commands and the watchdog do not take
-    either: more than 63 or 32 characters, or others than the printable ones of ASCII.
+    either: more than 63 or 32 characters, or others than `settings.sections` allows.
     """
     if re.match(SCHEMA, schema or "") is None:
         raise _refuse("schema", schema or "", RULES[SCHEMA])

@@ -20,8 +20,10 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
 _NAME: Final = r"\A[A-Za-z0-9_.-]{1,63}\Z"
 #: Names of ours begin with it, and the longest of them must be within the 63 bytes of PostgreSQL.
-PREFIX: Final = r"\A[ -~]{0,32}\Z"
-SCHEMA: Final = r"\A[ -~]{0,63}\Z"
+#: None of the characters that end a statement or a quoted name, though every name is quoted: others
+#: may write the table of the registry.
+PREFIX: Final = r"\A[ !#-:<-\[\]-_a-~]{0,32}\Z"
+SCHEMA: Final = r"\A[ !#-:<-\[\]-_a-~]{0,63}\Z"
 _TABLE: Final = r"\A[A-Za-z0-9_]{1,63}\Z"
 _LISTEN: Final = r"\A(|[^\s/]{1,255}:\d{1,5})\Z"
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -32,8 +34,8 @@ _Listen = Annotated[str, msgspec.Meta(pattern=_LISTEN)]
 #: The same in words, for who wrote something else.
 RULES: Final = {
     _NAME: "Use 1 to 63 characters of A-Z a-z 0-9 _ . -",
-    PREFIX: "Use up to 32 printable characters of ASCII",
-    SCHEMA: "Use up to 63 printable characters of ASCII",
+    PREFIX: 'Use up to 32 printable characters of ASCII, and none of " ; ` \\',
+    SCHEMA: 'Use up to 63 printable characters of ASCII, and none of " ; ` \\',
     _TABLE: "Use 1 to 63 characters of A-Z a-z 0-9 _",
     _LISTEN: "Use HOST:PORT, like 127.0.0.1:9471",
 }

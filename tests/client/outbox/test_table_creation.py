@@ -63,6 +63,21 @@ def test_an_asynchronous_application_gets_the_same(
     assert journal_of(path) == journal
 
 
+def test_the_engine_inside_an_asynchronous_one_may_be_given_inside_its_run_sync(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+
+    async def make() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        async with engine.connect() as connection:
+            await connection.run_sync(lambda _: create_tables(engine.sync_engine))
+        await engine.dispose()
+
+    asyncio.run(make())
+    assert journal_of(path) == "wal"
+
+
 def test_an_asynchronous_engine_makes_the_tables_of_each_database(a_database: Database) -> None:
     tables = make_tables(MetaData(), prefix="our_")
 
@@ -104,7 +119,9 @@ def test_S1_the_same_where_python_is_older(mode: bool) -> None:
         choose_journal(SimpleNamespace(autocommit=mode))
 
 
-@pytest.mark.parametrize("prefix", ["a" * 33, "sh\u00f6p_", "shop\n", "shop\0", "\ud800"])
+@pytest.mark.parametrize(
+    "prefix", ["a" * 33, "sh\u00f6p_", "shop\n", "shop\0", "\ud800", "x; DROP", 'a"', "a`", "a\\"]
+)
 def test_a_prefix_that_no_command_takes_is_refused_where_it_is_given(prefix: str) -> None:
     with pytest.raises(ConfigurationError, match=r"prefix.*Use up to 32 printable characters"):
         make_tables(MetaData(), prefix=prefix)
@@ -112,7 +129,7 @@ def test_a_prefix_that_no_command_takes_is_refused_where_it_is_given(prefix: str
         msgspec.convert({"name": "a", "url": "b", "table_prefix": prefix}, DatabaseSection)
 
 
-@pytest.mark.parametrize("schema", ["a" * 64, "sh\u00f6p", "shop\t"])
+@pytest.mark.parametrize("schema", ["a" * 64, "sh\u00f6p", "shop\t", "x; DROP"])
 def test_a_schema_that_no_command_takes_is_refused_where_it_is_given(schema: str) -> None:
     with pytest.raises(ConfigurationError, match=r"schema.*Use up to 63 printable characters"):
         make_tables(MetaData(), schema=schema)
