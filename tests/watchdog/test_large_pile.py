@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
-from qmq_client.outbox.database.driver import driver_of
 from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS

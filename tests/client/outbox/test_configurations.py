@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,8 @@ def test_E10_S8_a_send_between_the_two_phases_ends_in_an_error(
         with pytest.raises(sa.exc.DBAPIError):
             go_on()
         connection.invalidate()
-    resolve(server_world)
+    with suppress(Exception):  # MySQL gives up one that wrote nothing
+        resolve(server_world)
     server_world.make_due()
     sweep(server_world)
     assert "between" not in server_world.outcome()[1]
