@@ -240,7 +240,7 @@ class Producer:
         """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
 
         The result is true if all messages since the previous flush were accepted, and counts those
-        that were not.
+        that were not. Raises `ConfigurationError` in a callback of this producer, which it would wait for.
         """
         is_done = self._thread.flush(deadline_s)
         with self._flush_lock:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from qmq_client.errors import OutboxError
+from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import format_message_id
 
@@ -46,9 +47,10 @@ class Receipt:
     (`asyncio.timeout`), as around any wait for another system.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_waiting", "message_id")
+    __slots__ = ("__weakref__", "_answers", "_opened_by", "_waiting", "message_id")
 
-    def __init__(self, message_id: str) -> None:
+    def __init__(self, message_id: str, opened_by: Receipts) -> None:
+        self._opened_by = opened_by
         #: 32 hex digits.
         self.message_id = message_id
         # Both are changed in single steps. A lock could be left taken by what a signal handler raises in
@@ -70,7 +72,11 @@ class Receipt:
         return "" if answer is None else answer[1]
 
     def wait(self, deadline_s: float = 10.0) -> Fate | None:
-        """Block until the fate is known; None if the deadline comes first."""
+        """Block until the fate is known; None if the deadline comes first.
+
+        Raises `ConfigurationError` in a callback of the same producer, unless the fate is known.
+        """
+        self._check_wait()
         told = SignalFlag()
         self._waiting[told.set] = None
         try:
@@ -84,6 +90,7 @@ class Receipt:
         return self._arrival().__await__()
 
     async def _arrival(self) -> Fate:
+        self._check_wait()
         loop, told = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -97,6 +104,10 @@ class Receipt:
         finally:
             self._waiting.pop(tell, None)
         return fate
+
+    def _check_wait(self) -> None:
+        if self.fate is None and is_called_by(self._opened_by):
+            raise waits_for_itself("receipt")
 
     def __repr__(self) -> str:
         return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
@@ -129,7 +140,8 @@ class Receipts:
                         f"{RECEIPTS_MAX} receipts are open already. Let go of those that nobody waits "
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
-                receipt = self._open[message_id] = Receipt(format_message_id(message_id))
+                receipt = Receipt(format_message_id(message_id), self)
+                self._open[message_id] = receipt
         return receipt
 
     def tell(self, message_ids: Iterable[bytes], fate: Fate, error: str = "") -> None:
