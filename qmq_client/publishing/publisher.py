@@ -35,8 +35,15 @@ from qmq_client.publishing.callbacks import call_back
 from qmq_client.publishing.deletes import Deletes
 from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.publishing.hint_queue import HintQueue
-from qmq_client.publishing.ordering import HeldRow, Turns, turns_of
-from qmq_client.publishing.publish import publish_rows
+from qmq_client.publishing.ordering import (
+    HeldRow,
+    Pair,
+    Turns,
+    WaitsForWatchdog,
+    accepted_pairs,
+    turns_of,
+)
+from qmq_client.publishing.publish import ordering_pair, publish_rows
 from qmq_client.publishing.receipts import Fate, Receipts
 from qmq_client.publishing.stats import Pass, PublisherStats
 from qmq_client.retry import Breaker
@@ -104,6 +111,9 @@ class Publisher:
         self._keep_ms = None if keep_s is None else keep_s * 1000
         self._outage_kind = ""
         self._forbidden = ForbiddenSubjects()
+        #: Keys with unsent rows behind those of the last batch.
+        self._followed: set[Pair] = set()
+        self._waits_for_watchdog = WaitsForWatchdog()
         self._sent_at_s = float("-inf")
         self._counts: Counter[str] = Counter()
 
@@ -273,9 +283,26 @@ class Publisher:
             forbidden=self._forbidden,
         )
         self._settle(outcome, now_s)
-        if any(row.ordering_key is not None for row in rows):
+        if accepted := accepted_pairs(rows, outcome.sent):
             self._deletes.hurry(now_s)  # others wait for these to be gone
+            self._follow(accepted, now_s)
         return outcome
+
+    def _follow(self, accepted: set[Pair], now_s: float) -> None:
+        """What was held behind accepted rows is due at once, also what was given back before."""
+        for each in self._wanted.values():
+            if each.holds and ordering_pair(each.row) in accepted:
+                each.due_s, each.holds = now_s, 0
+        keys = sorted({key for _, key in accepted & self._followed})
+        if not keys:
+            return
+        limit, lease_ms = self._options.batch_messages, self._options.takeover_ms
+        claimed = self._asked(
+            "claim",
+            lambda: self._store.claim(token=self.token, limit=limit, lease_ms=lease_ms, keys=keys),
+        )
+        for row in claimed or ():
+            self._wanted[row.message_id] = _Wanted(row, now_s, now_s)
 
     def _in_turn(self, batch: list[_Wanted], now_s: float) -> list[OutboxRow]:
         """The rows that pass no earlier one of their ordering key; the others wait a little."""
@@ -287,6 +314,7 @@ class Publisher:
             "look for turns", lambda: turns_of(rows, self._store, accepted=accepted)
         )
         free = [row for row in rows if row.ordering_key is None] if turns is None else turns.free
+        self._followed = set() if turns is None else turns.followed
         free_ids = {row.message_id for row in free}
         self._hold([each for each in batch if each.row.message_id not in free_ids], now_s)
         return free
@@ -306,6 +334,7 @@ class Publisher:
     def _give_back(self, rows: list[OutboxRow]) -> None:
         """Let go of rows whose turn does not come: who sends the one before them takes them too."""
         self._leave(rows)
+        self._waits_for_watchdog.given_back(rows)
         turns = Turns(held=[HeldRow(row, 0) for row in rows])
         self._asked("give back", lambda: self._store.settle(turns.given_back(), token=self.token))
 
