@@ -35,7 +35,14 @@ from qmq_client.outbox.sending.insert import Inserts, unencodable_key
 from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
 from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
 from qmq_client.outbox.sending.scope import Scopes
-from qmq_client.outbox.sending.unawaited import Pending, Sent, SentMany, UnawaitedRows
+from qmq_client.outbox.sending.unawaited import (
+    Pending,
+    Sent,
+    SentMany,
+    UnawaitedRows,
+    sent,
+    sent_many,
+)
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.receipts import Receipt
@@ -117,7 +124,7 @@ class Producer:
         database's own errors.
         """
         row = self._make_row(message, self._clock.now_ms())
-        return Sent(format_message_id(row.message_id), self._write(session, [row]))
+        return sent(format_message_id(row.message_id), self._write(session, [row]))
 
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None
@@ -126,7 +133,7 @@ class Producer:
         now_ms = self._clock.now_ms()
         rows = [self._make_row(message, now_ms) for message in messages]
         ids = [format_message_id(row.message_id) for row in rows]
-        return SentMany(ids, self._write(session, rows) if rows else None)
+        return sent_many(ids, self._write(session, rows) if rows else None)
 
     def send_now(self, message: Message) -> str:
         """Send in a transaction of its own: on return the message is stored and will be delivered."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event, orm
@@ -57,6 +57,16 @@ class SentMany(list[str]):
         if self._pending is not None:
             yield from self._pending.write().__await__()
         return list(self)
+
+
+def sent(message_id: str, pending: Pending | None) -> Sent:
+    """What `send` returns: a plain text where the row is written, so that any encoder takes it."""
+    return cast(Sent, message_id) if pending is None else Sent(message_id, pending)
+
+
+def sent_many(ids: list[str], pending: Pending | None) -> SentMany:
+    """The same for `send_many`."""
+    return cast(SentMany, ids) if pending is None else SentMany(ids, pending)
 
 
 class Pending:
