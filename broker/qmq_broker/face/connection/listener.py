@@ -181,12 +181,28 @@ class _Doorman:
             or self._shaking[address] >= self._limits.connections_per_address
         )
 
+    def _tell_failed(self, address: str, error: OSError) -> None:
+        """Log why, once for each kind of failure and then at doubling intervals: a port may be scanned."""
+        kind = getattr(error, "reason", None) or type(error).__name__
+        times = self._repeats.due(("handshake_failed", kind), asyncio.get_running_loop().time())
+        if times:
+            log_event(
+                _LOG,
+                logging.WARNING,
+                "handshake_failed",
+                address=address,
+                kind=kind,
+                reason=error,
+                times=times,
+            )
+
     async def _take(self, connection: socket.socket, address: str) -> None:
         self._shaking[address] += 1
         try:
             await self._shake(connection)
-        except OSError:  # of which TLS errors and timeouts are kinds
+        except OSError as error:  # of which TLS errors and timeouts are kinds
             connection.close()
+            self._tell_failed(address, error)
         finally:
             self._shaking[address] -= 1
             if not self._shaking[address]:

@@ -6,12 +6,14 @@ Each reads its request, calls the service, and writes one answer. Nothing here i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
 from starlette.types import Scope
 
+from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.callers.access import Role
 from qmq_broker.face.callers.door import Door, caller_of
@@ -27,6 +29,7 @@ from qmq_broker.face.exchanges.requests import (
     read_head,
 )
 from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
@@ -41,6 +44,7 @@ from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
 
+_LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
 #: thread, where the loop gets its turn every few milliseconds.
@@ -64,6 +68,7 @@ class HotRoutes:
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._one_aside = asyncio.Lock()
+        self._faults = Repeats()
         self._routes: dict[bytes, Route] = {
             b"/v1/send": partial(self._serve, self._send),
             b"/v1/pull": partial(self._serve, self._pull),
@@ -91,8 +96,20 @@ class HotRoutes:
             finally:
                 self._room.end_request()
         except QmqError as error:
+            self._tell_fault(exchange, error)
             self._broker.measures.refused[error_code(error)] += 1
             await answer_error(exchange, head.answer_encoding(), error)
+
+    def _tell_fault(self, exchange: Exchange, error: QmqError) -> None:
+        """Log what is no fault of the caller's: of the disk, or of files; each kind at doubling intervals."""
+        if not isinstance(error, StoreError):
+            return
+        path = exchange.scope["path"]
+        now_s = asyncio.get_running_loop().time()
+        times = self._faults.due((path, error.code), now_s)
+        if times:
+            fields = {"path": path, "code": error.code, "reason": error, "times": times}
+            log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
     async def _send(self, head: Head, exchange: Exchange) -> None:
         encoding, body_bytes_max = check_head(
@@ -127,9 +144,10 @@ class HotRoutes:
             given = delivery.pull(request, self._broker.time.now_ms(), stale)
             if given is None and request.wait_ms:
                 given = await self._wait(request, stale, exchange)
-        except QmqError:
+        except QmqError as error:
             if not request.settlements or self._broker.serving.state is Serving.POISONED:
                 raise
+            self._tell_fault(exchange, error)
             given = (
                 None  # a refusal would say that they were not carried out; the next pull gets it
             )
