@@ -57,14 +57,14 @@ class Reads:
     def begin(self, connection: sa.Connection) -> None:
         """The count starts."""
         if self._kind == "sqlite":
-            connection.connection.driver_connection.set_progress_handler(self._on_step, 1)
+            driver_of(connection).set_progress_handler(self._on_step, 1)
         self._before = self._total(connection)
 
     def end(self, connection: sa.Connection) -> int:
         """Rows and index entries since; for SQLite steps of its machine."""
         found = self._total(connection) - self._before
         if self._kind == "sqlite":
-            connection.connection.driver_connection.set_progress_handler(None, 1)
+            driver_of(connection).set_progress_handler(None, 1)
         return found
 
     def _on_step(self) -> int:
@@ -74,7 +74,7 @@ class Reads:
     def _total(self, connection: sa.Connection) -> int:
         if self._kind == "sqlite":
             return self._steps
-        with connection.connection.driver_connection.cursor() as cursor:
+        with driver_of(connection).cursor() as cursor:
             if self._kind == "mysql":
                 cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
                 return sum(int(value) for _, value in cursor.fetchall())
@@ -83,6 +83,11 @@ class Reads:
                 "WHERE relname LIKE 'qmq_outbox%' AND relkind IN ('r', 'i')"
             )
             return int(cursor.fetchone()[0])
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The driver's own connection."""
+    return connection.connection.driver_connection
 
 
 @contextmanager
