@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -19,9 +19,6 @@ from qmq_client.errors import HandlerTimeoutError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.sqlite import SqliteInboxDialect
 from qmq_client.message import Message
-from qmq_client.outbox.committed.settling import Settling
-from qmq_client.outbox.database import sqlite
-from qmq_client.outbox.database.claiming import Wanted, wanted_rows
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.producer import Producer
 from qmq_client.publishing import publish, publisher
@@ -36,29 +33,6 @@ def what_a_busy_broker_refuses_is_taken_for_sent(monkeypatch: pytest.MonkeyPatch
         self.unreachable = False
 
     monkeypatch.setattr(publish._Batch, "put_off", put_off)
-
-
-def rows_are_removed_whoever_owns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def remove(
-        self: Settling,
-        connection: sa.Connection,
-        message_ids: Sequence[bytes],
-        *_: object,
-        **__: object,
-    ) -> int:
-        outbox = self._outbox
-        return connection.execute(
-            sa.delete(outbox).where(outbox.c.message_id.in_(message_ids))
-        ).rowcount
-
-    monkeypatch.setattr(Settling, "remove", remove)
-
-
-def rows_are_claimed_before_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wanted(now_ms: str, keys: Sequence[str], places: Iterator[str]) -> Wanted:
-        return wanted_rows(f"({now_ms} + {10**15})", keys, places)
-
-    monkeypatch.setattr(sqlite, "wanted_rows", wanted)
 
 
 def hints_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
