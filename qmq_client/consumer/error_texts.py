@@ -28,6 +28,8 @@ def error_text(error: BaseException) -> str:
     """Type and text of an error and of its causes, bounded, without SQLAlchemy's statement parameters."""
     texts: list[str] = []
     for one in islice(with_causes(error), _TEXTS_MAX):
+        if type(one).__name__.startswith("_"):
+            continue  # carries another one within our own code
         text = _own_text(one)
         said = text.partition(": ")[2]
         if not said or not any(said in told for told in texts):  # SQLAlchemy repeats its driver's
