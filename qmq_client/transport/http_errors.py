@@ -96,7 +96,8 @@ def as_transport_error(
         httpx.TooManyRedirects,
         httpx.HTTPStatusError,
     )
-    if isinstance(error, nonsense) and not was_closed_by_peer:
+    is_silent = "without sending" in str(error)  # nothing answered at all
+    if isinstance(error, nonsense) and not was_closed_by_peer and not is_silent:
         return NotTheBrokerError(url, f"{type(error).__name__}: {shorten(str(error))}")
     return BrokerUnreachableError(text)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.checking.rights import Rights, Role, is_hidden, lacking_texts
+from qmq_client.outbox.checking.rights import Rights, Role, is_denied, is_hidden, lacking_texts
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.table import REVISIONS, Tables
 
@@ -81,7 +81,7 @@ def look_at_schema(
     schema = tables.outbox.schema
     for table in needed:
         # One by one: `sql_select_limit` of MySQL would cut a list of all short.
-        if not inspector.has_table(table.name, schema):
+        if not _has_table(inspector, table.name, schema):
             if is_hidden(connection, table):
                 hidden.append(table)
             else:
@@ -94,7 +94,7 @@ def look_at_schema(
             if column.name not in there
         ]
     version = version_table(tables)
-    if not faults and inspector.has_table(version.name, schema):
+    if not faults and _has_table(inspector, version.name, schema):
         found: set[str] = set()
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             found = set(connection.scalars(sa.select(version.c.version_num)))
@@ -105,6 +105,15 @@ def look_at_schema(
                 "program is the older one and is what to upgrade"
             )
     return SchemaLook(faults, hidden)
+
+
+def _has_table(inspector: sa.Inspector, name: str, schema: str | None) -> bool:
+    try:
+        return inspector.has_table(name, schema)
+    except sa.exc.DBAPIError as error:
+        if error.connection_invalidated or not is_denied(error):
+            raise
+        return False  # MySQL denies a look at it
 
 
 def version_table(tables: Tables) -> sa.TableClause:
