@@ -6,6 +6,7 @@ What an error says may come out of a message, and out of a statement's parameter
 from __future__ import annotations
 
 import traceback
+from asyncio import CancelledError
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -61,6 +62,8 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
             following = following.__context__
         else:
             following = following.__cause__
+        if isinstance(following, CancelledError):
+            return  # of a stop, and no cause of what a handler says meanwhile
 
 
 def _own_text(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import missing
 from qmq_client.outbox.checking.rights import user
+from qmq_client.outbox.database.autocommit import driver_of
 
 _STATEMENT_MS_MAX: Final = 10_000
 _TRANSACTIONS_MAX: Final = 5
@@ -85,7 +86,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 def _pooler(connection: sa.Connection) -> Findings:
     """The backend process that the driver was told when it connected, and the one that answers now."""
-    told = _told_pid(connection.connection.driver_connection)
+    told = _told_pid(driver_of(connection))
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     if told not in (None, answers):
         read = f"connected to process {told}, answered by {answers}"

@@ -15,7 +15,7 @@ def is_autocommit(connection: sa.Connection) -> bool:
     Requires: SQLAlchemy's transaction has begun.
     """
     adapted: Any = connection.connection.dbapi_connection
-    if getattr(connection.connection.driver_connection, "autocommit", None) is True:
+    if getattr(driver_of(connection), "autocommit", None) is True:
         return True  # SQLite's own mode, from Python 3.12 on; and of other drivers, the same
     if not connection.dialect.detect_autocommit_setting(adapted):
         return False
@@ -24,7 +24,16 @@ def is_autocommit(connection: sa.Connection) -> bool:
 
 def in_transaction(connection: sa.Connection) -> bool:
     """Whether SQLite's driver has a transaction open; also for an asynchronous engine."""
-    return bool(getattr(connection.connection.driver_connection, "in_transaction", False))
+    return bool(getattr(driver_of(connection), "in_transaction", False))
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The driver's own connection, also of one that was detached from its pool."""
+    proxied = connection.connection
+    if (driver := proxied.driver_connection) is not None:
+        return driver
+    adapted: Any = proxied.dbapi_connection
+    return getattr(adapted, "driver_connection", adapted)
 
 
 def begin_to_write(connection: sa.Connection) -> None:
