@@ -191,13 +191,16 @@ class Publisher:
             return BatchOutcome()
         try:
             rows = self._in_turn(self._there(batch, now_s), now_s)
+            # Without those that wait: what the broker accepts now may make them due at once.
+            batch = [each for each in batch if each.due_s <= now_s]
             return self._publish(rows, now_s)
         except BaseException:
             # The next ones must not wait for what is wrong with these.
-            self._leave([each.row for each in batch if each.due_s <= now_s])
+            batch = [each for each in batch if each.due_s <= now_s]
+            self._leave([each.row for each in batch])
             raise
         finally:
-            self._forget([each for each in batch if each.due_s <= now_s])
+            self._forget(batch)
 
     def _due(self, now_s: float) -> list[_Wanted]:
         """The next batch. A row stays wanted until its outcome is recorded, or it is due again later."""
