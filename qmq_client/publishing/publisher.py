@@ -372,13 +372,14 @@ class Publisher:
         waiting = self._deletes.message_ids
         if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._wanted):
             return
-        if not is_hurried and self._is_better_later(now_s):
-            return
+        with self._store.quiet_moment() as is_quiet:
+            if not is_quiet and not is_hurried and self._is_better_later(now_s):
+                return
+            deleted = self._asked(
+                "delete",
+                lambda: self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms),
+            )
         self._delete_politely_until_s = None
-        deleted = self._asked(
-            "delete",
-            lambda: self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms),
-        )
         if deleted is None:
             self._deletes.on_failure(now_s)
             return
@@ -393,9 +394,7 @@ class Publisher:
         self._deletes.on_deleted()
 
     def _is_better_later(self, now_s: float) -> bool:
-        """Whether the application uses its SQLite file just now, and a write of ours would disturb it."""
-        if not self._store.is_application_busy:
-            return False
+        """Whether to wait for the application, which uses its SQLite file just now."""
         if self._delete_politely_until_s is None:
             self._delete_politely_until_s = now_s + _POLITE_S
         if now_s >= self._delete_politely_until_s:
