@@ -17,7 +17,6 @@ from qmq_client.transport.http_connections import _HTTPCORE_ERRORS, prepare_call
 from qmq_client.transport.plain_connection import PlainConnection, make_call
 from qmq_client.wire.requests import SettleAnswer, SettleRequest, encode_control
 from tests.client.transport.hostile_server import answer, hostile_server, raw
-from tests.kit.calls import called_by
 
 URL = "http://broker:9470/v1/pull"
 BODY = b"0123456789"
