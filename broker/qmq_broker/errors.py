@@ -180,12 +180,25 @@ class BusyError(ServiceError):
     code = "busy"
 
     def __init__(
-        self, message: str, *, retry_after_s: float, is_for_everybody: bool = False
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        is_for_everybody: bool = False,
+        field: str = "",
+        limit: str = "",
+        value: str = "",
+        remedy: str = "",
     ) -> None:
         """`is_for_everybody`: the broker is behind, whoever asks and however little."""
-        super().__init__(message)
+        super().__init__(f"{message}. {remedy}" if remedy else message)
         self.retry_after_s = retry_after_s
         self.is_for_everybody = is_for_everybody
+        #: What the bound is of, the bound, what there is, and what makes room.
+        self.field = field
+        self.limit = limit
+        self.value = value
+        self.remedy = remedy
 
 
 class UnavailableError(ServiceError):

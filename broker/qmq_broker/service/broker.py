@@ -80,7 +80,7 @@ class Broker:
         )
         self.changes = Changes(store, self.delivery, settings.limits)
         self.query = Query(store, self.delivery)
-        self.intake = _intake(store, self.serving, settings, self.time)
+        self.intake = _intake(store, self.serving, settings, self.time, self.delivery)
         self.writer = CommitWriter(
             store,
             clock,
@@ -159,16 +159,22 @@ class Broker:
             raise
 
     def send(
-        self, data: bytes, on_done: OnDone, may_send: Callable[[str], None] | None = None
+        self,
+        data: bytes,
+        on_done: OnDone,
+        may_send: Callable[[str], None] | None = None,
+        *,
+        owner: str = "",
     ) -> MessageFrame:
         """Check a request and queue it for its commit; raises if it is refused.
 
         `on_done` is called in the loop thread when the request is durable, or failed. `may_send` is
-        called with each subject, and raises where the sender may not send.
+        called with each subject, and raises where the sender may not send. New subjects take the
+        share of the token named `owner`.
         """
-        frame = self.intake.check(data, may_send)
+        frame = self.intake.check(data, may_send, owner=owner)
         self.writer.submit(frame, on_done)
-        self.intake.note_accepted(frame)
+        self.intake.note_accepted(frame, owner)
         return frame
 
     def set_read_only(self, is_read_only: bool, reason: str) -> bool:
@@ -229,7 +235,11 @@ def _serving(settings: BrokerSettings) -> ServingState:
 
 
 def _intake(
-    store: Store, serving: ServingState, settings: BrokerSettings, time: SteadyTime
+    store: Store,
+    serving: ServingState,
+    settings: BrokerSettings,
+    time: SteadyTime,
+    delivery: Delivery,
 ) -> Intake:
     return Intake(
         store,
@@ -238,6 +248,7 @@ def _intake(
         limits=settings.limits,
         reserve_bytes=settings.store.reserve_bytes,
         latest_ms=time.latest_ms,
+        shares=delivery.subject_shares,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
 from starlette.types import Scope
 
 from qmq_broker.errors import StoreError
@@ -49,6 +50,8 @@ _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
 #: thread, where the loop gets its turn every few milliseconds.
 _IN_LOOP_BYTES_MAX: Final = 16 * 1024
+#: A pull with more refused settlements than this waits for no messages: it would hold them all that time.
+_STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
 _Work = Callable[[Head, Exchange], Awaitable[None]]
@@ -128,7 +131,8 @@ class HotRoutes:
                 )
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
-            frame = self._broker.send(data, partial(make_known, durable), may_send)
+            owner = head.caller.owner
+            frame = self._broker.send(data, partial(make_known, durable), may_send, owner=owner)
             placed = await durable
         reply = head.answer_encoding()
         await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
@@ -140,12 +144,14 @@ class HotRoutes:
         self._check_answer(request)
         delivery = self._broker.delivery
         stale = delivery.begin_pull(request, self._broker.time.now_ms())
+        has_settled, request = bool(request.settlements), without_settlements(request)
+        owner = head.caller.owner
         try:
-            given = delivery.pull(request, self._broker.time.now_ms(), stale)
-            if given is None and request.wait_ms:
+            given = delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)
+            if given is None and request.wait_ms and len(stale) <= _STALE_WAITING_MAX:
                 given = await self._wait(request, stale, exchange)
         except QmqError as error:
-            if not request.settlements or self._broker.serving.state is Serving.POISONED:
+            if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
             self._tell_fault(exchange, error)
             given = (
@@ -212,7 +218,8 @@ class HotRoutes:
             self._door.let_in(scope)
             caller_of(scope).check(Role.CONSUMER, request.subject)
             self._check_answer(request)
-            return delivery.pull(request, self._broker.time.now_ms(), stale)
+            owner = caller_of(scope).owner
+            return delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)
         except QmqError:
             delivery.waiting.wake_group(waiting.key)
             raise
@@ -255,6 +262,11 @@ async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) 
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
     await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
+
+
+def without_settlements(request: PullRequest) -> PullRequest:
+    """The same pull, once its settlements were applied: there may be a megabyte of them."""
+    return msgspec.structs.replace(request, settlements=()) if request.settlements else request
 
 
 def _set(woken: asyncio.Future[None]) -> None:

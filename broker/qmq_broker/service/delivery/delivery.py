@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from qmq_broker.errors import NoRoomError
+from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
@@ -27,6 +28,8 @@ from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.settling import (
+    ERROR_CHARACTERS_MAX,
+    ERROR_CHARACTERS_MIN,
     Plan,
     Stale,
     Terms,
@@ -34,6 +37,7 @@ from qmq_broker.service.delivery.settling import (
     plan_settlements,
 )
 from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.service.delivery.subject_shares import SubjectShares
 from qmq_broker.service.delivery.suspects import Turn
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
@@ -88,15 +92,21 @@ class Delivery:
         self._limits = limits
         self._draw = draw
         self._backoff = backoff or Backoff()
-        self.journal = Journal(store, on_poisoned)
-        self.registry = Groups(store, limits, self.journal)
+        #: The memory of all groups.
+        self.budget = Budget(limits)
+        self.journal = Journal(store, self.budget, on_poisoned)
+        self.registry = Groups(store, limits, self.journal, self.budget)
+        #: Which token brought a subject into being.
+        self.subject_shares = SubjectShares(limits, self.journal)
         self.needed_log = NeededLog(store, self.registry)
         self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, bytes]:
         """The offset of the action log, and the state of all groups at that offset."""
-        return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
+        return self._store.actions.log.written_offset, encode_groups(
+            self.groups(), now_ms, self.subject_shares.owners
+        )
 
     def start(self, now_ms: int) -> int:
         """Restore the groups from the action log; returns how many actions were replayed.
@@ -105,7 +115,8 @@ class Delivery:
         sequences of those. Raises `NoRoomError` if the action log has no room for that.
         """
         actions = self._store.actions
-        states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        self.subject_shares.restore(owners)
         for state in states:
             self._move_back(state, now_ms)
         if self.journal.is_unsynced:
@@ -155,17 +166,24 @@ class Delivery:
         return tuple(self._settle(request, now_ms).stale) if request.settlements else ()
 
     def pull(
-        self, request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+        self,
+        request: PullRequest,
+        now_ms: int,
+        stale: tuple[Stale, ...] = (),
+        *,
+        owner: str = "",
     ) -> HandOut | None:
         """Hand out what there is for this request; None for nothing.
 
-        Requires: `begin_pull` accepted the request. Raises `BusyError` over a bound.
+        A group that is made for it takes the share of the token named `owner`. Requires:
+        `begin_pull` accepted the request. Raises `BusyError` over a bound.
         """
-        group = self.registry.for_pull(request, now_ms)
+        group = self.registry.for_pull(request, now_ms, owner)
         self._end_leases(group, now_ms)
         picked = self._pick(group, request, now_ms)
         if not picked.runs:
             self._reschedule(group, now_ms, is_unfinished=picked.is_unfinished)
+            self._check_budget(group.state)
             return None
         state = group.state
         first_pull_sequence = state.next_pull_sequence(request.consumer)
@@ -250,7 +268,13 @@ class Delivery:
 
     def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
         """What this pull is given: a suspect alone, or others."""
-        room = room_for(group.state, request, self._limits, now_ms)
+        room = room_for(
+            group.state,
+            request,
+            self._limits,
+            now_ms,
+            takes_new=self.budget.refusal(group.state.owner) is None,
+        )
         consumer, suspects = request.consumer, group.suspects
         suspects.look(now_ms)
         turn = suspects.turn(consumer, request.lease_ms, now_ms)
@@ -272,6 +296,14 @@ class Delivery:
             until_ms=now_ms + request.lease_ms,
         )
         return picked
+
+    def _check_budget(self, state: GroupState) -> None:
+        """Raise `BusyError` if the group gets nothing because there is no memory for it."""
+        refusal = self.budget.refusal(state.owner)
+        queue = self._store.queue(state.subject)
+        has_new = queue is not None and state.cursor < queue.next_sequence
+        if refusal is not None and has_new and not state.is_paused:
+            raise refusal
 
     def _is_held_back(self, key: GroupKey, consumer: str) -> bool:
         group = self.registry.find(*key)
@@ -312,8 +344,14 @@ class Delivery:
         backoff, own = self._backoff, state.settings.backoff
         if own is not None:
             backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
-        held_ms = self._limits.held_ms
-        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw, held_ms=held_ms)
+        has_room = self.budget.refusal(state.owner) is None
+        return Terms(
+            now_ms=now_ms,
+            backoff=backoff,
+            draw=self._draw,
+            held_ms=self._limits.held_ms,
+            error_characters=ERROR_CHARACTERS_MAX if has_room else ERROR_CHARACTERS_MIN,
+        )
 
 
 def _hand_out(

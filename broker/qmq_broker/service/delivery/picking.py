@@ -75,7 +75,7 @@ class Picker:
                 self._skip(state, *selection.lost, room.now_ms)
                 continue
             if not selection.entries and selection.passed is None:
-                is_fed = not room.is_for_suspect and self._may_be_fed(state, queue)
+                is_fed = not room.is_for_suspect and self._may_be_fed(state, queue, room)
                 return Picked(is_unfinished=is_fed)
             picked = self._look(state, selection, room.now_ms)
             if picked.runs:
@@ -129,7 +129,7 @@ class Picker:
         assert state.lanes is not None
         for _ in range(PASSES_MAX):
             count = min(FED_MAX, self._unsettled_max - state.unsettled)
-            if state.lanes.ready_count >= room.messages or count <= 0:
+            if state.lanes.ready_count >= room.messages or min(count, room.new_messages) <= 0:
                 return
             entries = queue.entries(state.cursor, count)
             if not entries:
@@ -164,8 +164,8 @@ class Picker:
         )
         self._journal.write([keyed], state)
 
-    def _may_be_fed(self, state: GroupState, queue: GroupQueue) -> bool:
-        has_room = state.unsettled < self._unsettled_max
+    def _may_be_fed(self, state: GroupState, queue: GroupQueue, room: Room) -> bool:
+        has_room = state.unsettled < self._unsettled_max and room.new_messages > 0
         return state.lanes is not None and has_room and state.cursor < queue.next_sequence
 
     def skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:
