@@ -29,9 +29,11 @@ from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
+from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.service.steady import SteadyTime
+from qmq_broker.service.subject_removal import SubjectRemoval
 from qmq_broker.service.writer import CommitWriter, OnDone
 from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
@@ -90,6 +92,8 @@ class Broker:
             on_poisoned=self._on_poisoned,
             measures=self.measures,
         )
+        self.subject_removal = SubjectRemoval(store, self.writer, self.delivery, self.intake)
+        self.room = Room(self.delivery, self.intake, self.writer, settings.limits)
         self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,

@@ -90,9 +90,22 @@ class Intake:
             self._subjects.update(new)
             self._shares.note(new, owner, self._latest_ms())
 
+    @property
+    def subjects_count(self) -> int:
+        """How many subjects there are, as far as the bound of them is concerned."""
+        return len(self._subjects)
+
+    def knows(self, subject: str) -> bool:
+        """Whether there is such a subject."""
+        return subject in self._subjects
+
     def forget(self, subject: str) -> None:
         """The subject no longer exists."""
         self._subjects.discard(subject)
+
+    def remember(self, subject: str) -> None:
+        """The subject exists after all."""
+        self._subjects.add(subject)
 
     def has_room(self) -> bool:
         """Whether the disk has room above its reserve."""

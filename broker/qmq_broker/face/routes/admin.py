@@ -36,6 +36,7 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.ranges import range_routes
 from qmq_broker.face.routes.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.face.routes.scrape import metric_routes
+from qmq_broker.face.routes.subjects import subject_routes
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import LISTED_MAX
 from qmq_broker.service.serving import Serving
@@ -69,6 +70,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/messages/{message_id}/trace", admin.trace),
             Route("/v1/state", admin.change_state, methods=["POST"]),
             *group_routes(broker),
+            *subject_routes(broker),
             *delayed_routes(broker),
             *keeper_routes(broker),
             *range_routes(broker),

@@ -39,6 +39,11 @@ class Budget:
         self.bytes_of: Counter[str] = Counter()
         self.groups_of: Counter[str] = Counter()
 
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(self._counted)
+
     def note(self, state: GroupState) -> None:
         """A group is new, or was changed."""
         key = (state.subject, state.group)

@@ -116,7 +116,8 @@ class Delivery:
         """
         actions = self._store.actions
         states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
-        self.subject_shares.restore(owners)
+        there = {*self._store.subjects(), *self._store.schedule.pending_by_subject()}
+        self.subject_shares.restore({one: its for one, its in owners.items() if one in there})
         for state in states:
             self._move_back(state, now_ms)
         if self.journal.is_unsynced:

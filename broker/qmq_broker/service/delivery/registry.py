@@ -115,6 +115,8 @@ class Groups:
         #: No pull sequence below this is used by a new group: one of its name may have had it, and
         #: a late ack of that would be taken for one of this.
         self._pull_floor = 0
+        #: Subjects that are being removed: no group begins on them.
+        self.closing: set[str] = set()
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
@@ -217,6 +219,8 @@ class Groups:
     def _make(self, request: PullRequest, key: GroupKey, now_ms: int, owner: str) -> Group:
         self._budget.check_new_group(owner)
         subject, name = key
+        if subject in self.closing:
+            raise BusyError(f"subject {subject} is being removed", retry_after_s=1.0)
         defined = GroupDefined(
             at_ms=now_ms,
             subject=subject,

@@ -26,6 +26,15 @@ class SubjectShares:
         self.owners: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
+    @property
+    def tokens(self) -> set[str]:
+        """Those that brought subjects into being."""
+        return {token for token, count in self._counts.items() if count}
+
+    def count_of(self, token: str) -> int:
+        """How many subjects this token brought into being."""
+        return self._counts[token]
+
     def restore(self, owners: Mapping[str, str]) -> None:
         """Take over what is known from before the start."""
         self.owners = dict(owners)
