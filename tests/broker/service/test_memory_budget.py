@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -320,3 +321,9 @@ def test_C6_a_late_ack_for_a_group_that_was_removed_settles_nothing_of_a_new_one
     assert again.sequences == late.sequences
     assert rig.settle(late.ack()).settled == 0
     assert rig.settle(again.ack()).settled == 2
+
+
+def rss_mib() -> float:
+    """What this process takes, by the system's own count."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
