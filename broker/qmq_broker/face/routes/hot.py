@@ -34,7 +34,7 @@ from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
-from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.delivery import HandOut, Settled
 from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.delivery.waiting import WaitingPull
 from qmq_broker.service.serving import Serving
@@ -43,7 +43,7 @@ from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
-from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
+from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleAnswer, SettleRequest
 
 _LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
@@ -143,7 +143,8 @@ class HotRoutes:
         self._broker.serving.check_delivers()
         self._check_answer(request)
         delivery = self._broker.delivery
-        stale = delivery.begin_pull(request, self._broker.time.now_ms())
+        delivery.check_pull(request)
+        stale = tuple((await self._settled(request)).stale)
         has_settled, request = bool(request.settlements), without_settlements(request)
         owner = head.caller.owner
         try:
@@ -175,9 +176,20 @@ class HotRoutes:
         request = await self._read(head, exchange, SettleRequest)
         head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
-        settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
+        self._broker.delivery.check_settle(request)
+        settled = await self._settled(request)
+        answer = SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
         reply = head.answer_encoding()
-        await exchange.answer(200, reply, encode(reply, settled))
+        await exchange.answer(200, reply, encode(reply, answer))
+
+    async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
+        """Apply its settlements; others get their turns between portions of them."""
+        delivery, settled = self._broker.delivery, Settled()
+        for part in delivery.slices(request):
+            if settled.has_begun:
+                await asyncio.sleep(0)
+            delivery.settle_slice(request, part, self._broker.time.now_ms(), settled)
+        return settled
 
     async def _read(self, head: Head, exchange: Exchange, kind: type[T]) -> T:
         encoding, body_bytes_max = check_head(

@@ -11,13 +11,13 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.budget import Budget
-from qmq_broker.service.delivery.checks import check_pull, check_settle
+from qmq_broker.service.delivery.checks import check_pull, check_settle, ranges_of
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
 from qmq_broker.service.delivery.holding import must_move_back
@@ -36,6 +36,7 @@ from qmq_broker.service.delivery.settling import (
     plan_ended_leases,
     plan_settlements,
 )
+from qmq_broker.service.delivery.slices import in_slices
 from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.service.delivery.subject_shares import SubjectShares
 from qmq_broker.service.delivery.suspects import Turn
@@ -47,7 +48,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.names import COPIES
-from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+from qmq_client.wire.requests import PullRequest, SettleAnswer, Settlement, SettleRequest
 
 _log = logging.getLogger(__name__)
 #: When to try again to end leases that the action log had no room for.
@@ -63,6 +64,15 @@ class HandOut:
     #: Whether it is already acked: it is made durable before the answer, so that it never comes
     #: again.
     is_final: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Settled:
+    """What became of the settlements of one request so far."""
+
+    count: int = 0
+    stale: list[Stale] = field(default_factory=list)
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +165,42 @@ class Delivery:
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
         """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)
-        plan = self._settle(request, now_ms)
-        return SettleAnswer(settled=plan.settled, stale=tuple(plan.stale))
+        settled = Settled()
+        for part in self.slices(request):
+            self.settle_slice(request, part, now_ms, settled)
+        return SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
+
+    def check_settle(self, request: SettleRequest) -> None:
+        """Raise `InvalidMessageError` for settlements that make no sense, before the first slice."""
+        check_settle(request, self._limits)
+
+    def slices(self, request: SettleRequest | PullRequest) -> Iterator[Settlement]:
+        """Its settlements in portions; each is applied by one `settle_slice`."""
+        group = self.registry.find(request.subject, group_of(request))
+        state = None if group is None else group.state
+        return in_slices(request.settlements, state, request.consumer)
+
+    def settle_slice(
+        self, request: SettleRequest | PullRequest, part: Settlement, now_ms: int, settled: Settled
+    ) -> None:
+        """Apply one portion; it is in the action log on return, and counted in `settled`.
+
+        Where the log has no room for a later one, it is refused as stale: those before it count.
+        """
+        try:
+            plan = self._settle(request, (part,), now_ms)
+        except NoRoomError:
+            if not settled.has_begun:
+                raise
+            settled.stale += [(part.token, *each) for each in ranges_of(part)]
+            return
+        settled.has_begun = True
+        settled.count += plan.settled
+        settled.stale += plan.stale
+
+    def check_pull(self, request: PullRequest) -> None:
+        """Raise `InvalidMessageError` for a pull that makes no sense."""
+        check_pull(request, self._limits)
 
     def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
         """Check a pull and apply the settlements it carries; returns those that were refused.
@@ -164,7 +208,10 @@ class Delivery:
         Call it once for each request, before the first `pull`.
         """
         check_pull(request, self._limits)
-        return tuple(self._settle(request, now_ms).stale) if request.settlements else ()
+        settled = Settled()
+        for part in self.slices(request):
+            self.settle_slice(request, part, now_ms, settled)
+        return tuple(settled.stale)
 
     def pull(
         self,
@@ -249,7 +296,9 @@ class Delivery:
         if self._has_more(group.state, now_ms):
             self.waiting.wake_group(group.key)
 
-    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Plan:
+    def _settle(
+        self, request: SettleRequest | PullRequest, settlements: Sequence[Settlement], now_ms: int
+    ) -> Plan:
         name = group_of(request)
         group = self.registry.find(request.subject, name)
         if group is None:
@@ -257,11 +306,11 @@ class Delivery:
                 subject=request.subject, group=name, first_sequence=0, max_attempts=1
             )
             terms = self._terms(nobody, now_ms)
-            return plan_settlements(nobody, request.consumer, request.settlements, terms)
+            return plan_settlements(nobody, request.consumer, settlements, terms)
         group.note_seen(request.consumer, now_ms)
         self._end_leases(group, now_ms)
         plan = plan_settlements(
-            group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
+            group.state, request.consumer, settlements, self._terms(group.state, now_ms)
         )
         self.journal.write(plan.actions, group.state)
         self.after_change(group, now_ms)

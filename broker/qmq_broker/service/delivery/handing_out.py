@@ -258,6 +258,12 @@ def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] 
     return (first, after) if after > first else None
 
 
+def first_of(selection: Selection, messages: int) -> Selection:
+    """The first messages of a selection."""
+    runs = tuple(_head(selection.runs, messages))
+    return Selection(runs=runs, entries=selection.entries[:messages])
+
+
 def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:
     if count == run.count:
         return run

@@ -17,7 +17,7 @@ from typing import Final
 from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
 from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, EXPIRED
 from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.handing_out import Room, Selection, join_runs, select
+from qmq_broker.service.delivery.handing_out import Room, Selection, first_of, join_runs, select
 from qmq_broker.service.delivery.holding import first_original
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import key_number
@@ -32,6 +32,9 @@ from qmq_client.wire.record_parts import record_expires_at_ms
 
 #: Passes of one pull before others get their turn.
 PASSES_MAX: Final = 8
+#: Messages that one pass looks at one by one, and how many of them may die in one pull.
+LOOKED_MAX: Final = 500
+DEAD_MAX: Final = 250
 #: Messages that an ordered group reaches in one step, and their bytes: whole records are read for their
 #: keys, and all steps of a pull may read about as much as a pull may bring.
 FED_MAX: Final = 256
@@ -82,6 +85,8 @@ class Picker:
                 return picked
             passed = [picked.passed] if picked.passed is not None else []
             self._journal.write([*picked.actions, *passed], state)
+            if len(picked.actions) >= DEAD_MAX:
+                break
         return Picked(is_unfinished=True)
 
     def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
@@ -94,6 +99,10 @@ class Picker:
         may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
+        if len(selection.entries) > LOOKED_MAX:
+            # Each may die: the rest is looked at in another turn.
+            selection = first_of(selection, LOOKED_MAX)
+            records = read_messages(self._store, state, selection.entries)
         picked = Picked()
         kept: list[DeliveryRun] = []
         kept_records: list[bytes] = []
