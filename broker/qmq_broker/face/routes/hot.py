@@ -185,7 +185,7 @@ class HotRoutes:
     async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
         """Apply its settlements; others get their turns between portions of them."""
         delivery, settled = self._broker.delivery, Settled()
-        for part in delivery.slices(request):
+        for part in delivery.slices(request, settled):
             if settled.has_begun:
                 await asyncio.sleep(0)
             delivery.settle_slice(request, part, self._broker.time.now_ms(), settled)

@@ -166,7 +166,7 @@ class Delivery:
         """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)
         settled = Settled()
-        for part in self.slices(request):
+        for part in self.slices(request, settled):
             self.settle_slice(request, part, now_ms, settled)
         return SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
 
@@ -174,11 +174,18 @@ class Delivery:
         """Raise `InvalidMessageError` for settlements that make no sense, before the first slice."""
         check_settle(request, self._limits)
 
-    def slices(self, request: SettleRequest | PullRequest) -> Iterator[Settlement]:
+    def slices(
+        self, request: SettleRequest | PullRequest, settled: Settled
+    ) -> Iterator[Settlement]:
         """Its settlements in portions; each is applied by one `settle_slice`."""
         group = self.registry.find(request.subject, group_of(request))
         state = None if group is None else group.state
-        return in_slices(request.settlements, state, request.consumer)
+        return in_slices(
+            request.settlements,
+            state,
+            request.consumer,
+            lambda token, part: settled.stale.append((token, *part)),
+        )
 
     def settle_slice(
         self, request: SettleRequest | PullRequest, part: Settlement, now_ms: int, settled: Settled
@@ -209,7 +216,7 @@ class Delivery:
         """
         check_pull(request, self._limits)
         settled = Settled()
-        for part in self.slices(request):
+        for part in self.slices(request, settled):
             self.settle_slice(request, part, now_ms, settled)
         return tuple(settled.stale)
 

@@ -6,14 +6,14 @@ back, or die, by itself; so ranges of what a consumer holds are cut, each part o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 import msgspec
 
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.spans import RangeSet
-from qmq_client.wire.requests import Nack, Reject, Settlement
+from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 
 #: Ranges that are settled in one turn: some ten milliseconds.
 RANGES_MAX: Final = 100
@@ -25,9 +25,15 @@ _Range = tuple[int, int]
 
 
 def in_slices(
-    settlements: Iterable[Settlement], state: GroupState | None, consumer: str
+    settlements: Iterable[Settlement],
+    state: GroupState | None,
+    consumer: str,
+    refuse: Callable[[int, _Range], object],
 ) -> Iterator[Settlement]:
-    """The same settlements, in order; acks of each token first."""
+    """The same settlements, in order; acks of each token first.
+
+    `refuse` is told the token and range of a second extension of the same messages.
+    """
     log = None if state is None else state.consumer(consumer)
     leases = [] if log is None else list(log.leases())
     held = (leases[0].first, leases[-1].next) if leases else (0, 0)
@@ -44,7 +50,7 @@ def in_slices(
             yield Settlement(token=one.token, nacks=nacks)
         for rejects in _batches(_cut(one.rejects, held)):
             yield Settlement(token=one.token, rejects=rejects)
-        for extends in _batches((each, 1) for each in one.extends):
+        for extends in _batches((each, 1) for each in _once(one, refuse)):
             yield Settlement(token=one.token, extends=extends)
 
 
@@ -86,6 +92,18 @@ def _cut(outcomes: Iterable[_Outcome], held: _Range) -> Iterator[tuple[_Outcome,
                     outcome if is_whole else msgspec.structs.replace(outcome, range=part),
                     weight,
                 )
+
+
+def _once(one: Settlement, refuse: Callable[[int, _Range], object]) -> Iterator[Extend]:
+    """Extensions of what was not named by one before: of each message the first one counts."""
+    seen = RangeSet()
+    for extend in one.extends:
+        everything = (0, extend.range[1])
+        for part, is_new in _parts(extend.range, everything, seen):
+            if is_new:
+                yield msgspec.structs.replace(extend, range=part)
+            else:
+                refuse(one.token, part)
 
 
 def _parts(whole: _Range, held: _Range, seen: RangeSet) -> list[tuple[_Range, bool]]:
