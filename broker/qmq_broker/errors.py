@@ -19,6 +19,7 @@
     │   ├── BusyError             come back after `retry_after_s`
     │   ├── UnavailableError      the broker does not do this in its present state
     │   ├── NotFoundError         what the request names is not there
+    │   ├── NotEmptyError         what is to be removed is still used
     │   ├── ConflictError         a message id stored before with other content
     │   ├── GroupConflictError    a pull that says something else than its group keeps
     │   ├── ConsumerReplacedError a pull of a broadcast whose name another process has taken over
@@ -180,12 +181,25 @@ class BusyError(ServiceError):
     code = "busy"
 
     def __init__(
-        self, message: str, *, retry_after_s: float, is_for_everybody: bool = False
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        is_for_everybody: bool = False,
+        field: str = "",
+        limit: str = "",
+        value: str = "",
+        remedy: str = "",
     ) -> None:
         """`is_for_everybody`: the broker is behind, whoever asks and however little."""
-        super().__init__(message)
+        super().__init__(f"{message}. {remedy}" if remedy else message)
         self.retry_after_s = retry_after_s
         self.is_for_everybody = is_for_everybody
+        #: What the bound is of, the bound, what there is, and what makes room.
+        self.field = field
+        self.limit = limit
+        self.value = value
+        self.remedy = remedy
 
 
 class UnavailableError(ServiceError):
@@ -203,6 +217,20 @@ class NotFoundError(ServiceError):
     """What the request names is not there."""
 
     code = "not_found"
+
+
+class NotEmptyError(ServiceError):
+    """A subject is still used; nothing was removed."""
+
+    code = "not_empty"
+
+    def __init__(self, *, subject: str, field: str, count: int, remedy: str) -> None:
+        super().__init__(f"subject {subject} has {field}: {count}. {remedy}")
+        #: What it still has, and how many.
+        self.field = field
+        self.limit = "0"
+        self.value = str(count)
+        self.remedy = remedy
 
 
 class ConflictError(ServiceError):

@@ -20,6 +20,7 @@ from qmq_client.commands.broker_json import (
 )
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.keepers import keeper_lines
+from qmq_client.commands.table import table_lines
 from qmq_client.errors import TransportError
 from qmq_client.transport.address import BrokerAddress
 
@@ -31,7 +32,8 @@ _reason_option = click.option("--reason", help="Shown to clients that are refuse
 @click.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show whether the broker serves, and if not, why; and who keeps its logs elsewhere.
+    """Show whether the broker serves, and if not, why; what is used of its bounds; and who keeps its logs
+    elsewhere.
 
     Exit codes: 0 it serves (if read-only, its consumers), 1 it serves nobody, 2 bad usage, 3 no
     broker answers.
@@ -40,7 +42,11 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     # Load balancers act on the 503; its answer is complete nevertheless.
     answer = get_json(address, "/readyz", {}, known=("status",), statuses=(200, 503))
     kept = _keepers(address) if answer["status"] in _SERVING else []
-    _show(answer | ({"keepers": kept} if kept else {}), as_json)
+    room = _room(address) if answer["status"] in _SERVING else {}
+    more = {"keepers": kept, "room": room}
+    _show(answer | {name: value for name, value in more.items() if value}, as_json)
+    if room and not as_json:
+        click.echo("\n".join(room_lines(room)))
     if kept and not as_json:
         click.echo("\n".join(keeper_lines(kept)))
     if answer["status"] not in _SERVING:
@@ -88,6 +94,23 @@ def _keepers(address: BrokerAddress) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = answer["keepers"]
     return found
+
+
+def room_lines(room: dict[str, Any]) -> list[str]:
+    """What is used of each bound, and by which tokens, for people."""
+    bounds = [(one["name"], one["used"], one["limit"]) for one in room["bounds"]]
+    lines = table_lines(("bound", "used", "limit"), bounds)
+    names = ("token", "subjects", "groups", "groups_bytes")
+    tokens = [tuple(one[name] for name in names) for one in room.get("tokens", ())]
+    return [*lines, *(table_lines(names, tokens) if tokens else ())]
+
+
+def _room(address: BrokerAddress) -> dict[str, Any]:
+    """What is used of the bounds; nothing for a caller who may not see all subjects, or from an older broker."""
+    try:
+        return get_json(address, "/v1/room", {}, known=("bounds",))
+    except TransportError:
+        return {}
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:

@@ -103,9 +103,15 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
 
 @delayed.command()
 @click.argument("message_ids", nargs=-1, required=True)
+@click.option("--subject", help="Only messages of this subject.")
 @broker_options
 def cancel(
-    message_ids: tuple[str, ...], broker: str | None, config_file: Path | None, as_json: bool
+    *,
+    message_ids: tuple[str, ...],
+    subject: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Cancel messages. Exit code 1 when any of them was already released, or is unknown."""
     wanted = [_checked(message_id) for message_id in message_ids]
@@ -113,9 +119,8 @@ def cancel(
     outcomes: list[str] = []
     for first in range(0, len(wanted), CANCELLED_PER_REQUEST_MAX):
         part = wanted[first : first + CANCELLED_PER_REQUEST_MAX]
-        answer = post_json(
-            address, "/v1/delayed/cancel", {"message_ids": part}, known=("outcomes",)
-        )
+        body = {"message_ids": part, "subject": subject}
+        answer = post_json(address, "/v1/delayed/cancel", body, known=("outcomes",))
         outcomes += answer["outcomes"]
     _tell(wanted, outcomes, as_json, done="cancelled")
 
@@ -123,11 +128,13 @@ def cancel(
 @delayed.command()
 @click.argument("message_id")
 @click.argument("deliver_at", type=TIME)
+@click.option("--subject", help="Of this subject; needed if several have a message with this id.")
 @broker_options
 def reschedule(
     *,
     message_id: str,
     deliver_at: int,
+    subject: str | None,
     broker: str | None,
     config_file: Path | None,
     as_json: bool,
@@ -135,7 +142,7 @@ def reschedule(
     """Change when a message is due. Exit code 1 when it was already released or cancelled."""
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
-    body = {"message_id": wanted, "deliver_at_ms": deliver_at}
+    body = {"message_id": wanted, "deliver_at_ms": deliver_at, "subject": subject}
     answer = post_json(address, "/v1/delayed/reschedule", body, known=("outcomes",))
     _tell([wanted], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED)
 

@@ -1,4 +1,4 @@
-"""`qmq subjects`, `qmq groups …`, `qmq lag`: where messages are and how far each group has come.
+"""`qmq groups …`, `qmq lag`: how far each group has come.
 
 A group is named as it is listed: `group`, or `group@consumer` for one consumer of a broadcast. What
 changes a group is answered when it is durable.
@@ -25,7 +25,6 @@ from qmq_client.commands.table import table_lines
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 
-_SUBJECT_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages")
 _GROUP_COLUMNS: Final = (
     "subject",
     "group",
@@ -39,26 +38,6 @@ _GROUP_COLUMNS: Final = (
     "state",
 )
 _LAG_COLUMNS: Final = ("subject", "group", "lag", "lag_s", "state")
-
-
-@click.command()
-@broker_options
-def subjects(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """List the subjects of a broker, with the range of messages in each."""
-    answer = get_json(broker_address(broker, config_file), "/v1/subjects", {}, known=("subjects",))
-    if as_json:
-        print_json(answer)
-        return
-    rows = [
-        (
-            found["subject"],
-            found["first_sequence"],
-            found["next_sequence"],
-            found["next_sequence"] - found["first_sequence"],
-        )
-        for found in answer["subjects"]
-    ]
-    _print(_SUBJECT_COLUMNS, rows)
 
 
 @click.group(invoke_without_command=True)

@@ -24,7 +24,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "send": "Send a message from the shell, without a transaction.",
     "pipeline": "Messages as tables: ingest, audit, report, replay (needs Spark).",
     "store": "Verify, read, rebuild, back up and restore a broker's data directory.",
-    "subjects": "List the subjects of a broker.",
+    "subjects": "List the subjects of a broker, or remove one.",
     "tail": "Print the latest messages of a subject, and follow new ones.",
     "up": "Run a broker and a watchdog together.",
     "watchdog": "Send the outbox rows that crashed or slow processes left behind.",

@@ -20,6 +20,8 @@ _STATUS_BYTES_MAX: Final = 16 * 1024 * 1024
 #: One of these is in each answer of a broker other than 200.
 _SAYS_WHY: Final = ("status", "code")
 _DURABLE: Final = "durable"
+#: From this share of a bound on, a person should look before the broker refuses.
+_USED_SHARE: Final = 0.8
 #: States that somebody asked for; a broker without disk space still says "serving".
 _READ_ONLY: Final = "read-only"
 
@@ -55,6 +57,7 @@ def broker(given: str | BrokerAddress) -> Findings:
     yield from _access(address)
     yield from _delayed(address)
     yield from _keepers(address)
+    yield from _room(address)
 
 
 def _access(address: BrokerAddress) -> Findings:
@@ -108,6 +111,31 @@ def _keepers(address: BrokerAddress) -> Findings:
             )
             fix = f"run its archive; when there is none any more: qmq broker remove-keeper {name} --broker {url}"
             yield found("broker.keeper", read, fix)
+
+
+def _room(address: BrokerAddress) -> Findings:
+    """What is nearly used up; not reported to a caller who may not see all subjects, nor by an older
+    broker.
+    """
+    answer = _ask(address, "/v1/room")
+    if isinstance(answer, str) or answer[0] != 200:
+        return
+    url, told = mask_secrets(address.url), answer[1]
+    used = [
+        (one.get("name"), one.get("used", 0), one.get("limit", 0))
+        for one in told.get("bounds") or ()
+    ]
+    for token in told.get("tokens") or ():
+        for name in ("subjects", "groups", "groups_bytes"):
+            limit = told.get(f"{name}_per_token", 0)
+            used.append((f"{name} of token {token.get('token')}", token.get(name, 0), limit))
+    for name, count, limit in used:
+        if limit and count >= _USED_SHARE * limit:
+            fix = (
+                f"qmq broker status --broker {url}; remove what nobody needs (qmq groups remove, qmq subjects "
+                "remove), and replay or purge dead letters (qmq dead)"
+            )
+            yield found("broker.room", f"{url}: {name}: {count} of {limit}", fix)
 
 
 def _ask(

@@ -71,6 +71,13 @@ BROKER_CHECKS: Final = (
         "broker.keeper", _RISK, "B6", _BROKER, "Segments wait for an archive: the disk fills."
     ),
     check_of(
+        "broker.room",
+        _RISK,
+        "B10",
+        _BROKER,
+        "Most of what callers may create is used: the broker will refuse new subjects, new groups, or new messages.",
+    ),
+    check_of(
         "broker.token_in_clear",
         _RISK,
         "",

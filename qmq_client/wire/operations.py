@@ -24,6 +24,12 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     group: str
 
 
+class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One subject: to be removed."""
+
+    subject: str
+
+
 class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Let a group go on from another place.
 

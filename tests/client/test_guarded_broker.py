@@ -24,9 +24,10 @@ from qmq_client import (
     pull,
 )
 from qmq_client.commands.doctor import doctor
-from qmq_client.commands.groups import groups, lag, subjects
+from qmq_client.commands.groups import groups, lag
 from qmq_client.commands.message import message
 from qmq_client.commands.send import send
+from qmq_client.commands.subjects import subjects
 from qmq_client.commands.tail import tail
 from qmq_client.settings.config import load_config
 from qmq_watchdog.cli import watchdog

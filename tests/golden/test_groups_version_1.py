@@ -17,6 +17,7 @@ from qmq_broker.storage.logs.actions import (
     GroupSettings,
     Keyed,
     MovedBack,
+    Owned,
     Passed,
     Paused,
     Purged,
@@ -59,6 +60,12 @@ ASIDE: Final[tuple[Action, ...]] = (
 )
 #: What came with groups that a start moves back.
 MOVED: Final[tuple[Action, ...]] = (MovedBack(*_WHERE, 4, 17),)
+#: What came with the shares of tokens: of a group, and of a subject that was removed later.
+OWNED: Final[tuple[Action, ...]] = (
+    Owned(*_WHERE, "shop"),
+    Owned(NOW_MS, "flight.departed", "", "shop"),
+    Ended(NOW_MS, "flight.departed", ""),
+)
 EXPIRING: Final = Record(
     message_id=bytes.fromhex("0123456789abcdef0000000000000009"),
     subject="flight.departed",
@@ -87,6 +94,12 @@ def test_actions_of_groups_that_are_moved_back_are_written_and_read_byte_for_byt
     data = golden("actions_moved_back")
     assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == MOVED
     assert msgspec.msgpack.encode(MOVED) == data
+
+
+def test_actions_of_shares_are_written_and_read_byte_for_byte() -> None:
+    data = golden("actions_owned")
+    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == OWNED
+    assert msgspec.msgpack.encode(OWNED) == data
 
 
 def test_a_record_that_expires_is_written_and_read_byte_for_byte() -> None:

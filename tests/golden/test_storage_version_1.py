@@ -61,6 +61,7 @@ FILES = {
     "keepers_begun",
     "actions_aside",
     "actions_moved_back",
+    "actions_owned",
     "actions_groups",
     "record_expiring",
     "snapshot_first",

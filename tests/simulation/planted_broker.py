@@ -229,11 +229,14 @@ def room_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replays_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replay(self: Changes, request: DeadRequest, now_ms: int) -> DeadAnswer:
-        _, sequences, has_more = self._dead(request)
-        return DeadAnswer(count=len(sequences), has_more=has_more)
+    def replay(
+        self: Changes, request: DeadRequest, now_ms: int, count_max: int
+    ) -> tuple[DeadAnswer, int | None]:
+        _, sequences, has_more = self._dead(request, count_max)
+        next_first = sequences[-1] + 1 if has_more else None
+        return DeadAnswer(count=len(sequences), has_more=has_more), next_first
 
-    monkeypatch.setattr(Changes, "replay", replay)
+    monkeypatch.setattr(Changes, "replay_some", replay)
 
 
 def consumers_of_a_broadcast_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,11 @@ from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
+from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.service.steady import SteadyTime
+from qmq_broker.service.subject_removal import SubjectRemoval
 from qmq_broker.service.writer import CommitWriter, OnDone
 from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
@@ -80,7 +82,7 @@ class Broker:
         )
         self.changes = Changes(store, self.delivery, settings.limits)
         self.query = Query(store, self.delivery)
-        self.intake = _intake(store, self.serving, settings, self.time)
+        self.intake = _intake(store, self.serving, settings, self.time, self.delivery)
         self.writer = CommitWriter(
             store,
             clock,
@@ -90,6 +92,8 @@ class Broker:
             on_poisoned=self._on_poisoned,
             measures=self.measures,
         )
+        self.subject_removal = SubjectRemoval(store, self.writer, self.delivery, self.intake)
+        self.room = Room(self.delivery, self.intake, self.writer, settings.limits)
         self._store, self._post = store, post
         self._action_sync = ActionSync(
             store,
@@ -159,16 +163,22 @@ class Broker:
             raise
 
     def send(
-        self, data: bytes, on_done: OnDone, may_send: Callable[[str], None] | None = None
+        self,
+        data: bytes,
+        on_done: OnDone,
+        may_send: Callable[[str], None] | None = None,
+        *,
+        owner: str = "",
     ) -> MessageFrame:
         """Check a request and queue it for its commit; raises if it is refused.
 
         `on_done` is called in the loop thread when the request is durable, or failed. `may_send` is
-        called with each subject, and raises where the sender may not send.
+        called with each subject, and raises where the sender may not send. New subjects take the
+        share of the token named `owner`.
         """
-        frame = self.intake.check(data, may_send)
+        frame = self.intake.check(data, may_send, owner=owner)
         self.writer.submit(frame, on_done)
-        self.intake.note_accepted(frame)
+        self.intake.note_accepted(frame, owner)
         return frame
 
     def set_read_only(self, is_read_only: bool, reason: str) -> bool:
@@ -229,7 +239,11 @@ def _serving(settings: BrokerSettings) -> ServingState:
 
 
 def _intake(
-    store: Store, serving: ServingState, settings: BrokerSettings, time: SteadyTime
+    store: Store,
+    serving: ServingState,
+    settings: BrokerSettings,
+    time: SteadyTime,
+    delivery: Delivery,
 ) -> Intake:
     return Intake(
         store,
@@ -238,6 +252,7 @@ def _intake(
         limits=settings.limits,
         reserve_bytes=settings.store.reserve_bytes,
         latest_ms=time.latest_ms,
+        shares=delivery.subject_shares,
     )
 
 

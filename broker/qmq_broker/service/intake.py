@@ -12,7 +12,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from qmq_broker.errors import BusyError, DiskFullError, InvalidRecordError
+from qmq_broker.errors import DiskFullError, InvalidRecordError
+from qmq_broker.service.delivery.subject_shares import SubjectShares, too_many
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.logs.kinds import SENT_KINDS
@@ -43,8 +44,10 @@ class Intake:
         limits: ServiceLimits,
         reserve_bytes: int,
         latest_ms: Callable[[], int],
+        shares: SubjectShares,
     ) -> None:
-        """`latest_ms` gives the time that due times are compared with."""
+        """`latest_ms` gives the time that due times are compared with; `shares` what a token may."""
+        self._shares = shares
         self._store = store
         self._serving = serving
         self._wire = wire
@@ -54,8 +57,13 @@ class Intake:
         self._subjects = set(store.subjects())
         self._known_room_bytes = 0
 
-    def check(self, data: bytes, may_send: Callable[[str], None] | None = None) -> MessageFrame:
-        """The frame of the request, fit to be stored; raises without having changed anything."""
+    def check(
+        self, data: bytes, may_send: Callable[[str], None] | None = None, *, owner: str = ""
+    ) -> MessageFrame:
+        """The frame of the request, fit to be stored; raises without having changed anything.
+
+        New subjects take the share of the token named `owner`.
+        """
         self._serving.check_takes_messages()
         self._check_room(len(data))
         frame = parse_message_frame(data, self._wire)
@@ -72,26 +80,47 @@ class Intake:
                 may_send(run.subject)
         check_records(frame)
         check_due_times(frame, self._latest_ms(), self._wire)
-        self._check_subjects(frame)
+        self._check_subjects(frame, owner)
         return frame
 
-    def note_accepted(self, frame: MessageFrame) -> None:
+    def note_accepted(self, frame: MessageFrame, owner: str = "") -> None:
         """Remember the subjects of a request that the writer took: refused ones use no room."""
-        self._subjects.update(run.subject for run in frame.runs)
+        new = self._new_subjects(frame)
+        if new:
+            self._subjects.update(new)
+            self._shares.note(new, owner, self._latest_ms())
+
+    @property
+    def subjects_count(self) -> int:
+        """How many subjects there are, as far as the bound of them is concerned."""
+        return len(self._subjects)
+
+    def knows(self, subject: str) -> bool:
+        """Whether there is such a subject."""
+        return subject in self._subjects
+
+    def forget(self, subject: str) -> None:
+        """The subject no longer exists."""
+        self._subjects.discard(subject)
+
+    def remember(self, subject: str) -> None:
+        """The subject exists after all."""
+        self._subjects.add(subject)
 
     def has_room(self) -> bool:
         """Whether the disk has room above its reserve."""
         return self._store.free_bytes() >= self._reserve_bytes
 
-    def _check_subjects(self, frame: MessageFrame) -> None:
-        new = [run.subject for run in frame.runs if run.subject not in self._subjects]
-        if len(self._subjects) + len(new) > self._subjects_max:
-            raise BusyError(
-                f"there are {len(self._subjects)} subjects, and this request has {len(new)} new ones; "
-                f"allowed: {self._subjects_max}. Use subjects that are there: what differs from message to "
-                "message belongs into the key, a tag or a header.",
-                retry_after_s=60.0,
-            )
+    def _new_subjects(self, frame: MessageFrame) -> list[str]:
+        return [run.subject for run in frame.runs if run.subject not in self._subjects]
+
+    def _check_subjects(self, frame: MessageFrame, owner: str) -> None:
+        new = len(self._new_subjects(frame))
+        if not new:
+            return
+        if len(self._subjects) + new > self._subjects_max:
+            raise too_many("subjects", len(self._subjects), new, self._subjects_max)
+        self._shares.check(new, owner)
 
     def _check_room(self, request_bytes: int) -> None:
         self._known_room_bytes -= request_bytes

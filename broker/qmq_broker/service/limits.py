@@ -22,8 +22,17 @@ class ServiceLimits:
     commit_queue_age_ms: int = 1_000
     #: Subjects; each costs an open file and a few kilobytes.
     subjects: int = 10_000
+    #: Those that the senders with one token may bring into being.
+    subjects_per_token: int = 5_000
     #: Groups over all subjects.
     groups: int = 10_000
+    #: Those that the consumers with one token may bring into being.
+    groups_per_token: int = 5_000
+    #: Memory of all groups together: of messages in flight or waiting, their histories, and dead
+    #: letters. Beyond it no group gets new messages.
+    groups_bytes: int = 512 * 1024 * 1024
+    #: The same for the groups that the consumers with one token have made.
+    groups_bytes_per_token: int = 256 * 1024 * 1024
     #: Consumers of one group that hold something or were seen lately.
     consumers_per_group: int = 1_000
     #: Where there is no room for another, those are forgotten that hold nothing and gave no sign of
@@ -40,7 +49,7 @@ class ServiceLimits:
     #: Messages of one group that are in flight, wait for redelivery within the horizon, or wait for
     #: earlier messages of their key, before new ones are held back.
     unsettled_per_group: int = 200_000
-    #: Dead letters of one group kept in memory, about 300 bytes each.
+    #: Dead letters of one group, besides the memory of all groups: about 250 bytes each.
     dead_letters_per_group: int = 1_000_000
     #: A dead letter protects its message from retention for this long.
     dead_letter_ms: int = 7 * 24 * 3_600_000

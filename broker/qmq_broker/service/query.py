@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -125,7 +125,7 @@ class Query:
         self.copies = CopySearch(store, delivery)
 
     def subjects(self) -> list[SubjectStatus]:
-        """Every subject, by name."""
+        """Every subject, by name. For any thread."""
         found = [(name, self._store.queue(name)) for name in sorted(self._store.subjects())]
         return [
             SubjectStatus(
@@ -179,15 +179,23 @@ class Query:
             and group in (None, state.group)
             and not state.subject.startswith(OWN_PREFIX)
         ]
+        return list(self._statuses(states[:count], now_ms))
+
+    def all_groups(self, now_ms: int) -> Iterator[GroupStatus]:
+        """The same of all groups, each as it is when its turn comes: others may be served in between."""
+        groups = self._delivery.registry
+        keys = [one.key for one in groups if not one.state.subject.startswith(OWN_PREFIX)]
+        found = (groups.find(*key) for key in sorted(keys))
+        return self._statuses((one.state for one in found if one is not None), now_ms)
+
+    def _statuses(self, states: Iterable[GroupState], now_ms: int) -> Iterator[GroupStatus]:
         room_bytes = LISTED_BYTES_MAX
-        listed: list[GroupStatus] = []
-        for number, state in enumerate(states[:count]):
+        for number, state in enumerate(states):
             if number >= LISTED_MAX:
                 room_bytes = 0
             made_at_ms, read_bytes = self._oldest(state, room_bytes)
             room_bytes -= read_bytes
-            listed.append(self._status(state, made_at_ms, now_ms))
-        return listed
+            yield self._status(state, made_at_ms, now_ms)
 
     def dead_letters(
         self,

@@ -169,6 +169,28 @@ class Retention:
             self.beside.begin(self._remove)
         return False
 
+    def remove_subject(self, subject: str) -> bool:
+        """Forget a subject whose messages are all gone; returns whether that is so.
+
+        Durable on return. Its place is kept: sent to again, it goes on where it ended. Requires:
+        there is such a subject. Raises `NoRoomError` with nothing changed.
+        """
+        queues = self._parts.queues
+        if not self.step() or not queues.is_empty(subject):
+            return False
+        sequences = self._retained.first_sequences | {subject: queues.staged_sequence(subject)}
+        removed = (*(one for one in queues.removed() if one != subject), subject)
+        retained = Retained(self._retained.store_id, self.first_offset, sequences, removed)
+        write_retained(self._disk, retained)
+        self._retained = retained
+        queues.remove(subject, sequences)
+        return True
+
+    @property
+    def removed_subjects(self) -> int:
+        """How many were removed and did not come again. For any thread."""
+        return len(self._parts.queues.removed())
+
     def finish(self) -> None:
         """Finish the work under way, before a clean stop."""
         while not self.step():
@@ -198,8 +220,11 @@ class Retention:
 
     def _note(self, first_offset: int) -> None:
         """Beside the writer: note durably where the log begins, before anything below it goes."""
-        sequences = self._parts.queues.sequences_at(first_offset)
-        retained = Retained(self._retained.store_id, first_offset, sequences)
+        removed = self._parts.queues.removed()
+        sequences = {name: self._retained.first_sequences[name] for name in removed}
+        sequences |= self._parts.queues.sequences_at(first_offset)
+        removed = tuple(name for name in removed if name in self._retained.removed)
+        retained = Retained(self._retained.store_id, first_offset, sequences, removed)
         try:
             write_retained(self._disk, retained)
         except NoRoomError as error:

@@ -57,7 +57,8 @@ class Store:
     """One data directory, open.
 
     What writes to the commit log or moves its beginning belongs to the writer thread: `append`,
-    `commit`, `step` or both, `cancel`, `note_time`, `give_up_below`, `keep`, `end_keeper`, `close`.
+    `commit`, `step` or both, `cancel`, `note_time`, `give_up_below`, `remove_subject`, `keep`, `end_keeper`,
+    `close`.
     `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
     thread of its own. After a `PoisonedError` only `close` is left, then a restart.
     """
@@ -259,6 +260,17 @@ class Store:
         self._check_place()
         with self._poisoning("retention"):
             return self.retention.give_up_below(offset)
+
+    def remove_subject(self, subject: str) -> bool:
+        """Forget a subject whose messages are all gone; returns whether that is so.
+
+        Durable on return. Requires: there is such a subject, and no group on it. What decided that
+        is made durable before. Raises `NoRoomError` with nothing changed.
+        """
+        self._check()
+        self._check_place()
+        self.actions.sync()
+        return self.queue(subject) is not None and self.retention.remove_subject(subject)
 
     def keep(self, name: str, told: LogOffsets, at_ms: int) -> Keeper:
         """Let retention wait for this keeper, as far as it has told; see `Keepers.keep`."""

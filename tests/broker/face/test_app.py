@@ -331,7 +331,7 @@ def test_an_error_nobody_foresaw_says_nothing_about_the_inside(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret\nplace")
 
-    rig.broker.delivery.settle = broken  # type: ignore[method-assign,assignment]  # the fault
+    rig.broker.delivery.check_settle = broken  # type: ignore[method-assign,assignment]  # the fault
     with caplog.at_level(logging.ERROR):
         reply = client.post("/v1/settle", {**PULL, "settlements": []})
     assert reply.status == 500

@@ -1,15 +1,15 @@
 """B10: nothing that a caller asks for holds up the loop, and with it everybody else.
 
-Measured is the processor time of the loop's thread in one turn of the loop: other programs do not change that. The
-broker aims at 50 ms; the bound leaves room for slow machines.
+Measured is the processor time of the loop's thread in one turn of the loop: other programs do not change that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -18,7 +18,7 @@ from qmq_client.wire.requests import PullRequest, encode_control
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import SUBJECT, Rig, make_frame
 
-TURN_S_MAX: Final = 0.25
+TURN_S_MAX: Final = 0.05
 MANY: Final = 10_000
 
 
@@ -39,19 +39,28 @@ class Turns:
             scope["headers"].append((b"content-length", str(len(body)).encode()))
         wire, rig = Wire([body]), self._client.rig
         task = asyncio.ensure_future(self._client.app(scope, wire.receive, wire.send))
+        commits = asyncio.ensure_future(self._commit(task))
         while not task.done():
             began_s = time.thread_time()
             await asyncio.sleep(0)
             rig.run_posted()
             self.longest_s = max(self.longest_s, time.thread_time() - began_s)
-            await asyncio.to_thread(rig.broker.writer.step)
+        await commits
         await task
         return wire.reply()
 
+    async def _commit(self, until: asyncio.Future[None]) -> None:
+        while not until.done():
+            await asyncio.to_thread(self._client.rig.broker.writer.step, wait_s=0.01)
+
 
 @pytest.fixture
-def turns(rig: Rig) -> Turns:
-    return Turns(Client(rig))
+def turns(rig: Rig) -> Iterator[Turns]:
+    made = Turns(Client(rig))
+    gc.collect()
+    gc.freeze()  # what the tests themselves hold is no part of a turn
+    yield made
+    gc.unfreeze()
 
 
 def send_of(body: bytes) -> bytes:
@@ -101,6 +110,44 @@ def test_B10_many_messages_in_frames_hold_up_nobody(turns: Turns) -> None:
     for group in ("a", "b"):
         request = PullRequest(subject=SUBJECT, group=group, consumer="c", max_messages=MANY)
         assert turns.ask("POST", "/v1/pull", encode_control(request), FRAME).status == 200
+    assert turns.longest_s < TURN_S_MAX
+
+
+def test_B10_many_expired_messages_hold_up_nobody(rig: Rig, turns: Turns) -> None:
+    for _ in range(5):
+        rig.submit(make_frame([b"x"] * MANY, expires_at_ms=1))
+    rig.broker.writer.step()
+    rig.run_posted()
+    pull = {"subject": SUBJECT, "group": "g", "consumer": "c", "max_messages": MANY}
+    for _ in range(20):
+        assert turns.ask("POST", "/v1/pull", json.dumps(pull).encode()).status == 200
+    state = rig.broker.delivery.group(SUBJECT, "g")
+    assert state is not None
+    assert len(state.dead) > MANY // 4
+    assert turns.longest_s < TURN_S_MAX
+
+
+@pytest.mark.parametrize("outcome", ["acks", "nacks", "rejects", "extends"])
+def test_B10_settling_many_messages_one_by_one_holds_up_nobody(
+    rig: Rig, turns: Turns, outcome: str
+) -> None:
+    rig.submit(make_frame([b"x"] * MANY))
+    rig.broker.writer.step()
+    rig.run_posted()
+    given = rig.pull(max_messages=MANY, consumer="c")
+    more: dict[str, dict[str, Any]] = {
+        "nacks": {"error": "e" * 40},
+        "rejects": {"reason": "r" * 40},
+        "extends": {"lease_ms": 9_000},
+    }
+    parts = [list(given.part(index)) for index in range(MANY)]
+    ranges: list[Any] = (
+        parts if outcome == "acks" else [{"range": part, **more[outcome]} for part in parts]
+    )
+    settlement = {"token": given.token, outcome: ranges}
+    settle = {"subject": SUBJECT, "group": "billing", "consumer": "c", "settlements": [settlement]}
+    reply = turns.ask("POST", "/v1/settle", json.dumps(settle).encode())
+    assert reply.json["settled"] == MANY
     assert turns.longest_s < TURN_S_MAX
 
 

@@ -55,6 +55,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None, set[str]]] = {
     ),
     "GET /v1/delayed/status": ("GET", "/v1/delayed/status", None, {"operator", "reader of all"}),
     "POST /v1/delayed/retry": ("POST", "/v1/delayed/retry", {}, {"operator"}),
+    "GET /v1/room": ("GET", "/v1/room", None, {"operator", "reader of all"}),
     "GET /v1/keepers": ("GET", "/v1/keepers", None, {"operator", "reader of all"}),
     "POST /v1/state": ("POST", "/v1/state", {"state": "serving"}, {"operator"}),
 }
@@ -72,8 +73,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 ASKED |= {
     f"POST {path}": ("POST", path, {**GROUP, **more}, ADMINS) for path, more in CHANGES.items()
 }
-#: Delayed messages by their ids: test_delayed_roles.py; keepers of a store by its id: test_keeper_routes.py.
+#: A subject is removed only when it is empty: test_authorization.py; delayed messages by their ids:
+#: test_delayed_roles.py; keepers of a store by its id: test_keeper_routes.py.
 ELSEWHERE = {
+    "POST /v1/subjects/remove",
     "POST /v1/keepers/keep",
     "POST /v1/keepers/remove",
     "GET /v1/delayed/{message_id}",

@@ -14,6 +14,8 @@ import httpx
 import msgspec
 import pytest
 
+from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_broker.face.callers.certificate import validity_of
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.options import TlsOptions
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
@@ -122,7 +124,8 @@ def test_the_context_knows_no_old_version_even_where_the_library_does(
     certificate, key = authority.issue("a.example", as_file="a")
     for client_ca in ("", str(authority.file)):
         made = TlsContext(
-            TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=client_ca)
+            TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=client_ca),
+            SYSTEM_CLOCK.now_ms,
         )
         assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2
         wanted = ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE
@@ -166,10 +169,44 @@ def test_a_certificate_that_every_client_refuses_for_its_time_is_logged_when_it_
         "127.0.0.1", as_file="server", not_before=first, not_after=last
     )
     ca = str(authority.file) if client_ca else ""
-    TlsContext(TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=ca))
+    options = TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=ca)
+    TlsContext(options, SYSTEM_CLOCK.now_ms)
     told = [one.getMessage() for one in caplog.records]
     assert [one.split()[0] for one in told] == (["certificate_out_of_date"] if reason else [])
     assert not reason or reason in told[0]
+
+
+@pytest.mark.parametrize("year", [2040, 2080])
+def test_a_certificate_that_expires_while_the_broker_runs_is_logged_before_and_then(
+    authority: Authority, caplog: pytest.LogCaptureFixture, year: int
+) -> None:
+    last = datetime(year, 3, 1, 12, tzinfo=UTC)
+    first = last - timedelta(days=90)
+    certificate, key = authority.issue("a", as_file="server", not_before=first, not_after=last)
+    days = [89, 15, 13, 12, 1, 0, -1, -2]
+    times = iter([int((last - timedelta(days=one)).timestamp()) * 1000 for one in days])
+    tls = TlsContext(TlsOptions(certificate_file=certificate, key_file=key), lambda: next(times))
+    for _ in days[1:]:
+        assert not tls.step()
+    told = [one.getMessage() for one in caplog.records]
+    assert [one.split()[0] for one in told] == ["certificate_ends_soon", "certificate_out_of_date"]
+    assert "13 days" in told[0]
+    assert "has expired" in told[1]
+
+
+def test_bytes_that_are_no_certificate_have_no_validity() -> None:
+    for der in (
+        b"",
+        b"\x30",
+        b"\x30\x80",
+        b"\x30\x03\x30\x01\x02",
+        bytes(64),
+        b"\x30\x84" + b"\xff" * 4,
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            validity_of(ssl.DER_cert_to_PEM_cert(der))
+    with pytest.raises(ValueError, match="no certificate in PEM"):
+        validity_of("")
 
 
 def test_failed_handshakes_are_logged_once_for_each_kind(

@@ -16,43 +16,44 @@ from qmq_broker.service.delivery.holding import first_needed
 COUNT = 10_000
 
 
-class Time(int):
-    """Milliseconds that count how often a time was asked about."""
+class Counted(DeadLetters):
+    """Counts how many of its letters were looked at."""
 
-    looks = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
 
-    def __ge__(self, other: int) -> bool:
-        Time.looks += 1
-        return super().__ge__(other)
+    def __getitem__(self, sequence: int) -> DeadLetter:
+        self.looks += 1
+        return super().__getitem__(sequence)
 
 
 def letter(sequence: int, at_ms: int) -> DeadLetter:
-    return DeadLetter(sequence=sequence, attempts=1, reason=REJECTED, error="", at_ms=Time(at_ms))
+    return DeadLetter(sequence=sequence, attempts=1, reason=REJECTED, error="", at_ms=at_ms)
 
 
 def test_retention_looks_at_few_dead_letters_however_many_there_are() -> None:
     state = GroupState(subject="orders", group="billing", first_sequence=COUNT, max_attempts=1)
+    dead = state.dead = Counted()
     for sequence in range(COUNT):
-        state.dead[sequence] = letter(sequence, at_ms=sequence)
-    Time.looks = 0
+        dead[sequence] = letter(sequence, at_ms=sequence)
     asked = range(0, COUNT, 100)
     assert [first_needed(state, since_ms) for since_ms in asked] == list(asked)
-    assert Time.looks <= COUNT + len(asked), "each letter leaves once"
-    Time.looks = 0
+    assert dead.looks <= COUNT + len(asked), "each letter leaves once"
+    dead.looks = 0
     for _ in range(100):
         assert first_needed(state, asked[-1]) == asked[-1]
-    assert Time.looks <= 100
+    assert dead.looks <= 100
 
 
 def test_very_many_dead_letters_leave_a_part_at_a_time_and_hold_retention_until_then() -> None:
-    dead = DeadLetters()
+    dead = Counted()
     for sequence in range(2 * LEAVING_MAX + 1):
         dead[sequence] = letter(sequence, at_ms=sequence)
-    Time.looks = 0
     since_ms = 2 * LEAVING_MAX
     found = [dead.first_since(since_ms, without=()) for _ in range(3)]
     assert found == [LEAVING_MAX, 2 * LEAVING_MAX, 2 * LEAVING_MAX]
-    assert Time.looks == 2 * LEAVING_MAX + 1
+    assert dead.looks == 2 * LEAVING_MAX + 1
 
 
 def test_the_first_dead_letter_is_that_of_all_that_are_looked_through() -> None:
@@ -67,7 +68,7 @@ def test_the_first_dead_letter_is_that_of_all_that_are_looked_through() -> None:
         if rng.random() < 0.01:
             copies.add(sequence)
         since_ms = max(since_ms, now_ms - rng.randrange(50, 200))
-        wanted = [one for one, its in dead.items() if int(its.at_ms) >= since_ms]
+        wanted = [one for one, its in dead.items() if its.at_ms >= since_ms]
         wanted = [one for one in wanted if one not in copies]
         assert dead.first_since(since_ms, without=copies) == min(wanted, default=None)
 

@@ -18,6 +18,10 @@ class Painted:
     next: int
     colour: int
 
+    @property
+    def memory_bytes(self) -> int:
+        return 10 + self.colour
+
     def cut(self, first: int, next_: int) -> Painted:
         return replace(self, first=first, next=next_)
 
@@ -80,6 +84,9 @@ def test_spans_behave_like_a_mapping_of_numbers(
             model.update(dict.fromkeys(held, 9))
     assert numbers(list(spans)) == model
     assert spans.count == len(model)
+    assert (
+        spans.memory_bytes == spans.copy().memory_bytes == sum(span.memory_bytes for span in spans)
+    )
     assert numbers(spans.copy().take(*asked)) == {n: model[n] for n in range(*asked) if n in model}
     assert numbers(list(spans)) == model
     at = spans.at(asked[0])

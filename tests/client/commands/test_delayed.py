@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -22,6 +23,7 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import encode_record
 from tests.kit.broker_process import ROOT, BrokerProcess
+from tests.kit.waiting import DEADLINE_S
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 
@@ -177,3 +179,24 @@ def test_the_programs_of_the_page_run(broker: BrokerProcess, tmp_path: Path) -> 
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+
+
+def test_B7_of_several_messages_with_one_id_that_of_a_subject_is_put_off_or_cancelled(
+    broker: BrokerProcess,
+) -> None:
+    url = f"http://{broker.host}:{broker.port}"
+    one = "ab" * 16
+    for subject in ("gate", "seat"):
+        message = {"subject": subject, "body": 1, "message_id": one, "delay_ms": 3_600_000}
+        sent = httpx.post(f"{url}/v1/send", json={"messages": [message]}, timeout=DEADLINE_S)
+        assert sent.status_code == 200
+    moved = (datetime.now(UTC) + timedelta(days=3)).isoformat()
+    unclear = CliRunner().invoke(delayed, ["reschedule", one, moved, "--broker", url])
+    assert unclear.exit_code == 1
+    assert run(url, "reschedule", one, moved, "--subject", "seat")["outcomes"] == {
+        one: "rescheduled"
+    }
+    due = {row["subject"]: row["due_at_ms"] for row in run(url, "list")["delayed"]}
+    assert due["seat"] > due["gate"]
+    assert run(url, "cancel", one, "--subject", "gate")["outcomes"] == {one: "cancelled"}
+    assert run(url, "status")["subjects"] == {"seat": 1}

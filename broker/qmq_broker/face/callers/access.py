@@ -61,11 +61,17 @@ class Right(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Caller:
     """Whoever sent a request: a name for logs and refusals, and rights."""
 
-    __slots__ = ("name", "rights")
+    __slots__ = ("name", "owner", "rights")
 
-    def __init__(self, name: str, rights: Iterable[Right]) -> None:
+    def __init__(self, name: str, rights: Iterable[Right], *, owner: str = "") -> None:
+        """`owner`: the name of the token, to which count what its callers bring into being."""
         self.name = name
         self.rights = tuple(rights)
+        is_operator = any(
+            right.role is Role.ADMIN and right.subjects == ALL_SUBJECTS for right in self.rights
+        )
+        #: Whose share of the broker's room is used up; empty for operators, who may use all of it.
+        self.owner = "" if is_operator else owner
 
     def may(self, roles: Iterable[Role], subject: str) -> bool:
         """Whether the caller has one of these roles on the subject; an admin has every role.

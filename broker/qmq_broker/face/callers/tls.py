@@ -7,21 +7,21 @@ place, with a line in the log.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Final
 
+from qmq_broker.face.callers.certificate import Validity, validity_of
 from qmq_broker.face.callers.outside_files import Stamp, read_bounded, stamp_of
 from qmq_broker.face.logs import log_event
 from qmq_broker.options import TlsOptions
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
-#: Of OpenSSL's verification: not valid yet, and expired.
-_WRONG_TIME: Final = (9, 10)
-#: Turns of each side until a handshake in memory has ended: a full one takes two.
-_TURNS_MAX: Final = 8
+#: So long before its end a certificate is to be renewed: time to notice, and to be on holiday.
+ENDS_SOON_MS: Final = 14 * 24 * 3_600_000
+_DAY_MS: Final = 24 * 3_600_000
 #: A chain of certificates; the CAs of a whole company are more.
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -42,13 +42,18 @@ class TlsError(QmqError):
 class TlsContext:
     """What the listener hands to each new connection. Belongs to the loop thread."""
 
-    def __init__(self, options: TlsOptions) -> None:
+    def __init__(self, options: TlsOptions, now_ms: Callable[[], int]) -> None:
         """Raises `TlsError`."""
         self._options = options
+        self._now_ms = now_ms
         self._stamps = self._look()
         #: For the next connection. Never changed, only replaced: OpenSSL adds authorities to those that
         #: a context has, and sessions begun under those before could be resumed.
         self.context = _new_context(options)
+        self._validity = _validity(options.certificate_file)
+        #: What was last told of the certificate's time.
+        self._told = ""
+        self._tell_time()
 
     def forget(self) -> None:
         """Let the next step read the files, changed or not."""
@@ -58,6 +63,7 @@ class TlsContext:
         """Check the files once; returns whether there is a new context."""
         stamps = self._look()
         if stamps == self._stamps:
+            self._tell_time()
             return False
         self._stamps = stamps
         try:
@@ -66,7 +72,26 @@ class TlsContext:
             log_event(_LOG, logging.ERROR, "certificate_not_read", reason=error)
             return False
         log_event(_LOG, logging.INFO, "certificate_read", file=self._options.certificate_file)
+        self._validity, self._told = _validity(self._options.certificate_file), ""
+        self._tell_time()
         return True
+
+    def _tell_time(self) -> None:
+        """Log once that every client will refuse the certificate, or soon will."""
+        validity, now_ms = self._validity, self._now_ms()
+        if validity is None:
+            return
+        event, level, reason = "", logging.ERROR, ""
+        if now_ms > validity.last_ms:
+            event, reason = "certificate_out_of_date", "certificate has expired"
+        elif now_ms < validity.first_ms:
+            event, reason = "certificate_out_of_date", "certificate is not yet valid"
+        elif now_ms > validity.last_ms - ENDS_SOON_MS:
+            event, level = "certificate_ends_soon", logging.WARNING
+            reason = f"certificate expires in {(validity.last_ms - now_ms) // _DAY_MS} days"
+        if event != self._told and event:
+            log_event(_LOG, level, event, file=self._options.certificate_file, reason=reason)
+        self._told = event
 
     def _look(self) -> tuple[Stamp | None, ...]:
         options = self._options
@@ -82,33 +107,17 @@ def _new_context(options: TlsOptions) -> ssl.SSLContext:
     if options.client_ca_file:
         context.verify_mode = ssl.CERT_REQUIRED
     _load(context, options)
-    if reason := _wrong_time(context, options.certificate_file):
-        file = options.certificate_file
-        log_event(_LOG, logging.ERROR, "certificate_out_of_date", file=file, reason=reason)
     return context
 
 
-def _wrong_time(context: ssl.SSLContext, certificate_file: str) -> str:
-    """Why every client will refuse the certificate at this time; empty if it will not.
-
-    Asks a client in memory that trusts this very certificate: the library shows none of its own.
-    """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+def _validity(certificate_file: str) -> Validity | None:
+    """When the certificate is valid; None if the file is gone again or says it in no known way."""
     try:
-        client.load_verify_locations(certificate_file)
-        asking = client.wrap_bio(to_client, to_server)
-        shown = context.wrap_bio(to_server, to_client, server_side=True)
-        for side in (asking, shown) * _TURNS_MAX:
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message if error.verify_code in _WRONG_TIME else ""
-    except OSError:  # of a client without a certificate of its own, or a file that is gone again
-        return ""
-    return ""
+        return validity_of(
+            read_bounded(certificate_file, _FILE_BYTES_MAX).decode("ascii", "replace")
+        )
+    except (OSError, ValueError):
+        return None
 
 
 def _load(context: ssl.SSLContext, options: TlsOptions) -> None:

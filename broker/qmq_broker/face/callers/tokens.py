@@ -135,4 +135,4 @@ def encode_tokens(listed: TokenList) -> bytes:
 
 
 def _caller(entry: TokenEntry) -> Caller:
-    return Caller(f"{entry.name} ({entry.id})", entry.rights)
+    return Caller(f"{entry.name} ({entry.id})", entry.rights, owner=entry.name)

@@ -100,7 +100,9 @@ def _retained(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
     except CorruptionError as error:
         yield _damaged(layout.RETAINED, 0, None, error.reason)
         return
-    yield {"first_offset": retained.first_offset, "first_sequences": retained.first_sequences}
+    removed = {"removed": retained.removed} if retained.removed else {}
+    firsts = retained.first_sequences
+    yield {"first_offset": retained.first_offset, "first_sequences": firsts} | removed
 
 
 def _keepers(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:

@@ -40,7 +40,7 @@ class Entrance:
     def of(cls, options: ServeOptions, clock: Clock) -> Self:
         """Read tokens and certificate; raises `TokenFileError` or `TlsError`."""
         tokens = WatchedTokens(options.tokens_file) if options.tokens_file else None
-        tls = TlsContext(options.tls) if options.tls is not None else None
+        tls = TlsContext(options.tls, clock.now_ms) if options.tls is not None else None
         return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
 
     def reload(self) -> None:

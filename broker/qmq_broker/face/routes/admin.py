@@ -6,6 +6,7 @@ served.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -36,8 +37,9 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.ranges import range_routes
 from qmq_broker.face.routes.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.face.routes.scrape import metric_routes
+from qmq_broker.face.routes.subjects import subject_routes
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.query import LISTED_MAX
+from qmq_broker.service.query import LISTED_MAX, GroupStatus
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.index.key_search import FOUND_MAX, TimeRange
 from qmq_client.wire.errors import InvalidMessageError, QmqError
@@ -50,6 +52,8 @@ from qmq_client.wire.shown import shorten
 
 _PEEKED: Final = 20
 _FOUND: Final = 100
+#: Groups of a list that are looked at in one turn of the loop: some ten milliseconds.
+_GROUPS_PER_TURN: Final = 200
 
 
 def admin_app(broker: Broker) -> Starlette:
@@ -69,6 +73,7 @@ def admin_app(broker: Broker) -> Starlette:
             Route("/v1/messages/{message_id}/trace", admin.trace),
             Route("/v1/state", admin.change_state, methods=["POST"]),
             *group_routes(broker),
+            *subject_routes(broker),
             *delayed_routes(broker),
             *keeper_routes(broker),
             *range_routes(broker),
@@ -140,16 +145,25 @@ class _Admin:
 
     async def subjects(self, request: Request) -> Response:
         sees = sight(request)
-        listed = [one for one in self._broker.query.subjects() if sees(one.subject)]
-        return _json({"subjects": listed})
+        subjects = await asyncio.to_thread(self._broker.query.subjects)
+        listed = [one for one in subjects if sees(one.subject)]
+        return await _long_json({"subjects": listed})
 
     async def groups(self, request: Request) -> Response:
         subject = _optional_name(request, "subject")
         group = _group(request) if "group" in request.query_params else None
         now_ms = self._broker.time.now_ms()
-        found = self._broker.query.groups(subject=subject, group=group, now_ms=now_ms)
         sees = sight(request)
-        return _json({"groups": [one for one in found if sees(one.subject)]})
+        if subject or group:
+            found = self._broker.query.groups(subject=subject, group=group, now_ms=now_ms)
+            return await _long_json({"groups": [one for one in found if sees(one.subject)]})
+        listed: list[GroupStatus] = []
+        for count, one in enumerate(self._broker.query.all_groups(now_ms), start=1):
+            if sees(one.subject):
+                listed.append(one)
+            if count % _GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return await _long_json({"groups": listed})
 
     async def dead(self, request: Request) -> Response:
         """Dead letters of one group, with their messages on request."""
@@ -238,6 +252,12 @@ async def _on_unforeseen(_: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         raise error  # there is nobody to answer
     return _json(INTERNAL, status=500)
+
+
+async def _long_json(value: object) -> Response:
+    """The same of what may be long: made beside the loop."""
+    content = await asyncio.to_thread(msgspec.json.encode, value)
+    return Response(content, media_type=JSON_CONTENT_TYPE)
 
 
 def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -6,14 +6,14 @@ They answer once the change is durable: what an operator was told survives a pow
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq_broker.errors import NotFoundError
+from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.callers.access import Role
 from qmq_broker.face.callers.door import caller_of
 from qmq_broker.face.routes.bodies import read_body
@@ -23,12 +23,16 @@ from qmq_client.wire.groups import check_group
 from qmq_client.wire.names import check_name
 from qmq_client.wire.operations import (
     ConfigureRequest,
+    DeadAnswer,
     DeadRequest,
     GroupRequest,
     SeekRequest,
 )
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 from qmq_client.wire.start import parse_start
+
+#: Dead letters replayed or purged in one turn of the loop: some ten milliseconds.
+_DEAD_PER_TURN: Final = 1_000
 
 _R = TypeVar("_R", GroupRequest, SeekRequest, ConfigureRequest, DeadRequest)
 
@@ -87,12 +91,43 @@ class _GroupRoutes:
     async def replay(self, request: Request) -> Response:
         """Deliver dead letters again."""
         wanted = await self._read(request, DeadRequest)
-        return await self._answer(self._broker.changes.replay(wanted, self._now_ms))
+        changes, answer = self._broker.changes, DeadAnswer(count=0)
+        for _ in range(self._slices):
+            try:
+                some, next_first = changes.replay_some(wanted, self._now_ms, self._per_turn)
+            except BusyError:
+                if not answer.count:
+                    raise
+                answer = msgspec.structs.replace(answer, has_more=True)
+                break
+            count, gone = answer.count + some.count, answer.gone + some.gone
+            answer = DeadAnswer(count=count, gone=gone, has_more=some.has_more)
+            if next_first is None:
+                break
+            wanted = msgspec.structs.replace(wanted, first=next_first)
+            await asyncio.sleep(0)
+        return await self._answer(answer)
 
     async def purge(self, request: Request) -> Response:
         """Forget dead letters."""
         wanted = await self._read(request, DeadRequest)
-        return await self._answer(self._broker.changes.purge(wanted, self._now_ms))
+        changes, answer = self._broker.changes, DeadAnswer(count=0)
+        for _ in range(self._slices):
+            some = changes.purge_some(wanted, self._now_ms, self._per_turn)
+            answer = DeadAnswer(count=answer.count + some.count, has_more=some.has_more)
+            if not some.has_more:
+                break
+            await asyncio.sleep(0)
+        return await self._answer(answer)
+
+    @property
+    def _slices(self) -> int:
+        """Turns of the loop for one request about dead letters."""
+        return -(-self._broker.settings.limits.dead_letters_per_request // self._per_turn)
+
+    @property
+    def _per_turn(self) -> int:
+        return min(_DEAD_PER_TURN, self._broker.settings.limits.dead_letters_per_request)
 
     async def _set_paused(self, request: Request, *, is_paused: bool) -> Response:
         wanted = await self._read(request, GroupRequest)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
 from starlette.types import Scope
 
 from qmq_broker.errors import StoreError
@@ -33,7 +34,7 @@ from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
-from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.delivery import HandOut, Settled
 from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.delivery.waiting import WaitingPull
 from qmq_broker.service.serving import Serving
@@ -42,13 +43,15 @@ from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
-from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
+from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleAnswer, SettleRequest
 
 _LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
 #: thread, where the loop gets its turn every few milliseconds.
 _IN_LOOP_BYTES_MAX: Final = 16 * 1024
+#: A pull with more refused settlements than this waits for no messages: it would hold them all that time.
+_STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
 _Work = Callable[[Head, Exchange], Awaitable[None]]
@@ -128,7 +131,8 @@ class HotRoutes:
                 )
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
-            frame = self._broker.send(data, partial(make_known, durable), may_send)
+            owner = head.caller.owner
+            frame = self._broker.send(data, partial(make_known, durable), may_send, owner=owner)
             placed = await durable
         reply = head.answer_encoding()
         await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
@@ -139,13 +143,16 @@ class HotRoutes:
         self._broker.serving.check_delivers()
         self._check_answer(request)
         delivery = self._broker.delivery
-        stale = delivery.begin_pull(request, self._broker.time.now_ms())
+        delivery.check_pull(request)
+        stale = tuple((await self._settled(request)).stale)
+        has_settled, request = bool(request.settlements), without_settlements(request)
+        owner = head.caller.owner
         try:
-            given = delivery.pull(request, self._broker.time.now_ms(), stale)
-            if given is None and request.wait_ms:
+            given = delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)
+            if given is None and request.wait_ms and len(stale) <= _STALE_WAITING_MAX:
                 given = await self._wait(request, stale, exchange)
         except QmqError as error:
-            if not request.settlements or self._broker.serving.state is Serving.POISONED:
+            if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
             self._tell_fault(exchange, error)
             given = (
@@ -169,9 +176,20 @@ class HotRoutes:
         request = await self._read(head, exchange, SettleRequest)
         head.caller.check(Role.CONSUMER, request.subject)
         self._broker.serving.check_delivers()
-        settled = self._broker.delivery.settle(request, self._broker.time.now_ms())
+        self._broker.delivery.check_settle(request)
+        settled = await self._settled(request)
+        answer = SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
         reply = head.answer_encoding()
-        await exchange.answer(200, reply, encode(reply, settled))
+        await exchange.answer(200, reply, encode(reply, answer))
+
+    async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
+        """Apply its settlements; others get their turns between portions of them."""
+        delivery, settled = self._broker.delivery, Settled()
+        for part in delivery.slices(request, settled):
+            if settled.has_begun:
+                await asyncio.sleep(0)
+            delivery.settle_slice(request, part, self._broker.time.now_ms(), settled)
+        return settled
 
     async def _read(self, head: Head, exchange: Exchange, kind: type[T]) -> T:
         encoding, body_bytes_max = check_head(
@@ -212,7 +230,8 @@ class HotRoutes:
             self._door.let_in(scope)
             caller_of(scope).check(Role.CONSUMER, request.subject)
             self._check_answer(request)
-            return delivery.pull(request, self._broker.time.now_ms(), stale)
+            owner = caller_of(scope).owner
+            return delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)
         except QmqError:
             delivery.waiting.wake_group(waiting.key)
             raise
@@ -255,6 +274,11 @@ async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) 
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
     await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
+
+
+def without_settlements(request: PullRequest) -> PullRequest:
+    """The same pull, once its settlements were applied: there may be a megabyte of them."""
+    return msgspec.structs.replace(request, settlements=()) if request.settlements else request
 
 
 def _set(woken: asyncio.Future[None]) -> None:

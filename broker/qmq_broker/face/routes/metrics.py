@@ -1,7 +1,7 @@
 """Everything that `GET /metrics` shows, as one table; docs/metrics.md has the same.
 
 The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few;
-`reason`, `state` and `log` come from short, fixed lists. No message id, consumer or error text
+`reason`, `state`, `log` and `bound` come from short, fixed lists. No message id, consumer or error text
 becomes a label.
 """
 
@@ -235,6 +235,20 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         "gauge",
         "Free space below which sends are refused.",
         lambda reading: reading.reserve_bytes,
+    ),
+    PlainMetric(
+        name="bound_used",
+        kind="gauge",
+        about="How much is used of a bound over all callers.",
+        labels=("bound",),
+        read=lambda reading: [((one.name,), one.used) for one in reading.bounds],
+    ),
+    PlainMetric(
+        name="bound_limit",
+        kind="gauge",
+        about="The bound: beyond it the broker refuses.",
+        labels=("bound",),
+        read=lambda reading: [((one.name,), one.limit) for one in reading.bounds],
     ),
     _one("subjects", "gauge", "Subjects.", lambda reading: reading.subjects),
     _one(

@@ -13,7 +13,8 @@ from qmq_broker.face.routes.delayed import JsonDelayed
 from qmq_broker.face.routes.find import JsonSearch, JsonTrace
 from qmq_broker.face.routes.json_messages import JsonDeliveries, JsonSend
 from qmq_broker.service.keeping import KeeperStatus
-from qmq_broker.service.query import GroupStatus
+from qmq_broker.service.query import GroupStatus, SubjectStatus
+from qmq_broker.service.room import RoomStatus
 from qmq_client.wire.delayed import (
     CancelAnswer,
     CancelRequest,
@@ -29,6 +30,7 @@ from qmq_client.wire.operations import (
     KeepRequest,
     SeekRequest,
     StateChange,
+    SubjectRequest,
 )
 from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, SettleRequest
 
@@ -138,6 +140,16 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "GET /v1/caller": Operation(about="The caller's name and roles.", answer=("name", "roles")),
     "GET /v1/subjects": Operation(about="List subjects and their sequences.", answer=("subjects",)),
+    "POST /v1/subjects/remove": Operation(
+        about="Remove a subject without messages, delayed messages and groups.",
+        body=SubjectRequest,
+        answer=SubjectStatus,
+        statuses=(404, 409, 429, 507, _TOO_LONG),
+    ),
+    "GET /v1/room": Operation(
+        about="Show how much is used of what callers can create, and by which token.",
+        answer=RoomStatus,
+    ),
     "GET /v1/groups": Operation(
         about="List groups with their positions and settings.",
         query=(_SUBJECT, _GROUP),

@@ -16,6 +16,7 @@ from qmq_broker.service.delay.query import DelayStatus
 from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.service.measures import OTHER_SUBJECTS, Histogram, steps_of
 from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
+from qmq_broker.service.room import Bound
 from qmq_broker.service.serving import Serving
 from qmq_client.wire.names import OWN_PREFIX
 
@@ -57,6 +58,7 @@ class Reading:
     waiting_bytes: int
     waiting_pulls: int
     subjects: int
+    bounds: tuple[Bound, ...]
     groups_count: int
     groups: list[GroupReading]
     delayed: DelayStatus
@@ -96,6 +98,7 @@ class Reading:
             waiting_bytes=broker.writer.waiting_bytes,
             waiting_pulls=broker.delivery.waiting.count,
             subjects=broker.query.subjects_count(),
+            bounds=broker.room.bounds(),
             groups_count=broker.query.groups_count(),
             groups=list(_groups(broker, now_ms)),
             delayed=delayed,

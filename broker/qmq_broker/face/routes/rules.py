@@ -56,6 +56,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /metrics": Rule(roles=READERS, about=About.ALL),
     "GET /v1/caller": Rule(about=About.NOTHING),
     "GET /v1/subjects": Rule(roles=READERS, about=About.LISTED),
+    "POST /v1/subjects/remove": Rule(about=About.IN_BODY),
+    "GET /v1/room": Rule(roles=READERS, about=About.ALL),
     "GET /v1/groups": Rule(roles=READERS, about=About.LISTED),
     "GET /v1/dead": Rule(roles=(Role.CONSUMER,)),
     "GET /v1/messages": Rule(roles=(Role.CONSUMER,), about=About.LISTED),

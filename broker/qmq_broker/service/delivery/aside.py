@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
+
+#: Memory of one copy's place.
+_COPY_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,11 @@ class Aside:
         self.runs: RedeliveryHeap[AsideRun] = RedeliveryHeap()
         #: Sequence of the message → sequence in the queue of copies.
         self.copies: dict[int, int] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all that, roughly."""
+        return self.runs.memory_bytes + _COPY_BYTES * len(self.copies)
 
     @property
     def count(self) -> int:

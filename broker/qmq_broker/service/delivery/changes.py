@@ -97,28 +97,41 @@ class Changes:
 
     def replay(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
         """Deliver dead letters again, to their group only, as if for the first time."""
+        return self.replay_some(request, now_ms, self._limits.dead_letters_per_request)[0]
+
+    def replay_some(
+        self, request: DeadRequest, now_ms: int, count_max: int
+    ) -> tuple[DeadAnswer, int | None]:
+        """The same with at most so many; and where to go on, None for nowhere at once."""
         state = self._group(request.subject, request.group).state
         there = max(request.first, self._first_there(state))
         # Those that are gone stay: if they took the room of a request, none would get behind them.
         passed = sum(request.first <= one < min(there, request.next) for one in state.dead)
-        group, sequences, has_more = self._dead(msgspec.structs.replace(request, first=there))
+        request = msgspec.structs.replace(request, first=there)
+        group, sequences, is_cut = self._dead(request, count_max)
         present, gone, has_rest = self._present(state, sequences)
         room = self._limits.unsettled_per_group - state.unsettled
         if present and room <= 0:
             raise BusyError(
                 f"group {state.group} has {state.unsettled} messages unsettled", retry_after_s=5.0
             )
-        has_more = has_more or has_rest or len(present) > room
+        is_stopped = has_rest or len(present) > room
         actions: list[Action] = []
         for first, next_ in _runs(present[: max(0, room)]):
             keys = () if state.lanes is None else self._keys(state, first, next_)
             actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
         self._write(group, actions, now_ms)
-        return DeadAnswer(count=min(len(present), room), gone=passed + gone, has_more=has_more)
+        count = min(len(present), room)
+        answer = DeadAnswer(count=count, gone=passed + gone, has_more=is_cut or is_stopped)
+        return answer, sequences[-1] + 1 if is_cut and not is_stopped else None
 
     def purge(self, request: DeadRequest, now_ms: int) -> DeadAnswer:
         """Forget dead letters."""
-        group, sequences, has_more = self._dead(request)
+        return self.purge_some(request, now_ms, self._limits.dead_letters_per_request)
+
+    def purge_some(self, request: DeadRequest, now_ms: int, count_max: int) -> DeadAnswer:
+        """The same with at most so many."""
+        group, sequences, has_more = self._dead(request, count_max)
         if sequences:
             first, next_ = sequences[0], sequences[-1] + 1
             where = (now_ms, request.subject, request.group)
@@ -131,9 +144,8 @@ class Changes:
             raise NotFoundError(f"there is no group {name} on subject {subject}")
         return group
 
-    def _dead(self, request: DeadRequest) -> tuple[Group, list[int], bool]:
+    def _dead(self, request: DeadRequest, limit: int) -> tuple[Group, list[int], bool]:
         group = self._group(request.subject, request.group)
-        limit = self._limits.dead_letters_per_request
         sequences = group.state.dead_between(request.first, request.next, limit + 1)
         return group, sequences[:limit], len(sequences) > limit
 

@@ -77,7 +77,7 @@ def _check_names(request: PullRequest | SettleRequest) -> None:
 def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits) -> None:
     count = 0
     for settlement in settlements:
-        for first, next_ in _ranges(settlement):
+        for first, next_ in ranges_of(settlement):
             count += 1
             if first >= next_:
                 raise InvalidMessageError(
@@ -99,7 +99,8 @@ def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits)
         )
 
 
-def _ranges(settlement: Settlement) -> Iterator[tuple[int, int]]:
+def ranges_of(settlement: Settlement) -> Iterator[tuple[int, int]]:
+    """All ranges that it names."""
     yield from settlement.acks
     yield from (nack.range for nack in settlement.nacks)
     yield from (reject.range for reject in settlement.rejects)

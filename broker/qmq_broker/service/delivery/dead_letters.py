@@ -1,11 +1,16 @@
-"""Messages that a group does not get again, and why."""
+"""Messages that a group does not get again, and why.
+
+There may be very many, so each is kept as the bytes that a snapshot has of it: a third of the memory,
+and nothing for the garbage collector to visit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, MutableMapping
 from heapq import heappop, heappush
 from typing import Final
+
+import msgspec
 
 from qmq_broker.service.delivery.history import History
 
@@ -19,10 +24,13 @@ EXPIRED: Final = "expired"
 _FEW: Final = 64
 #: Letters that leave the heap at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
+#: Memory of one letter beside its bytes: their head, its number, and places in table and heap.
+LETTER_BYTES: Final = 224
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
     """A message that this group does not get again unless it is replayed."""
 
     sequence: int
@@ -35,25 +43,59 @@ class DeadLetter:
     history: History = ()
 
 
-class DeadLetters(dict[int, DeadLetter]):
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(DeadLetter)
+
+
+class DeadLetters(MutableMapping[int, DeadLetter]):
     """The dead letters of one group, by sequence.
 
-    There may be a million, and retention asks each second which is the first that it must wait for.
-    So their sequences stand in a heap as well, from which those leave that it need not wait for.
+    Retention asks each second which is the first that it must wait for. So their sequences stand in a
+    heap as well, from which those leave that it need not wait for.
     """
 
+    __slots__ = ("_by_sequence", "_encoded_bytes", "_heap")
+
     def __init__(self) -> None:
-        super().__init__()
+        self._by_sequence: dict[int, bytes] = {}
+        self._encoded_bytes = 0
         self._heap: list[int] = []
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that all of them take, roughly."""
+        return self._encoded_bytes + LETTER_BYTES * len(self._by_sequence)
+
+    def __len__(self) -> int:
+        return len(self._by_sequence)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_sequence)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._by_sequence
+
+    def __getitem__(self, sequence: int) -> DeadLetter:
+        return _DECODER.decode(self._by_sequence[sequence])
+
     def __setitem__(self, sequence: int, letter: DeadLetter) -> None:
-        before = self.get(sequence)
-        super().__setitem__(sequence, letter)
-        if before is None or before.at_ms != letter.at_ms:
-            if len(self._heap) > 2 * len(self) + _FEW:  # most of them are no dead letters any more
-                self._heap = sorted(self)
-            else:
-                heappush(self._heap, sequence)
+        before = self._by_sequence.get(sequence)
+        # Copied, because what the encoder gives has room to spare.
+        encoded = self._by_sequence[sequence] = bytes(memoryview(_ENCODER.encode(letter)))
+        self._encoded_bytes += len(encoded) - len(before or b"")
+        if before is not None and _DECODER.decode(before).at_ms == letter.at_ms:
+            return
+        if len(self._heap) > 2 * len(self) + _FEW:  # most of them are no dead letters any more
+            self._heap = sorted(self)
+        else:
+            heappush(self._heap, sequence)
+
+    def __delitem__(self, sequence: int) -> None:
+        self._encoded_bytes -= len(self._by_sequence.pop(sequence))
+
+    def encoded(self) -> Iterable[bytes]:
+        """Each as MessagePack, in no order; read-only."""
+        return self._by_sequence.values()
 
     def first_since(
         self, at_ms: int, *, without: Container[int], first_sequence: int = 0

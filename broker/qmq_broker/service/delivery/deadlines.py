@@ -14,6 +14,8 @@ from qmq_broker.service.delivery.leases import Lease, PullLog
 
 #: The heap is cleared of settled leases only above this many entries.
 _ENTRIES_MIN: Final = 1024
+#: Memory of one entry.
+DEADLINE_BYTES: Final = 120
 
 
 class Deadlines:

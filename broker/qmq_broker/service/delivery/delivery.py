@@ -11,12 +11,13 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from qmq_broker.errors import NoRoomError
-from qmq_broker.service.delivery.checks import check_pull, check_settle
+from qmq_broker.service.delivery.budget import Budget
+from qmq_broker.service.delivery.checks import check_pull, check_settle, ranges_of
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
 from qmq_broker.service.delivery.holding import must_move_back
@@ -27,13 +28,17 @@ from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.settling import (
+    ERROR_CHARACTERS_MAX,
+    ERROR_CHARACTERS_MIN,
     Plan,
     Stale,
     Terms,
     plan_ended_leases,
     plan_settlements,
 )
+from qmq_broker.service.delivery.slices import in_slices
 from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.service.delivery.subject_shares import SubjectShares
 from qmq_broker.service.delivery.suspects import Turn
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
@@ -43,7 +48,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.names import COPIES
-from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+from qmq_client.wire.requests import PullRequest, SettleAnswer, Settlement, SettleRequest
 
 _log = logging.getLogger(__name__)
 #: When to try again to end leases that the action log had no room for.
@@ -59,6 +64,15 @@ class HandOut:
     #: Whether it is already acked: it is made durable before the answer, so that it never comes
     #: again.
     is_final: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Settled:
+    """What became of the settlements of one request so far."""
+
+    count: int = 0
+    stale: list[Stale] = field(default_factory=list)
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +102,21 @@ class Delivery:
         self._limits = limits
         self._draw = draw
         self._backoff = backoff or Backoff()
-        self.journal = Journal(store, on_poisoned)
-        self.registry = Groups(store, limits, self.journal)
+        #: The memory of all groups.
+        self.budget = Budget(limits)
+        self.journal = Journal(store, self.budget, on_poisoned)
+        self.registry = Groups(store, limits, self.journal, self.budget)
+        #: Which token brought a subject into being.
+        self.subject_shares = SubjectShares(limits, self.journal)
         self.needed_log = NeededLog(store, self.registry)
         self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, bytes]:
         """The offset of the action log, and the state of all groups at that offset."""
-        return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
+        return self._store.actions.log.written_offset, encode_groups(
+            self.groups(), now_ms, self.subject_shares.owners
+        )
 
     def start(self, now_ms: int) -> int:
         """Restore the groups from the action log; returns how many actions were replayed.
@@ -105,7 +125,9 @@ class Delivery:
         sequences of those. Raises `NoRoomError` if the action log has no room for that.
         """
         actions = self._store.actions
-        states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        there = {*self._store.subjects(), *self._store.schedule.pending_by_subject()}
+        self.subject_shares.restore({one: its for one, its in owners.items() if one in there})
         for state in states:
             self._move_back(state, now_ms)
         if self.journal.is_unsynced:
@@ -143,8 +165,49 @@ class Delivery:
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
         """Apply settlements; they are in the action log on return."""
         check_settle(request, self._limits)
-        plan = self._settle(request, now_ms)
-        return SettleAnswer(settled=plan.settled, stale=tuple(plan.stale))
+        settled = Settled()
+        for part in self.slices(request, settled):
+            self.settle_slice(request, part, now_ms, settled)
+        return SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
+
+    def check_settle(self, request: SettleRequest) -> None:
+        """Raise `InvalidMessageError` for settlements that make no sense, before the first slice."""
+        check_settle(request, self._limits)
+
+    def slices(
+        self, request: SettleRequest | PullRequest, settled: Settled
+    ) -> Iterator[Settlement]:
+        """Its settlements in portions; each is applied by one `settle_slice`."""
+        group = self.registry.find(request.subject, group_of(request))
+        state = None if group is None else group.state
+        return in_slices(
+            request.settlements,
+            state,
+            request.consumer,
+            lambda token, part: settled.stale.append((token, *part)),
+        )
+
+    def settle_slice(
+        self, request: SettleRequest | PullRequest, part: Settlement, now_ms: int, settled: Settled
+    ) -> None:
+        """Apply one portion; it is in the action log on return, and counted in `settled`.
+
+        Where the log has no room for a later one, it is refused as stale: those before it count.
+        """
+        try:
+            plan = self._settle(request, (part,), now_ms)
+        except NoRoomError:
+            if not settled.has_begun:
+                raise
+            settled.stale += [(part.token, *each) for each in ranges_of(part)]
+            return
+        settled.has_begun = True
+        settled.count += plan.settled
+        settled.stale += plan.stale
+
+    def check_pull(self, request: PullRequest) -> None:
+        """Raise `InvalidMessageError` for a pull that makes no sense."""
+        check_pull(request, self._limits)
 
     def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
         """Check a pull and apply the settlements it carries; returns those that were refused.
@@ -152,20 +215,30 @@ class Delivery:
         Call it once for each request, before the first `pull`.
         """
         check_pull(request, self._limits)
-        return tuple(self._settle(request, now_ms).stale) if request.settlements else ()
+        settled = Settled()
+        for part in self.slices(request, settled):
+            self.settle_slice(request, part, now_ms, settled)
+        return tuple(settled.stale)
 
     def pull(
-        self, request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+        self,
+        request: PullRequest,
+        now_ms: int,
+        stale: tuple[Stale, ...] = (),
+        *,
+        owner: str = "",
     ) -> HandOut | None:
         """Hand out what there is for this request; None for nothing.
 
-        Requires: `begin_pull` accepted the request. Raises `BusyError` over a bound.
+        A group that is made for it takes the share of the token named `owner`. Requires:
+        `begin_pull` accepted the request. Raises `BusyError` over a bound.
         """
-        group = self.registry.for_pull(request, now_ms)
+        group = self.registry.for_pull(request, now_ms, owner)
         self._end_leases(group, now_ms)
         picked = self._pick(group, request, now_ms)
         if not picked.runs:
             self._reschedule(group, now_ms, is_unfinished=picked.is_unfinished)
+            self._check_budget(group.state)
             return None
         state = group.state
         first_pull_sequence = state.next_pull_sequence(request.consumer)
@@ -230,7 +303,9 @@ class Delivery:
         if self._has_more(group.state, now_ms):
             self.waiting.wake_group(group.key)
 
-    def _settle(self, request: SettleRequest | PullRequest, now_ms: int) -> Plan:
+    def _settle(
+        self, request: SettleRequest | PullRequest, settlements: Sequence[Settlement], now_ms: int
+    ) -> Plan:
         name = group_of(request)
         group = self.registry.find(request.subject, name)
         if group is None:
@@ -238,11 +313,11 @@ class Delivery:
                 subject=request.subject, group=name, first_sequence=0, max_attempts=1
             )
             terms = self._terms(nobody, now_ms)
-            return plan_settlements(nobody, request.consumer, request.settlements, terms)
+            return plan_settlements(nobody, request.consumer, settlements, terms)
         group.note_seen(request.consumer, now_ms)
         self._end_leases(group, now_ms)
         plan = plan_settlements(
-            group.state, request.consumer, request.settlements, self._terms(group.state, now_ms)
+            group.state, request.consumer, settlements, self._terms(group.state, now_ms)
         )
         self.journal.write(plan.actions, group.state)
         self.after_change(group, now_ms)
@@ -250,7 +325,13 @@ class Delivery:
 
     def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
         """What this pull is given: a suspect alone, or others."""
-        room = room_for(group.state, request, self._limits, now_ms)
+        room = room_for(
+            group.state,
+            request,
+            self._limits,
+            now_ms,
+            takes_new=self.budget.refusal(group.state.owner) is None,
+        )
         consumer, suspects = request.consumer, group.suspects
         suspects.look(now_ms)
         turn = suspects.turn(consumer, request.lease_ms, now_ms)
@@ -272,6 +353,14 @@ class Delivery:
             until_ms=now_ms + request.lease_ms,
         )
         return picked
+
+    def _check_budget(self, state: GroupState) -> None:
+        """Raise `BusyError` if the group gets nothing because there is no memory for it."""
+        refusal = self.budget.refusal(state.owner)
+        queue = self._store.queue(state.subject)
+        has_new = queue is not None and state.cursor < queue.next_sequence
+        if refusal is not None and has_new and not state.is_paused:
+            raise refusal
 
     def _is_held_back(self, key: GroupKey, consumer: str) -> bool:
         group = self.registry.find(*key)
@@ -312,8 +401,14 @@ class Delivery:
         backoff, own = self._backoff, state.settings.backoff
         if own is not None:
             backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
-        held_ms = self._limits.held_ms
-        return Terms(now_ms=now_ms, backoff=backoff, draw=self._draw, held_ms=held_ms)
+        has_room = self.budget.refusal(state.owner) is None
+        return Terms(
+            now_ms=now_ms,
+            backoff=backoff,
+            draw=self._draw,
+            held_ms=self._limits.held_ms,
+            error_characters=ERROR_CHARACTERS_MAX if has_room else ERROR_CHARACTERS_MIN,
+        )
 
 
 def _hand_out(

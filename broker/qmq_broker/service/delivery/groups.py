@@ -23,13 +23,14 @@ first of their key (`lanes.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from heapq import nsmallest
 from typing import Final
 
+import msgspec
+
 from qmq_broker.service.delivery.aside import Aside
 from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
-from qmq_broker.service.delivery.deadlines import Deadlines
+from qmq_broker.service.delivery.deadlines import DEADLINE_BYTES, Deadlines
 from qmq_broker.service.delivery.filters import TagFilter, filter_of
 from qmq_broker.service.delivery.history import (
     GIVEN_BACK,
@@ -58,6 +59,10 @@ from qmq_broker.storage.logs.actions import (
 
 #: `retry_at_ms` of messages that are not delivered again.
 NO_RETRY: Final = 0
+#: Memory of a group that nobody pulled for yet.
+_GROUP_BYTES: Final = 6_144
+#: Memory of one tag of its filter, beside its text.
+_TAG_BYTES: Final = 384
 
 
 class GroupState:
@@ -77,6 +82,8 @@ class GroupState:
         #: By tags; None if it gets every message.
         self.filter: TagFilter | None = None
         self.is_paused = False
+        #: Whose share of the broker's room it takes; empty for nobody's.
+        self.owner = ""
         #: When somebody asked for it, as far as the action log knows.
         self.seen_ms = 0
         #: In an ordered group: messages it has reached and is not done with, by key.
@@ -96,6 +103,34 @@ class GroupState:
         #: below.
         self.next_pull_floor = 0
         self._in_flight = 0
+        #: The memory of all pull logs, each as it was last counted.
+        self._logs_bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that this group takes, roughly, and may take by what is in flight."""
+        lanes_bytes = 0 if self.lanes is None else self.lanes.memory_bytes
+        tags = (*self.settings.any_tags, *self.settings.all_tags)
+        own_bytes = _GROUP_BYTES + len(self.subject) + len(self.group)
+        own_bytes += sum(_TAG_BYTES + len(tag) for tag in tags)
+        own_bytes += self._logs_bytes + DEADLINE_BYTES * len(self.deadlines)
+        return (
+            own_bytes
+            + self.redeliveries.memory_bytes
+            + self.aside.memory_bytes
+            + self.dead.memory_bytes
+            + lanes_bytes
+        )
+
+    def count_all(self) -> None:
+        """Count the memory of all pull logs anew, where more than one was changed."""
+        for log in self._consumers.values():
+            self._count(log)
+
+    def _count(self, log: PullLog) -> None:
+        now_bytes = log.memory_bytes
+        self._logs_bytes += now_bytes - log.counted_bytes
+        log.counted_bytes = now_bytes
 
     @property
     def in_flight(self) -> int:
@@ -169,6 +204,12 @@ class GroupState:
 
     def apply(self, action: Action) -> None:
         """Apply an action on single messages; called by `apply_action` alone."""
+        self._apply(action)
+        log = self._consumers.get(getattr(action, "consumer", ""))
+        if log is not None:
+            self._count(log)
+
+    def _apply(self, action: Action) -> None:
         match action:
             case Pulled():
                 self._on_pulled(action)
@@ -203,6 +244,7 @@ class GroupState:
         self.aside.runs.take(0, 2**63)
         for log in self._consumers.values():
             log.drop_all()
+        self.count_all()
         self._in_flight = 0
         if self.lanes is not None:
             self.lanes.drop_all()
@@ -224,6 +266,7 @@ class GroupState:
                     kept = max(0, next_sequence - lease.first_sequence)
                     ended = log.end(lease.first + kept, lease.next)
                     self._in_flight -= sum(piece.next - piece.first for piece in ended)
+        self.count_all()
 
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
         """Forget consumers that hold nothing and were not seen since; returns how many.
@@ -237,6 +280,7 @@ class GroupState:
         ]
         for name in idle:
             log = self._consumers.pop(name)
+            self._logs_bytes -= log.counted_bytes
             self.next_pull_floor = max(self.next_pull_floor, log.next_pull_sequence)
         return len(idle)
 
@@ -336,7 +380,7 @@ class GroupState:
         for sequence in range(lease.first_sequence, lease.next_sequence):
             letter = self.dead.get(sequence)
             if letter is not None:
-                self.dead[sequence] = replace(letter, history=history)
+                self.dead[sequence] = msgspec.structs.replace(letter, history=history)
 
     def _on_dead(self, action: Dead) -> None:
         sequence = action.sequence

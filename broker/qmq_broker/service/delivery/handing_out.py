@@ -59,7 +59,14 @@ class Room:
     is_for_suspect: bool = False
 
 
-def room_for(state: GroupState, request: PullRequest, limits: ServiceLimits, now_ms: int) -> Room:
+def room_for(
+    state: GroupState,
+    request: PullRequest,
+    limits: ServiceLimits,
+    now_ms: int,
+    *,
+    takes_new: bool = True,
+) -> Room:
     """How much this pull may be given; raises `BusyError` if that is nothing."""
     log = state.consumer(request.consumer)
     room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
@@ -71,14 +78,18 @@ def room_for(state: GroupState, request: PullRequest, limits: ServiceLimits, now
         )
     if len(state.dead) >= limits.dead_letters_per_group:
         raise BusyError(
-            f"group {state.group} has {len(state.dead)} dead letters: replay or purge some",
+            f"group {state.group} has {len(state.dead)} dead letters",
             retry_after_s=60.0,
+            field="dead letters of a group",
+            limit=str(limits.dead_letters_per_group),
+            value=str(len(state.dead)),
+            remedy="Replay or purge some: qmq dead.",
         )
     return Room(
         now_ms=now_ms,
         messages=min(request.max_messages, limits.pull_messages, room_messages),
         bytes=min(request.max_bytes, limits.pull_bytes),
-        new_messages=limits.unsettled_per_group - state.unsettled,
+        new_messages=limits.unsettled_per_group - state.unsettled if takes_new else 0,
     )
 
 
@@ -245,6 +256,12 @@ def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] 
             break
         after += 1
     return (first, after) if after > first else None
+
+
+def first_of(selection: Selection, messages: int) -> Selection:
+    """The first messages of a selection."""
+    runs = tuple(_head(selection.runs, messages))
+    return Selection(runs=runs, entries=selection.entries[:messages])
 
 
 def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:

@@ -38,6 +38,16 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 History = tuple[Attempt, ...]
 
+#: Memory of one attempt without its error.
+_ATTEMPT_BYTES: Final = 256
+
+
+def told_bytes(error: str, history: History) -> int:
+    """The memory of what was told of a message, roughly."""
+    # A text takes up to four bytes a character, and so does each of its copies.
+    told = error.__sizeof__() if error else 0
+    return told + sum(_ATTEMPT_BYTES + one.error.__sizeof__() for one in history)
+
 
 def kept_of_each(messages: int) -> int:
     """How many attempts are kept of each of `messages` messages of one group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
+from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.dead_tally import DeadTally
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.moves import apply_action
@@ -15,8 +16,9 @@ from qmq_broker.storage.store import Store
 class Journal:
     """The only way into the action log; belongs to the loop thread."""
 
-    def __init__(self, store: Store, on_poisoned: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, budget: Budget, on_poisoned: Callable[[str], None]) -> None:
         """`on_poisoned` is called if the action log fails."""
+        self._budget = budget
         self._store = store
         self._on_poisoned = on_poisoned
         #: Whether actions were written since the action log was last synced.
@@ -30,6 +32,21 @@ class Journal:
         """
         if not actions:
             return
+        self.note(actions)
+        try:
+            for action in actions:
+                apply_action(state, action)
+                if type(action) is Dead:
+                    self.dead_tally.note(action)
+            self._budget.note(state)
+        except Exception as error:
+            # Log and state now disagree: only a replay of the log can repair that.
+            where = f"{state.group} on {state.subject}"
+            self._on_poisoned(f"state of group {where}: {type(error).__name__}: {error}")
+            raise
+
+    def note(self, actions: Sequence[Action]) -> None:
+        """Only write: for actions that change no group. Raises as `write` does."""
         try:
             self._store.actions.append(actions)
         except NoRoomError:
@@ -39,13 +56,3 @@ class Journal:
             self._on_poisoned(reason)
             raise PoisonedError(reason) from error
         self.is_unsynced = True
-        try:
-            for action in actions:
-                apply_action(state, action)
-                if type(action) is Dead:
-                    self.dead_tally.note(action)
-        except Exception as error:
-            # Log and state now disagree: only a replay of the log can repair that.
-            where = f"{state.group} on {state.subject}"
-            self._on_poisoned(f"state of group {where}: {type(error).__name__}: {error}")
-            raise

@@ -18,6 +18,9 @@ from qmq_client.wire.checksum import crc32c
 NO_KEY: Final = 0
 #: The heap is cleared of delivered messages only above this many entries.
 _READY_MIN: Final = 1024
+#: Memory of one lane, and of one message in it or in none.
+_LANE_BYTES: Final = 896
+_HELD_BYTES: Final = 256
 
 
 def key_number(key: bytes) -> int:
@@ -60,6 +63,12 @@ class KeyLanes:
         # Only a head can have been delivered, and it was unless it is ready.
         given = len(self._lanes) - (len(self._ready) - len(self._loose))
         return len(self._key_of) - given + len(self._loose)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all lanes, roughly."""
+        messages = len(self._key_of) + len(self._loose)
+        return _LANE_BYTES * len(self._lanes) + _HELD_BYTES * messages + 8 * len(self._heap)
 
     def sequences(self) -> Iterator[tuple[int, int]]:
         """Sequence and key of every message; those of one key in order."""

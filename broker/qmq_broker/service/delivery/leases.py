@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from qmq_broker.service.delivery.history import History
+from qmq_broker.service.delivery.history import History, told_bytes
 from qmq_broker.service.delivery.spans import RangeSet, Spans
 
 #: Acked ranges remembered per token and consumer, to tell an ack repeated after a lost answer from
@@ -21,6 +21,13 @@ from qmq_broker.service.delivery.spans import RangeSet, Spans
 ACKED_RANGES_MAX: Final = 1000
 #: Tokens (openings of the store) for which they are remembered.
 ACKED_TOKENS_MAX: Final = 4
+#: Memory of a lease with its deadline, without what was told of its messages.
+LEASE_BYTES: Final = 512
+#: What one message may take when it comes back, or dies, by itself.
+RETURNING_BYTES: Final = 256
+#: Memory of a pull log, and of one range that it remembers as acked.
+LOG_BYTES: Final = 1_024
+RANGE_BYTES: Final = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,12 @@ class Lease:
     untried: int = 0
 
     @property
+    def memory_bytes(self) -> int:
+        """The memory it takes, roughly, and may take when each message comes back by itself."""
+        held = self.next - self.first
+        return LEASE_BYTES + held * RETURNING_BYTES + told_bytes(self.error, self.history)
+
+    @property
     def next_sequence(self) -> int:
         """One after the sequence of the last message."""
         return self.first_sequence + self.next - self.first
@@ -64,13 +77,15 @@ class Lease:
 class PullLog:
     """The leases of one consumer of a group; only the thread of the group touches it."""
 
-    __slots__ = ("_acked", "_leases", "last_seen_ms", "next_pull_sequence")
+    __slots__ = ("_acked", "_leases", "counted_bytes", "last_seen_ms", "next_pull_sequence")
 
     def __init__(self) -> None:
         #: Pull sequence of the next message for this consumer; never used twice.
         self.next_pull_sequence = 0
         #: When this consumer last asked for something or was given something.
         self.last_seen_ms = 0
+        #: Its memory as the group has counted it.
+        self.counted_bytes = 0
         self._leases: Spans[Lease] = Spans()
         self._acked: dict[int, RangeSet] = {}
 
@@ -78,6 +93,12 @@ class PullLog:
     def in_flight(self) -> int:
         """Messages delivered and not settled."""
         return self._leases.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all that, roughly."""
+        acked = sum(map(len, self._acked.values()))
+        return LOG_BYTES + self._leases.memory_bytes + RANGE_BYTES * acked
 
     def is_there(self, since_ms: int) -> bool:
         """Whether this consumer holds something or was seen since."""

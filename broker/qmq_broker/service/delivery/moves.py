@@ -15,6 +15,7 @@ from qmq_broker.storage.logs.actions import (
     BroughtBack,
     Configured,
     MovedBack,
+    Owned,
     Paused,
     Purged,
     Replayed,
@@ -44,6 +45,8 @@ def apply_action(state: GroupState, action: Action) -> None:
             _on_aside(state, action)
         case MovedBack():
             move_back(state, action.next, action.next_copy)
+        case Owned():
+            state.owner = action.owner
         case _:
             state.apply(action)
 

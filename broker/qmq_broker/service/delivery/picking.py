@@ -17,7 +17,7 @@ from typing import Final
 from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
 from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, EXPIRED
 from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.handing_out import Room, Selection, join_runs, select
+from qmq_broker.service.delivery.handing_out import Room, Selection, first_of, join_runs, select
 from qmq_broker.service.delivery.holding import first_original
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.lanes import key_number
@@ -32,6 +32,9 @@ from qmq_client.wire.record_parts import record_expires_at_ms
 
 #: Passes of one pull before others get their turn.
 PASSES_MAX: Final = 8
+#: Messages that one pass looks at one by one, and how many of them may die in one pull.
+LOOKED_MAX: Final = 500
+DEAD_MAX: Final = 250
 #: Messages that an ordered group reaches in one step, and their bytes: whole records are read for their
 #: keys, and all steps of a pull may read about as much as a pull may bring.
 FED_MAX: Final = 256
@@ -75,13 +78,15 @@ class Picker:
                 self._skip(state, *selection.lost, room.now_ms)
                 continue
             if not selection.entries and selection.passed is None:
-                is_fed = not room.is_for_suspect and self._may_be_fed(state, queue)
+                is_fed = not room.is_for_suspect and self._may_be_fed(state, queue, room)
                 return Picked(is_unfinished=is_fed)
             picked = self._look(state, selection, room.now_ms)
             if picked.runs:
                 return picked
             passed = [picked.passed] if picked.passed is not None else []
             self._journal.write([*picked.actions, *passed], state)
+            if len(picked.actions) >= DEAD_MAX:
+                break
         return Picked(is_unfinished=True)
 
     def _look(self, state: GroupState, selection: Selection, now_ms: int) -> Picked:
@@ -94,6 +99,10 @@ class Picker:
         may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
+        if len(selection.entries) > LOOKED_MAX:
+            # Each may die: the rest is looked at in another turn.
+            selection = first_of(selection, LOOKED_MAX)
+            records = read_messages(self._store, state, selection.entries)
         picked = Picked()
         kept: list[DeliveryRun] = []
         kept_records: list[bytes] = []
@@ -129,7 +138,7 @@ class Picker:
         assert state.lanes is not None
         for _ in range(PASSES_MAX):
             count = min(FED_MAX, self._unsettled_max - state.unsettled)
-            if state.lanes.ready_count >= room.messages or count <= 0:
+            if state.lanes.ready_count >= room.messages or min(count, room.new_messages) <= 0:
                 return
             entries = queue.entries(state.cursor, count)
             if not entries:
@@ -164,8 +173,8 @@ class Picker:
         )
         self._journal.write([keyed], state)
 
-    def _may_be_fed(self, state: GroupState, queue: GroupQueue) -> bool:
-        has_room = state.unsettled < self._unsettled_max
+    def _may_be_fed(self, state: GroupState, queue: GroupQueue, room: Room) -> bool:
+        has_room = state.unsettled < self._unsettled_max and room.new_messages > 0
         return state.lanes is not None and has_room and state.cursor < queue.next_sequence
 
     def skip_what_is_gone(self, state: GroupState, first_sequence: int, now_ms: int) -> None:

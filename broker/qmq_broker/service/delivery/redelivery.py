@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from qmq_broker.service.delivery.history import LEASE_ENDED, History
+from qmq_broker.service.delivery.history import LEASE_ENDED, History, told_bytes
 from qmq_broker.service.delivery.spans import Spans
 
 #: The heap is rebuilt when it holds this many times more entries than there are runs.
@@ -21,6 +21,9 @@ _STALE_ENTRIES_MIN: Final = 64
 #: A message is a suspect if its lease ended without a word at this many deliveries. Once may be
 #: chance: such a message is delivered with others.
 SUSPECT_AFTER: Final = 2
+#: Memory of one run without what was told of it, and of one entry in a heap by time.
+_RUN_BYTES: Final = 288
+_ENTRY_BYTES: Final = 104
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,11 @@ class Redelivery:
         # Anyone who gives a message back with this very text gets it alone; no harm is done.
         return self.error == LEASE_ENDED and self.attempts >= SUSPECT_AFTER
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory it takes, roughly."""
+        return _RUN_BYTES + told_bytes(self.error, self.history)
+
     def cut(self, first: int, next_: int) -> Self:
         """The part of this run with these sequences."""
         return replace(self, first=first, next=next_)
@@ -74,6 +82,12 @@ class RedeliveryHeap(Generic[R]):
     def count(self) -> int:
         """How many messages wait."""
         return self._runs.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all that waits, roughly."""
+        entries = len(self._by_time) + len(self._suspects_by_time)
+        return self._runs.memory_bytes + _ENTRY_BYTES * entries
 
     def runs(self) -> Iterator[R]:
         """All runs by sequence."""

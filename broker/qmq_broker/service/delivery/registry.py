@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from qmq_broker.errors import BusyError, ConsumerReplacedError, GroupConflictError
+from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Turns
 from qmq_broker.service.delivery.journal import Journal
@@ -31,6 +32,7 @@ from qmq_broker.storage.logs.actions import (
     Ended,
     GroupDefined,
     GroupSettings,
+    Owned,
 )
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveryRun
@@ -99,14 +101,22 @@ class Groups:
     Belongs to the loop thread.
     """
 
-    def __init__(self, store: Store, limits: ServiceLimits, journal: Journal) -> None:
+    def __init__(
+        self, store: Store, limits: ServiceLimits, journal: Journal, budget: Budget
+    ) -> None:
         self._store = store
+        self._budget = budget
         self._limits = limits
         self._journal = journal
         self._groups: dict[GroupKey, Group] = {}
         self._schedule: list[tuple[int, GroupKey]] = []
         #: Groups that end when nobody asks for them.
         self._mortal: dict[GroupKey, Group] = {}
+        #: No pull sequence below this is used by a new group: one of its name may have had it, and
+        #: a late ack of that would be taken for one of this.
+        self._pull_floor = 0
+        #: Subjects that are being removed: no group begins on them.
+        self.closing: set[str] = set()
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
@@ -128,14 +138,18 @@ class Groups:
             group.seen_ms = min(now_ms, max(seen_ms, now_ms - idle_ms + grace_ms))
             self._mortal[group.key] = group
         self._groups[group.key] = group
+        self._budget.note(state)
         return group
 
-    def for_pull(self, request: PullRequest, now_ms: int) -> Group:
-        """The group of this pull, created if missing; raises `ServiceError` if that is refused."""
+    def for_pull(self, request: PullRequest, now_ms: int, owner: str = "") -> Group:
+        """The group of this pull, created if missing; raises `ServiceError` if that is refused.
+
+        A new one takes the share of the token named `owner`.
+        """
         key = (request.subject, group_of(request))
         group = self._groups.get(key)
         if group is None:
-            group = self._make(request, key, now_ms)
+            group = self._make(request, key, now_ms, owner)
         else:
             self._agree(group.state, request, now_ms)
         if not group.instances.admits(request):
@@ -157,6 +171,9 @@ class Groups:
         """Forget a group for good; a later pull for it creates it anew."""
         state = group.state
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
+        self._budget.forget(state)
+        logs = [log.next_pull_sequence for _, log in state.consumers()]
+        self._pull_floor = max(self._pull_floor, state.next_pull_floor, *logs)
         del self._groups[group.key]
         self._mortal.pop(group.key, None)
 
@@ -199,10 +216,11 @@ class Groups:
                 due.append(group)
         return due
 
-    def _make(self, request: PullRequest, key: GroupKey, now_ms: int) -> Group:
-        if len(self._groups) >= self._limits.groups:
-            raise BusyError(f"there are {len(self._groups)} groups already", retry_after_s=60.0)
+    def _make(self, request: PullRequest, key: GroupKey, now_ms: int, owner: str) -> Group:
+        self._budget.check_new_group(owner)
         subject, name = key
+        if subject in self.closing:
+            raise BusyError(f"subject {subject} is being removed", retry_after_s=1.0)
         defined = GroupDefined(
             at_ms=now_ms,
             subject=subject,
@@ -211,7 +229,10 @@ class Groups:
             max_attempts=request.max_attempts,
         )
         group = Group(new_state(defined), now_ms)
+        group.state.next_pull_floor = self._pull_floor
         actions: list[Action] = [defined]
+        if owner:
+            actions.append(Owned(now_ms, subject, name, owner))
         settings = self._wanted(request)
         if settings != GroupSettings():
             actions.append(Configured(now_ms, subject, name, settings))

@@ -7,26 +7,36 @@ the clock, so that no lease lasts longer than it was given for.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.moves import apply_action
-from qmq_broker.service.delivery.snapshot import decode_groups
-from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined, SetAside
+from qmq_broker.service.delivery.snapshot import decode_all
+from qmq_broker.storage.logs.actions import Action, Ended, GroupDefined, Owned, SetAside
 
 
-def groups_at_end(
-    snapshot: bytes, actions: Iterable[Action], now_ms: int
-) -> tuple[list[GroupState], int]:
-    """The groups after all that, and how many actions there were; `b""` is no snapshot."""
-    groups = {
-        (state.subject, state.group): state
-        for state in (decode_groups(snapshot, now_ms) if snapshot else ())
-    }
+class AtEnd(NamedTuple):
+    """What the action log says."""
+
+    groups: list[GroupState]
+    #: Subject → name of the token that brought it into being.
+    owners: dict[str, str]
+    #: How many actions on groups were replayed.
+    replayed: int
+
+
+def groups_at_end(snapshot: bytes, actions: Iterable[Action], now_ms: int) -> AtEnd:
+    """The groups after all that; `b""` is no snapshot."""
+    states, owners = decode_all(snapshot, now_ms) if snapshot else ([], {})
+    groups = {(state.subject, state.group): state for state in states}
     count = 0
     for action in actions:
         key = (action.subject, action.group)
+        if not action.group:
+            _note_subject(owners, action)
+            continue
         state = groups.get(key)
         if state is None:
             if not isinstance(action, GroupDefined):
@@ -40,7 +50,14 @@ def groups_at_end(
         if isinstance(action, SetAside) and action.at_ms > now_ms:
             # Their copies stay due when they were: delayed messages follow the clock as it is.
             state.aside.put_off(action.first, action.next, action.at_ms - now_ms)
-    return list(groups.values()), count
+    return AtEnd(list(groups.values()), owners, count)
+
+
+def _note_subject(owners: dict[str, str], action: Action) -> None:
+    if isinstance(action, Owned):
+        owners[action.subject] = action.owner
+    elif isinstance(action, Ended):
+        owners.pop(action.subject, None)
 
 
 def new_state(defined: GroupDefined) -> GroupState:

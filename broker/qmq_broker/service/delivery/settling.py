@@ -22,6 +22,8 @@ from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters kept of a consumer's error text: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
+#: The same where the memory of all groups is used up: what is in flight must fit all the same.
+ERROR_CHARACTERS_MIN: Final = 50
 #: What comes back untried again waits at least so long: whoever gives back all that it is given
 #: would go round and round. The first time it comes again at once, for whoever takes over from a
 #: consumer that stops.
@@ -40,6 +42,8 @@ class Terms:
     draw: Callable[[], float]
     #: However often it is extended, a lease ends at most this long after the message was given.
     held_ms: int
+    #: As much is kept of what a consumer says.
+    error_characters: int = ERROR_CHARACTERS_MAX
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +132,7 @@ class _OfToken:
             self._plan.actions += [Acked(*self._where(*part)) for part in held]
 
     def nack(self, nack: Nack) -> None:
-        error = shorten_error(nack.error)
+        error = shorten_error(nack.error, self._terms.error_characters)
         terms = self._terms
         for lease in self._decide(*nack.range):
             wait_ms = nack.delay_ms
@@ -145,7 +149,7 @@ class _OfToken:
             self._give_back(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
 
     def reject(self, given: tuple[int, int], reason: str) -> None:
-        reason = shorten_error(reason)
+        reason = shorten_error(reason, self._terms.error_characters)
         for lease in self._decide(*given):
             self._bury(lease, REJECTED, reason)
             self._give_back(lease, NO_RETRY, reason)
@@ -205,9 +209,9 @@ class _OfToken:
         return self._terms.now_ms, state.subject, state.group, self._consumer, first, next_
 
 
-def shorten_error(text: str) -> str:
+def shorten_error(text: str, characters_max: int = ERROR_CHARACTERS_MAX) -> str:
     """A consumer's text, bounded, and without what cannot be stored as UTF-8."""
-    return text[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode()
+    return text[:characters_max].encode(errors="replace").decode()
 
 
 def _dead(state: GroupState, lease: Lease, reason: str, error: str, now_ms: int) -> list[Action]:

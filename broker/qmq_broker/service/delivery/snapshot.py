@@ -7,9 +7,9 @@ everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -78,21 +78,9 @@ class AsideImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     untried: int = 0
 
 
-class DeadImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """See `DeadLetter`."""
-
-    sequence: int
-    attempts: int
-    reason: str
-    error: str
-    at_ms: int
-    history: tuple[Attempt, ...] = ()
-
-
 #: What stands in an image, from the value of which it is one.
-_LEASE, _WAITING, _ASIDE, _DEAD = (
-    attrgetter(*kind.__struct_fields__)
-    for kind in (LeaseImage, WaitingImage, AsideImage, DeadImage)
+_LEASE, _WAITING, _ASIDE = (
+    attrgetter(*kind.__struct_fields__) for kind in (LeaseImage, WaitingImage, AsideImage)
 )
 
 
@@ -107,7 +95,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     next_pull_floor: int
     consumers: tuple[ConsumerImage, ...]
     waiting: tuple[WaitingImage, ...]
-    dead: tuple[DeadImage, ...]
+    dead: tuple[DeadLetter, ...]
     lost_count: int
     settings: GroupSettings = GroupSettings()
     is_paused: bool = False
@@ -119,6 +107,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     #: Sequence and copy of what came back.
     copies: tuple[tuple[int, int], ...] = ()
     seen_ms: int = 0
+    owner: str = ""
 
 
 class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -128,11 +117,16 @@ class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     #: When it was made.
     at_ms: int
     groups: tuple[GroupImage, ...]
+    #: Subject → name of the token that brought it into being.
+    owners: dict[str, str] = {}
 
 
-def encode_groups(states: Iterable[GroupState], now_ms: int) -> bytes:
-    """All groups as bytes."""
-    image = SnapshotImage(SNAPSHOT_VERSION, now_ms, tuple(_image(state) for state in states))
+def encode_groups(
+    states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
+) -> bytes:
+    """All groups as bytes, and which token brought a subject into being."""
+    groups = tuple(_image(state) for state in states)
+    image = SnapshotImage(SNAPSHOT_VERSION, now_ms, groups, dict(owners or {}))
     return msgspec.msgpack.encode(image)
 
 
@@ -141,9 +135,14 @@ def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
 
     If the clock was set back since, all times are moved with it.
     """
+    return decode_all(content, now_ms)[0]
+
+
+def decode_all(content: bytes, now_ms: int) -> tuple[list[GroupState], dict[str, str]]:
+    """The same, and which token brought a subject into being."""
     image = check_groups(content)
     shift_ms = max(0, image.at_ms - now_ms)
-    return [_state(group, shift_ms) for group in image.groups]
+    return [_state(group, shift_ms) for group in image.groups], image.owners
 
 
 def check_groups(content: bytes) -> SnapshotImage:
@@ -173,7 +172,8 @@ def _image(state: GroupState) -> GroupImage:
             for name, log in state.consumers()
         ),
         waiting=tuple(WaitingImage(*_WAITING(run)) for run in state.redeliveries.runs()),
-        dead=tuple(DeadImage(*_DEAD(one)) for one in state.dead.values()),
+        # As bytes that are ready: there may be a million.
+        dead=cast("tuple[DeadLetter, ...]", tuple(map(msgspec.Raw, state.dead.encoded()))),
         lost_count=state.lost_count,
         settings=state.settings,
         is_paused=state.is_paused,
@@ -182,6 +182,7 @@ def _image(state: GroupState) -> GroupImage:
         aside=tuple(AsideImage(*_ASIDE(run)) for run in state.aside.runs.runs()),
         copies=tuple(state.aside.copies.items()),
         seen_ms=state.seen_ms,
+        owner=state.owner,
     )
 
 
@@ -197,6 +198,7 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
     state.expired_count = image.expired_count
     state.is_paused = image.is_paused
     state.seen_ms = image.seen_ms - shift_ms
+    state.owner = image.owner
     state.configure(image.settings)
     state.next_pull_floor = image.next_pull_floor
     for consumer in image.consumers:
@@ -211,6 +213,7 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
         state.redeliveries.add(Redelivery(**_moved(waiting, "retry_at_ms", shift_ms)))
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
+    state.count_all()
     for away in image.aside:  # not moved: their copies are not
         state.aside.runs.add(AsideRun(**msgspec.structs.asdict(away)))
     state.aside.copies.update(image.copies)

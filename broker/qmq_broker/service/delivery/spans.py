@@ -24,6 +24,11 @@ class Span(Protocol):
         """One after the last number."""
         ...
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory it takes, roughly."""
+        ...
+
     def cut(self, first: int, next_: int) -> Self:
         """The same value for a part of the range."""
         ...
@@ -35,12 +40,14 @@ S = TypeVar("S", bound=Span)
 class Spans(Generic[S]):
     """Spans in order, without overlaps."""
 
-    __slots__ = ("_spans", "count")
+    __slots__ = ("_spans", "count", "memory_bytes")
 
     def __init__(self) -> None:
         self._spans: list[S] = []
         #: How many numbers all spans cover together.
         self.count = 0
+        #: The memory of all spans, roughly.
+        self.memory_bytes = 0
 
     def __iter__(self) -> Iterator[S]:
         return iter(self._spans)
@@ -56,11 +63,13 @@ class Spans(Generic[S]):
         assert index == 0 or spans[index - 1].next <= span.first, "spans overlap"
         spans.insert(index, span)
         self.count += span.next - span.first
+        self.memory_bytes += span.memory_bytes
 
     def copy(self) -> Spans[S]:
         """The same spans, to be changed apart from these."""
         copied: Spans[S] = Spans()
         copied._spans, copied.count = self._spans.copy(), self.count
+        copied.memory_bytes = self.memory_bytes
         return copied
 
     def at(self, number: int) -> S | None:
@@ -84,6 +93,9 @@ class Spans(Generic[S]):
             kept.append(taken[-1].cut(next_, taken[-1].next))
         self._spans[from_index:to_index] = kept
         self.count -= sum(piece.next - piece.first for piece in pieces)
+        self.memory_bytes += sum(span.memory_bytes for span in kept) - sum(
+            span.memory_bytes for span in taken
+        )
         return pieces
 
     def change(self, first: int, next_: int, change: Callable[[S], S]) -> list[S]:

@@ -5,7 +5,7 @@
     state/retained    MessagePack of Retained and a checksum line
 
 Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
-is given twice. Written durably before the first segment is removed. From then on everything below
+is given twice. So does one that was removed because nobody needed it any more. Written durably before the first segment is removed. From then on everything below
 `first_offset` belongs to nobody, and the next opening clears it away. If there is no file, nothing
 was given up yet. A draft is beside it all the time, so that segments can be given up where nothing
 is left on the disk.
@@ -24,6 +24,8 @@ from qmq_broker.storage.files.small_file import keep_room, read_truth, replace_f
 
 #: Of one subject beside its name: its length and a number.
 _SUBJECT_BYTES: Final = 12
+#: Subjects that were removed and did not come again: each takes some hundred bytes for good.
+REMOVED_MAX: Final = 100_000
 #: There may be twice as many subjects before the room is looked after again, or these where there are few.
 _SUBJECTS_GROWTH: Final = 2
 _FEW_SUBJECTS_BYTES: Final = 4_096
@@ -37,6 +39,12 @@ class Retained(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     first_offset: int
     #: The first sequence still there, for each subject that has lost some.
     first_sequences: dict[str, int]
+    #: Those of them that were removed. If one is sent to again, it goes on where it ended.
+    removed: tuple[str, ...] = ()
+
+    def is_removed(self, subject: str, next_sequence: int) -> bool:
+        """Whether a subject that ends there is one that was removed, and not one that came again."""
+        return subject in self.removed and next_sequence <= self.first_sequences[subject]
 
 
 def read_retained(disk: Disk, store_id: bytes) -> Retained:
@@ -47,7 +55,10 @@ def read_retained(disk: Disk, store_id: bytes) -> Retained:
 
 def write_retained(disk: Disk, retained: Retained) -> None:
     """Move the beginning of the log; durable on return."""
-    replace_file(disk, layout.RETAINED, msgspec.msgpack.encode(retained))
+    # Without removed subjects it is what earlier versions wrote, and can read.
+    fields = msgspec.structs.astuple(retained)
+    content = fields if retained.removed else fields[:-1]
+    replace_file(disk, layout.RETAINED, msgspec.msgpack.encode(content))
 
 
 def keep_room_for_retained(disk: Disk, subjects: Iterable[str]) -> None:

@@ -214,6 +214,15 @@ class MovedBack(GroupAction, frozen=True, tag=19):
     next_copy: int
 
 
+class Owned(GroupAction, frozen=True, tag=20):
+    """The token, by its name, whose share of the broker's room the group takes.
+
+    Without a group, it is the subject that takes it.
+    """
+
+    owner: str
+
+
 Action = (
     GroupDefined
     | Pulled
@@ -234,6 +243,7 @@ Action = (
     | SetAside
     | BroughtBack
     | MovedBack
+    | Owned
 )
 
 _KINDS: Final[dict[int, type[GroupAction]]] = {

@@ -80,6 +80,7 @@ class ConsumeQueues:
         self._unjournaled: dict[str, ConsumeQueue] = {}
         self._flush: _Flush | None = None
         self._first_sequences: dict[str, int] = {}
+        self._removed: set[str] = set()
         #: Whether files hold entries that the table does not know of.
         self._is_flushed_ahead = False
         #: Commit log offset below which all entries are in the files.
@@ -104,6 +105,7 @@ class ConsumeQueues:
         were synced behind it means that accepted messages are missing: `CorruptionError`.
         """
         self._first_sequences = retained.first_sequences
+        self._removed = set(retained.removed)
         tables = list(read_queue_tables(self._disk, self._store_id))
         has_files = any(self._take_over(table, log_next_offset) for table in tables)
         if not has_files:
@@ -183,7 +185,8 @@ class ConsumeQueues:
 
     def _start_over(self, retained: Retained) -> None:
         """Go back to the beginning of the log: everything is rebuilt from there."""
-        self._queues = {subject: self._new_queue(subject) for subject in retained.first_sequences}
+        there = retained.first_sequences.keys() - self._removed
+        self._queues = {subject: self._new_queue(subject) for subject in there}
         for waiting in (self._staged, self._unflushed, self._unjournaled):
             waiting.clear()
         self.unflushed_bytes = self.copied_offset = 0
@@ -198,15 +201,16 @@ class ConsumeQueues:
                 f"{table.indexed_offset}",
             )
         firsts = self._first_sequences
-        for state in table.queues:
+        states = [one for one in table.queues if not self._is_removed(one)]
+        for state in states:
             first_sequence = firsts.get(state.subject, 0)
             if first_sequence > state.next_sequence or not self._files.is_as_flushed(
                 state.subject, first_sequence, state.next_sequence, list(state.crcs)
             ):
                 return False
-        if not firsts.keys() <= {state.subject for state in table.queues}:
+        if not firsts.keys() - self._removed <= {state.subject for state in states}:
             return False
-        for state in table.queues:
+        for state in states:
             self._queues[state.subject] = ConsumeQueue(
                 state.subject,
                 self._files,
@@ -216,6 +220,31 @@ class ConsumeQueues:
             )
         self.indexed_offset = table.indexed_offset
         return True
+
+    def _is_removed(self, state: QueueState) -> bool:
+        """Whether the table is from before the removal of this subject."""
+        return (
+            state.subject in self._removed
+            and state.next_sequence <= self._first_sequences[state.subject]
+        )
+
+    def is_empty(self, subject: str) -> bool:
+        """Whether all messages of this subject are gone, and no file or journal waits for them."""
+        queue = self._queues[subject]
+        waits = subject in self._staged or subject in self._unflushed or self.is_flushing
+        return queue.first_sequence == queue.staged_sequence and not waits
+
+    def remove(self, subject: str, first_sequences: dict[str, int]) -> None:
+        """Forget a subject. Requires: it is empty, and noted durably as removed."""
+        self._first_sequences = first_sequences
+        self._removed.add(subject)
+        del self._queues[subject]
+        self._unjournaled.pop(subject, None)
+        self._files.remove(subject)
+
+    def removed(self) -> tuple[str, ...]:
+        """Subjects that were removed and did not come again. For any thread."""
+        return tuple(sorted(one for one in self._removed if one not in self._queues))
 
     def sequences_at(self, offset: int) -> dict[str, int]:
         """For each queue, the first sequence whose record is at or behind `offset`.
@@ -235,12 +264,14 @@ class ConsumeQueues:
         """Hide all entries below these sequences from now on."""
         self._first_sequences = first_sequences
         for subject, first_sequence in first_sequences.items():
-            queue = self._queues[subject]
-            queue.first_sequence = max(queue.first_sequence, first_sequence)
+            queue = self._queues.get(subject)
+            if queue is not None:  # else it was removed
+                queue.first_sequence = max(queue.first_sequence, first_sequence)
 
     def remove_given_up(self) -> None:
         """Remove the files that hold only entries which were given up."""
-        for subject, first_sequence in self._first_sequences.items():
+        for subject in list(self._queues):
+            first_sequence = self._first_sequences.get(subject, 0)
             self._files.remove_below(subject, first_sequence)
 
     def _new_queue(self, subject: str) -> ConsumeQueue:

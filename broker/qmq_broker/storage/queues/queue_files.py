@@ -141,6 +141,20 @@ class QueueFiles:
         self._removed_below[subject] = first_file
         return removed
 
+    def remove(self, subject: str) -> None:
+        """Remove all files of a subject; its folder stays. Not durable on return."""
+        directory = layout.queue_directory(subject)
+        for name in self._disk.names(directory):
+            base = layout.parse_number(name)
+            if base is None:
+                continue
+            path = layout.queue_path(subject, base)
+            with self._lock:
+                if (file := self._open.pop(path, None)) is not None:
+                    file.close()
+                self._disk.unlink(path)
+        self._removed_below.pop(subject, None)
+
     def close(self) -> None:
         """Close all files. Safe to call twice."""
         with self._lock:

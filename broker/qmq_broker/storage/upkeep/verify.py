@@ -139,6 +139,7 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
         subjects={
             subject: (firsts.get(subject, 0), next_)
             for subject, next_ in sorted(commit_verdict.next_sequences.items())
+            if not files.retained.is_removed(subject, next_)
         },
         faults=sorted(faults, key=lambda one: list(Level).index(one.level)),
         duration_ms=0,
@@ -317,8 +318,14 @@ def _queues(
         if layout.parse_subject(name) is None:
             path = f"{layout.CONSUME_QUEUES}/{name}"
             yield ignored(path, "not the folder of a subject", "Nobody reads it.")
-    states = {state.subject: state for state in (table.queues if table else ())}
-    for subject in sorted(firsts.keys() - states.keys() if table else ()):
+    retained = files.retained
+    states = {
+        state.subject: state
+        for state in (table.queues if table else ())
+        if not retained.is_removed(state.subject, state.next_sequence)
+    }
+    missing = firsts.keys() - states.keys() - set(retained.removed) if table else set[str]()
+    for subject in sorted(missing):
         yield rebuilt(layout.QUEUE_TABLE, f"does not know {subject}, which state/retained does")
     queue_files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
     for subject, state in states.items():

@@ -1,0 +1,91 @@
+"""When a certificate is valid, read from its own bytes: the library shows that of a peer's alone.
+
+Only the path to the two times is followed (RFC 5280, section 4.1)::
+
+    Certificate ::= SEQUENCE { TBSCertificate, … }
+    TBSCertificate ::= SEQUENCE { [0] version, serialNumber, signature, issuer, validity, … }
+    validity ::= SEQUENCE { notBefore, notAfter }       each UTCTime or GeneralizedTime
+
+Whether it is genuine is not asked here.
+"""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+_SEQUENCE: Final = 0x30
+_VERSION: Final = 0xA0
+#: What stands before the validity: serial number, signature algorithm, issuer.
+_BEFORE_VALIDITY: Final = 3
+#: Both kinds of time, in UTC to the second. A year of two digits lies from 1950 to 2049.
+_UTC_TIME: Final = 0x17
+_FORMS: Final = {_UTC_TIME: "%Y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+_CENTURY_TURNS: Final = 50
+#: A length above this is the number of the bytes that give it.
+_SHORT_LENGTH: Final = 0x80
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+
+
+class Validity(NamedTuple):
+    """Both times are part of it; milliseconds since 1970."""
+
+    first_ms: int
+    last_ms: int
+
+
+def validity_of(pem: str) -> Validity:
+    """Of the first certificate of a chain; raises `ValueError` where there is none."""
+    first = pem.find(_BEGIN)
+    end = pem.find(_END, first)
+    if first < 0 or end < 0:
+        raise ValueError("no certificate in PEM")
+    der = ssl.PEM_cert_to_DER_cert(pem[first : end + len(_END)] + "\n")
+    try:
+        return _validity(der)
+    except IndexError as error:
+        raise ValueError("a certificate that ends early") from error
+
+
+def _validity(der: bytes) -> Validity:
+    position = _inside(der, _inside(der, 0, _SEQUENCE), _SEQUENCE)
+    if der[position] == _VERSION:
+        position = _behind(der, position)
+    for _ in range(_BEFORE_VALIDITY):
+        position = _behind(der, position)
+    first = _inside(der, position, _SEQUENCE)
+    return Validity(_time_ms(der, first), _time_ms(der, _behind(der, first)))
+
+
+def _part(der: bytes, position: int) -> tuple[int, int]:
+    """Where the content of the part at `position` begins, and how long it is."""
+    length, first = der[position + 1], position + 2
+    if length <= _SHORT_LENGTH:
+        return first, length
+    behind = first + length - _SHORT_LENGTH
+    return behind, int.from_bytes(der[first:behind], "big")
+
+
+def _inside(der: bytes, position: int, tag: int) -> int:
+    if der[position] != tag:
+        raise ValueError(f"no certificate: {der[position]:#x} at {position}")
+    return _part(der, position)[0]
+
+
+def _behind(der: bytes, position: int) -> int:
+    first, length = _part(der, position)
+    return first + length
+
+
+def _time_ms(der: bytes, position: int) -> int:
+    tag = der[position]
+    first, length = _part(der, position)
+    text = der[first : first + length].decode("ascii")
+    if tag not in _FORMS:
+        raise ValueError(f"no time of a certificate: {tag:#x} at {position}")
+    if tag == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= _CENTURY_TURNS else "20") + text
+    at = datetime.strptime(text, _FORMS[tag]).replace(tzinfo=UTC)
+    return int(at.timestamp()) * 1000

@@ -1,0 +1,116 @@
+"""The memory of all groups, and which part of it each token has made use of.
+
+Groups are small, and what piles up in them is not: messages in flight or waiting, their histories, dead
+letters. Each group's memory is counted whenever it changes (`GroupState.memory_bytes`), so the sum is known at
+any time. Beyond the bound, groups get no new messages; what they have already is delivered and settled
+as ever, which is how the sum goes down. One token's groups together have a smaller bound, so that one
+caller cannot use up the room of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from qmq_broker.errors import BusyError
+from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.limits import ServiceLimits
+
+#: Whoever has too many groups, or too much in them, is to come back after this long.
+RETRY_AFTER_S: Final = 60.0
+#: Memory may be free again as soon as something is acked.
+_MEMORY_RETRY_AFTER_S: Final = 5.0
+_REMEDY: Final = (
+    "Settle what is delivered; replay or purge dead letters (qmq dead); remove groups that nobody needs "
+    "(qmq groups remove)."
+)
+
+
+class Budget:
+    """Belongs to the loop thread."""
+
+    def __init__(self, limits: ServiceLimits) -> None:
+        self._limits = limits
+        self._counted: dict[tuple[str, str], int] = {}
+        self._owners: dict[tuple[str, str], str] = {}
+        #: The memory of all groups, roughly.
+        self.memory_bytes = 0
+        #: By token, for those that are known: the memory of its groups, and how many there are.
+        self.bytes_of: Counter[str] = Counter()
+        self.groups_of: Counter[str] = Counter()
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return len(self._counted)
+
+    def note(self, state: GroupState) -> None:
+        """A group is new, or was changed."""
+        key = (state.subject, state.group)
+        before, now = self._counted.get(key), state.memory_bytes
+        if before is None:
+            self.groups_of[state.owner] += 1
+        elif self._owners[key] != state.owner:
+            self.forget(state)
+            before = None
+            self.groups_of[state.owner] += 1
+        self._counted[key], self._owners[key] = now, state.owner
+        self.memory_bytes += now - (before or 0)
+        self.bytes_of[state.owner] += now - (before or 0)
+
+    def forget(self, state: GroupState) -> None:
+        """A group has ended."""
+        key = (state.subject, state.group)
+        before = self._counted.pop(key, None)
+        if before is None:
+            return
+        owner = self._owners.pop(key)
+        self.memory_bytes -= before
+        self.bytes_of[owner] -= before
+        self.groups_of[owner] -= 1
+        if not self.groups_of[owner]:
+            del self.groups_of[owner], self.bytes_of[owner]
+
+    def refusal(self, owner: str) -> BusyError | None:
+        """Why groups of this token get nothing new; None if there is room."""
+        limits = self._limits
+        if self.memory_bytes >= limits.groups_bytes:
+            return _refusal("memory of all groups", self.memory_bytes, limits.groups_bytes)
+        if owner and self.bytes_of[owner] >= limits.groups_bytes_per_token:
+            of = f"memory of the groups of token {owner}"
+            return _refusal(of, self.bytes_of[owner], limits.groups_bytes_per_token)
+        return None
+
+    def check_new_group(self, owner: str) -> None:
+        """Raise `BusyError` if this token may not make another group."""
+        if (refusal := self.refusal(owner)) is not None:
+            raise refusal
+        groups, limits = len(self._counted), self._limits
+        if groups >= limits.groups:
+            raise too_many("groups", groups, limits.groups)
+        if owner and self.groups_of[owner] >= limits.groups_per_token:
+            of = f"groups made by token {owner}"
+            raise too_many(of, self.groups_of[owner], limits.groups_per_token)
+
+
+def too_many(field: str, count: int, limit: int) -> BusyError:
+    """The refusal of another group."""
+    return BusyError(
+        f"there are {count} {field}; allowed: {limit}",
+        retry_after_s=RETRY_AFTER_S,
+        field=field,
+        limit=str(limit),
+        value=str(count),
+        remedy="Remove groups that nobody needs: qmq groups remove.",
+    )
+
+
+def _refusal(field: str, used_bytes: int, limit_bytes: int) -> BusyError:
+    return BusyError(
+        f"the {field} is {used_bytes} bytes; new messages are given out below {limit_bytes}",
+        retry_after_s=_MEMORY_RETRY_AFTER_S,
+        field=field,
+        limit=f"{limit_bytes} bytes",
+        value=f"{used_bytes} bytes",
+        remedy=_REMEDY,
+    )

@@ -1,0 +1,114 @@
+"""Removing a subject that nobody uses any more: its place among the subjects is free again.
+
+Only what is empty goes: no message is left, none waits for its time, and no group is there. The writer
+notes it durably, between two commits. What is sent to the subject meanwhile is either there first, and
+nothing is removed; or it comes afterwards, and the subject exists again and goes on where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qmq_broker.errors import BusyError, NoRoomError, NotEmptyError, NotFoundError
+from qmq_broker.service.delivery.delivery import Delivery
+from qmq_broker.service.intake import Intake
+from qmq_broker.service.query import SubjectStatus
+from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.files.retained import REMOVED_MAX
+from qmq_broker.storage.store import Store
+from qmq_client.wire.names import check_not_own
+
+#: Called in the loop thread with the subject as it was, or why it is still there.
+OnRemoved = Callable[[SubjectStatus | Exception], None]
+
+
+class SubjectRemoval:
+    """Belongs to the loop thread."""
+
+    def __init__(
+        self, store: Store, writer: CommitWriter, delivery: Delivery, intake: Intake
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._delivery = delivery
+        self._intake = intake
+
+    def remove(self, subject: str, now_ms: int, on_done: OnRemoved) -> None:
+        """Remove it; raises `ServiceError` if it is not there or not empty, or `on_done` says so."""
+        check_not_own(subject)
+        last = self._last(subject)
+        closing = self._delivery.registry.closing
+        if subject in closing:
+            raise BusyError(f"subject {subject} is being removed", retry_after_s=1.0)
+        self._check_unused(subject)
+        if self._store.queue(subject) is None:  # all that it ever had was withdrawn or cancelled
+            self._forget(subject, now_ms)
+            on_done(last)
+            return
+        if self._store.retention.removed_subjects >= REMOVED_MAX:
+            raise BusyError(f"{REMOVED_MAX} subjects were removed already", retry_after_s=60.0)
+        closing.add(
+            subject
+        )  # no group may begin on it now: it would take its old place for the new
+        self._intake.forget(subject)
+
+        def done(outcome: SubjectStatus | Exception) -> None:
+            closing.discard(subject)
+            if isinstance(outcome, Exception):
+                self._intake.remember(subject)
+            elif not self._intake.knows(subject):
+                self._delivery.subject_shares.forget(subject, now_ms)
+            on_done(outcome)
+
+        self._writer.change(
+            lambda: self._removed(last), done, refusals=(NotEmptyError, NoRoomError)
+        )
+
+    def _last(self, subject: str) -> SubjectStatus:
+        queue = self._store.queue(subject)
+        if queue is not None:
+            return SubjectStatus(
+                subject=subject,
+                first_sequence=queue.first_sequence,
+                next_sequence=queue.next_sequence,
+            )
+        if not self._intake.knows(subject):
+            raise NotFoundError(f"there is no subject {subject}")
+        return SubjectStatus(subject=subject, first_sequence=0, next_sequence=0)
+
+    def _check_unused(self, subject: str) -> None:
+        groups = sum(group.state.subject == subject for group in self._delivery.registry)
+        if groups:
+            raise NotEmptyError(
+                subject=subject, field="groups", count=groups, remedy="Remove its groups first."
+            )
+        pending = self._store.schedule.pending_by_subject().get(subject, 0)
+        if pending:
+            remedy = "Wait until they are due, or cancel them: qmq delayed cancel."
+            raise NotEmptyError(
+                subject=subject, field="delayed messages", count=pending, remedy=remedy
+            )
+        queue = self._store.queue(subject)
+        if queue is not None and queue.next_sequence > queue.first_sequence:
+            raise _has_messages(subject, queue.next_sequence - queue.first_sequence)
+
+    def _removed(self, last: SubjectStatus) -> SubjectStatus:
+        """In the writer's thread."""
+        if not self._store.remove_subject(last.subject):
+            queue = self._store.queue(last.subject)
+            left = 0 if queue is None else queue.next_sequence - queue.first_sequence
+            raise _has_messages(last.subject, left)
+        return last
+
+    def _forget(self, subject: str, now_ms: int) -> None:
+        self._intake.forget(subject)
+        self._delivery.subject_shares.forget(subject, now_ms)
+
+
+def _has_messages(subject: str, count: int) -> NotEmptyError:
+    return NotEmptyError(
+        subject=subject,
+        field="messages",
+        count=count,
+        remedy="Retention removes messages by age, a segment of the log at a time. Try again later.",
+    )

@@ -1,0 +1,88 @@
+"""`qmq subjects`: where messages are, and the removal of a subject that nobody uses any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from qmq_client.commands.broker_json import (
+    broker_address,
+    broker_options,
+    get_json,
+    post_json,
+    print_json,
+)
+from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.table import table_lines
+from qmq_client.transport.address import BrokerAddress
+
+_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages")
+
+
+@click.group(invoke_without_command=True)
+@broker_options
+@click.pass_context
+def subjects(
+    context: click.Context, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """List the subjects of a broker, or remove one; without a command, list them."""
+    if context.invoked_subcommand is None:
+        _list(broker_address(broker, config_file), as_json)
+
+
+@subjects.command(name="list")
+@broker_options
+def list_(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """List the subjects with the range of messages in each: the same as `qmq subjects` alone."""
+    _list(broker_address(broker, config_file), as_json)
+
+
+@subjects.command()
+@click.argument("subject")
+@click.option("--yes", is_flag=True, help="Confirm; without it nothing is removed.")
+@broker_options
+def remove(
+    subject: str, yes: bool, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Remove a subject without messages, delayed messages and groups.
+
+    The next message creates it again, and its sequences go on where they ended.
+    """
+    address = broker_address(broker, config_file)
+    if not yes:
+        found = _list(address, as_json, only=subject)
+        missing = f"there is no subject {subject}"
+        click.echo("nothing was removed; add --yes to do it" if found else missing, err=True)
+        raise SystemExit(ATTENTION)
+    answer = post_json(
+        address, "/v1/subjects/remove", {"subject": subject}, known=("subject", "next_sequence")
+    )
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{subject} is removed")
+
+
+def _list(address: BrokerAddress, as_json: bool, *, only: str | None = None) -> bool:
+    """Print the subjects, or only this one; whether there are any."""
+    answer = get_json(address, "/v1/subjects", {}, known=("subjects",))
+    found: list[dict[str, Any]] = [
+        one for one in answer["subjects"] if only in (None, one["subject"])
+    ]
+    if as_json:
+        print_json(answer | {"subjects": found})
+        return bool(found)
+    rows = [
+        (
+            one["subject"],
+            one["first_sequence"],
+            one["next_sequence"],
+            one["next_sequence"] - one["first_sequence"],
+        )
+        for one in found
+    ]
+    for line in table_lines(_COLUMNS, rows):
+        click.echo(line)
+    return bool(found)

@@ -1,0 +1,103 @@
+"""What `qmq broker status` and the doctor say of the broker's bounds, and `qmq subjects remove`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from qmq_client.commands.root import root
+from qmq_client.doctor.broker import broker
+from qmq_client.wire.message_id import MessageIds
+from tests.client.transport.hostile_server import answer, hostile_server
+from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
+from tests.pipeline.world import FORGETFUL, DataDirectory, messages
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(root, list(arguments))
+
+
+def test_B10_status_shows_what_is_used_of_each_bound(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        there = ("--broker", process.url)
+        assert run("send", "orders", "1", *there).exit_code == 0
+        pull = {"subject": "orders", "group": "g", "consumer": "c", "wait_ms": 0}
+        pulled = httpx.post(f"{process.url}/v1/pull", json=pull, timeout=DEADLINE_S)
+        assert pulled.status_code == 200
+        first, *shown = run("broker", "status", *there).output.splitlines()
+        assert first == "serving"
+        rows = {line.split()[0]: line.split()[1:] for line in shown}
+        assert rows["subjects"] == ["1", "10000"]
+        assert rows["groups"] == ["1", "10000"]
+        assert 0 < int(rows["groups_bytes"][0]) < 20_000
+        assert rows["groups_bytes"][1] == str(512 * 1024 * 1024)
+        room = json.loads(run("broker", "status", *there, "--json").output)["room"]
+        metrics = httpx.get(f"{process.url}/metrics", timeout=DEADLINE_S).text
+        for one in room["bounds"]:
+            assert f'qmq_broker_bound_limit{{bound="{one["name"]}"}}' in metrics
+        assert 'qmq_broker_bound_used{bound="subjects"} 1.0' in metrics
+        assert list(broker(process.url)) == []
+
+
+def test_B10_the_doctor_warns_before_a_bound_is_reached() -> None:
+    told = {
+        "status": "serving",
+        "takes_messages": True,
+        "bounds": [
+            {"name": "subjects", "used": 8_000, "limit": 10_000},
+            {"name": "groups", "used": 7_999, "limit": 10_000},
+        ],
+        "tokens": [{"token": "shop", "subjects": 4_500, "groups": 1, "groups_bytes": 9}],
+        "subjects_per_token": 5_000,
+        "groups_per_token": 5_000,
+        "groups_bytes_per_token": 100,
+    }
+    with hostile_server(answer(json.dumps(told).encode())) as server:
+        found = [one for one in broker(server.url) if one.id == "broker.room"]
+    assert [one.read.split(": ", 1)[1] for one in found] == [
+        "subjects: 8000 of 10000",
+        "subjects of token shop: 4500 of 5000",
+    ]
+    assert all("qmq subjects remove" in one.fix for one in found)
+
+
+@pytest.mark.parametrize("command", [["subjects"], ["subjects", "list"]])
+def test_subjects_are_listed(tmp_path: Path, command: list[str]) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        there = ("--broker", process.url)
+        assert run("send", "orders", "1", *there).exit_code == 0
+        assert run(*command, *there).output.splitlines()[1].split() == ["orders", "0", "1", "1"]
+
+
+def test_a_subject_in_use_is_not_removed_and_the_answer_says_why(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        there = ("--broker", process.url)
+        assert run("send", "orders", "1", *there).exit_code == 0
+        asked = run("subjects", "remove", "orders", *there)
+        assert (asked.exit_code, "add --yes" in asked.output) == (1, True)
+        refused = run("subjects", "remove", "orders", "--yes", *there)
+        assert refused.exit_code == 1
+        assert "messages: 1" in refused.output
+        missing = run("subjects", "remove", "bills", "--yes", *there)
+        assert (missing.exit_code, "there is no subject bills" in missing.output) == (1, True)
+
+
+def test_B12_an_empty_subject_is_removed_for_good(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "data", FORGETFUL)
+    directory.append(messages(MessageIds(1), 20, subjects=("old",)), frame_records=20)
+    directory.append(messages(MessageIds(2), 4000, subjects=("orders",)), frame_records=20)
+    directory.close()
+    retaining = ("--retain-hours", "1", "--reserve-bytes", "0")
+    with BrokerProcess(directory.path, *retaining) as process:
+        process.wait_for("segments given up: ")
+        removed = run("subjects", "remove", "old", "--yes", "--broker", process.url)
+        assert (removed.exit_code, removed.output) == (0, "old is removed\n")
+        process.kill()
+        process.start()
+        listed = json.loads(run("subjects", "--json", "--broker", process.url).output)["subjects"]
+        assert [one["subject"] for one in listed] == ["orders"]
