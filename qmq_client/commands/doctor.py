@@ -16,6 +16,7 @@ from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.database.errors import database_errors
 from qmq_client.doctor import Finding, Severity, examine_configured
 from qmq_client.doctor.broker import broker as examine_broker
+from qmq_client.doctor.catalogue import checked_by_command
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.settings.config import LoadedConfig
 from qmq_client.settings.sections import DatabaseSection
@@ -47,16 +48,16 @@ def doctor(
     exit_code = DONE
     for section in known.config.databases:
         try:
-            findings = _examined(section)
+            where, findings = _examined(section)
         except DatabaseUnavailableError as error:  # the others are looked at nevertheless
             _show_error(section.name, error, as_json=as_json)
             exit_code = exit_code_of(error)
             continue
-        _show(section.name, findings, as_json=as_json)
+        _show(section.name, where, findings, as_json=as_json)
         exit_code = max(exit_code, _exit_code(findings))
     if address is not None:
         findings = tuple(examine_broker(address))
-        _show("broker", findings, as_json=as_json)
+        _show("broker", "broker", findings, as_json=as_json)
         exit_code = max(exit_code, _exit_code(findings))
     raise SystemExit(exit_code)
 
@@ -69,30 +70,42 @@ def _broker(known: LoadedConfig, given_url: str | None) -> BrokerAddress | None:
     return address if given_url is None else replace(address, url=given_url)
 
 
-def _examined(section: DatabaseSection) -> tuple[Finding, ...]:
+def _examined(section: DatabaseSection) -> tuple[str, tuple[Finding, ...]]:
+    """The kind of the database as the catalogue calls it, and what was found."""
     engine = open_engine(section, os.environ)
     try:
         with database_errors(section.name):
-            return examine_configured(engine, section_tables(section))
+            findings = examine_configured(engine, section_tables(section))
     finally:
         engine.dispose()
+    kind = engine.dialect.name
+    return "mysql" if kind == "mariadb" else kind, findings
 
 
 def _exit_code(findings: Sequence[Finding]) -> int:
     return ATTENTION if any(one.severity is not Severity.NOTE for one in findings) else DONE
 
 
-def _show(name: str, findings: Sequence[Finding], *, as_json: bool) -> None:
+def _show(name: str, where: str, findings: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         found = [finding.as_json() for finding in findings]
         click.echo(json.dumps({"name": name, "ok": not findings, "findings": found}))
         return
     if not findings:
-        click.echo(f"{name}: sound")
+        click.echo(f"{name}: sound ({_checked(where)})")
     for finding in findings:
         promise = f" {finding.promise}" if finding.promise else ""
         click.echo(f"{name}: {_MARKS[finding.severity]}{promise} {finding.id}: {finding.read}")
         click.echo(f"  {finding.meaning}\n  fix: {finding.fix}")
+
+
+def _checked(where: str) -> str:
+    """What was looked at, for a line that has nothing else to say."""
+    counts = checked_by_command(where)
+    total = f"{sum(counts.values())} checks"
+    if where == "broker":
+        return f"{total}; of delayed messages and archives only if you may see all subjects"
+    return f"{total}: " + ", ".join(f"{kind} {count}" for kind, count in counts.items())
 
 
 def _show_error(name: str, error: DatabaseUnavailableError, *, as_json: bool) -> None:

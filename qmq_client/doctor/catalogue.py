@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from qmq_client.doctor.broker_checks import BROKER_CHECKS
@@ -346,3 +347,41 @@ CHECKS: Final = (
 )
 
 CHECK_BY_ID: Final = {check.id: check for check in CHECKS}
+#: What a check is about, by the first part of its id.
+_AREAS: Final = {
+    "schema": "tables",
+    "table": "tables",
+    "column": "tables",
+    "index": "tables",
+    "mysql": "settings",
+    "postgresql": "settings",
+    "sqlite": "settings",
+    "server": "settings",
+    "session": "settings",
+    "transactions": "open transactions",
+    "rows": "unsent messages",
+    "rights": "rights",
+    "clock": "clock",
+    "broker": "the broker's answers",
+}
+_ONLY_EXAMINE: Final = frozenset(
+    {
+        "driver.aiomysql",
+        "pool.small",
+        "session.autocommit",
+        "session.bind",
+        "session.engines",
+        "sqlite.busy_timeout",
+        "sqlite.explicit_begin",
+        "sqlite.synchronous",
+    }
+)
+
+
+def checked_by_command(where: str) -> dict[str, int]:
+    """How many checks of each kind `qmq doctor` makes of a kind of database, or of the broker."""
+    return Counter(
+        _AREAS[check.id.partition(".")[0]]
+        for check in CHECKS
+        if where in check.where and check.id not in _ONLY_EXAMINE
+    )

@@ -72,9 +72,13 @@ class LoadedConfig:
     config: Config
     settings: tuple[Setting, ...]
 
+    def origin_of(self, path: str) -> str:
+        """Where this setting came from: the command line, a variable, a file, or built-in."""
+        return next((one.origin for one in self.settings if one.path == path), _BUILT_IN)
+
     def is_given(self, path: str) -> bool:
         """Whether somebody said this setting, be it with the built-in value."""
-        return any(one.path == path and one.origin != _BUILT_IN for one in self.settings)
+        return self.origin_of(path) != _BUILT_IN
 
 
 _Section = TypeVar("_Section", bound=msgspec.Struct)
@@ -138,7 +142,8 @@ def _choose(given: str, names: Sequence[str], merged: Layer) -> str:
         if given in names:
             return given
         fault = unknown(given, names, "--database")
-        remedy = f"{fault.remedy} Give a name of [[database]], or a URL like sqlite:///{given}."
+        known = f"{fault.remedy} " if names else ""  # "Known: none." helps nobody
+        remedy = f"{known}For a file: sqlite:///{given}. For a server: its URL, or a name of [[database]]."
         raise wrong(given, fault.value, remedy)
     first = name = name_from_url(given)
     number = 2

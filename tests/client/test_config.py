@@ -126,6 +126,19 @@ def test_databases_of_the_command_line_are_the_only_ones() -> None:
     assert [database.name for database in loaded.config.databases] == ["stock-eu", "new"]
 
 
+def test_a_file_given_as_a_database_is_answered_with_its_url() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(databases=["shop.db"])
+    assert str(refused.value) == (
+        "shop.db: not known (in --database). For a file: sqlite:///shop.db. "
+        "For a server: its URL, or a name of [[database]]."
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"Known: orders, .* For a file: sqlite:///shop\.db\."
+    ):
+        load(FILE, databases=["shop.db"])
+
+
 def test_two_urls_that_end_alike_get_names_of_their_own() -> None:
     loaded = load(FILE, databases=["sqlite:///a/orders.db", "sqlite:///b/orders.db"])
     assert [each.name for each in loaded.config.databases] == ["orders-2", "orders-3"]

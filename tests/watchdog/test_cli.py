@@ -285,7 +285,8 @@ def test_the_daemon_stops_cleanly_on_a_signal(
     started = daemon.stderr.readline()
     daemon.send_signal(number)
     _, log = daemon.communicate(timeout=DEADLINE_S)
-    assert "watchdog.started databases=shop" in started
+    assert f"watchdog.started databases=shop count=1 broker={broker_process.url} " in started
+    assert 'broker_from="command line" ' in started
     assert log.rstrip().endswith("watchdog.stopped")
     assert daemon.returncode == 0
 

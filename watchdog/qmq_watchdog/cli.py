@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -32,7 +33,8 @@ from qmq_client.commands.exit_codes import ATTENTION, DONE, UNREACHABLE, WRONG_C
 from qmq_client.commands.logs import log_level_option, log_to_stderr
 from qmq_client.commands.settings import config_option, json_option, loaded
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.sections import BrokerSection, Config, RegistrySection, WatchdogSection
+from qmq_client.settings.config import LoadedConfig
+from qmq_client.settings.sections import BrokerSection, RegistrySection, WatchdogSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
@@ -151,9 +153,10 @@ def run(*, log_level: str, once: bool, as_json: bool, ignore_parked: bool, **opt
     if once:
         _refuse_with_once(options)
         _sweep_once(options, as_json=as_json, ignore_parked=ignore_parked)
-    service = Service(_configuration(options), os.environ)
+    known = _loaded(options)
+    service = Service(known.config, os.environ, broker_from=known.origin_of("broker.url"))
     stopping, reloading = _on_signals()
-    is_clean = service.run(stopping, reloading, lambda: _configuration(options))
+    is_clean = service.run(stopping, reloading, lambda: _loaded(options).config)
     _leave(DONE if is_clean else ATTENTION, is_clean=is_clean)
 
 
@@ -174,7 +177,7 @@ def _log(log_level: str) -> None:
 
 
 def _sweep_once(options: Mapping[str, Any], *, as_json: bool, ignore_parked: bool) -> NoReturn:
-    config = _configuration(options)
+    config = _loaded(options).config
     opened, refused = open_all(config, os.environ)
     transport = HttpTransport(BrokerAddress.of_section(config.broker))
     limits = SweepOptions.from_config(config.watchdog)
@@ -193,7 +196,7 @@ def _sweep_once(options: Mapping[str, Any], *, as_json: bool, ignore_parked: boo
     _leave(exit_code, is_clean=are_all_ended)
 
 
-def _configuration(options: Mapping[str, Any]) -> Config:
+def _loaded(options: Mapping[str, Any]) -> LoadedConfig:
     flags = {
         "broker.url": options["broker"],
         "watchdog.batch_rows": options["batch_rows"],
@@ -202,16 +205,17 @@ def _configuration(options: Mapping[str, Any]) -> Config:
         "watchdog.poll_s": options.get("poll_s"),
         "watchdog.metrics_listen": options.get("metrics_listen"),
     }
-    config = loaded(options["config_file"], options["databases"], flags).config
+    known = loaded(options["config_file"], options["databases"], flags)
     if options["databases"]:
-        config = msgspec.structs.replace(config, registry=RegistrySection())
-    if not config.databases and not config.registry.url:
+        config = msgspec.structs.replace(known.config, registry=RegistrySection())
+        known = replace(known, config=config)
+    if not known.config.databases and not known.config.registry.url:
         raise ConfigurationError(
             setting="database",
             value="none is configured",
             remedy="Give --database URL, or [[database]] or [registry] in qmq.toml.",
         )
-    return config
+    return known
 
 
 def _exit_code(results: Iterable[SweepCounts], *, ignore_parked: bool) -> int:

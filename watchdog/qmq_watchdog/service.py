@@ -16,6 +16,7 @@ from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import ConfigurationError
+from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import Config, DatabaseSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
@@ -44,8 +45,12 @@ class Service:
     Raises `ConfigurationError` for settings that cannot work, before anything is started.
     """
 
-    def __init__(self, config: Config, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: Config, environment: Mapping[str, str], *, broker_from: str = ""
+    ) -> None:
+        """`broker_from`: where the broker's address came from, for the line of the start."""
         self._config = config
+        self._broker_from = broker_from
         self._environment = environment
         limits = config.watchdog
         in_use_max = CONNECTIONS_PER_RUN * (limits.workers + limits.aside_workers)
@@ -119,7 +124,14 @@ class Service:
     def _say_started(self) -> None:
         names = self.fleet.names
         shown = ",".join(names[:_NAMES_SHOWN_MAX]) + (",…" if names[_NAMES_SHOWN_MAX:] else "")
-        log_event("watchdog.started", databases=shown, count=len(names), process=os.getpid())
+        log_event(
+            "watchdog.started",
+            databases=shown,
+            count=len(names),
+            broker=mask_secrets(self._config.broker.url),
+            broker_from=self._broker_from,
+            process=os.getpid(),
+        )
 
     def _open_job(self, section: DatabaseSection) -> SweepJob:
         limits = self._config.watchdog

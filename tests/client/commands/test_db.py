@@ -88,7 +88,7 @@ def test_migrate_names_the_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_name_in_place_of_a_url_is_answered_with_a_url() -> None:
     refused = db("check", "--database", "e.db")
     assert refused.exit_code == 2
-    assert "or a URL like sqlite:///e.db" in refused.output
+    assert "For a file: sqlite:///e.db." in refused.output
 
 
 def test_a_database_of_another_kind_is_refused_by_its_kind() -> None:

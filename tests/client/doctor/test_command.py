@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from click.testing import CliRunner, Result
 from sqlalchemy.pool import NullPool
 
 from qmq_client.commands.root import root
+from qmq_client.doctor.catalogue import CHECKS, checked_by_command
 from qmq_client.outbox.table import create_tables
 from qmq_client.settings.sections import BrokerSection
 from tests.client.doctor.ward import run, sound_sqlite
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database
 
 NOBODY = "http://127.0.0.1:1"
+SOUND_SQLITE = "shop: sound (14 checks: tables 6, settings 3, clock 1, unsent messages 4)\n"  # as the page shows
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_a_sound_database_of_each_kind_is_said_to_be_sound(a_database: Database)
         run(engine, "PRAGMA journal_mode = WAL")
     done = doctor("--database", a_database.url)
     assert done.exit_code == 0, done.output
-    assert done.output.endswith(": sound\n")
+    assert re.search(r": sound \(\d+ checks: tables \d, settings \d, .*\)\n\Z", done.output)
 
 
 def test_a_finding_is_shown_with_its_fix_and_exit_code_1(shop: sa.Engine) -> None:
@@ -90,7 +94,7 @@ def test_a_configured_broker_is_looked_at_and_the_built_in_address_is_not(
     shop: sa.Engine, tmp_path: Path
 ) -> None:
     config = configured(tmp_path, ("shop", url_of(shop)))
-    assert doctor("--config", config).output == "shop: sound\n"
+    assert doctor("--config", config).output == SOUND_SQLITE
     more = ["[broker]", f'url = "{NOBODY}"']
     config = configured(tmp_path, ("shop", url_of(shop)), more=more)
     done = doctor("--config", config)
@@ -117,6 +121,27 @@ def test_the_broker_alone_and_nothing_at_all(
     assert doctor().exit_code == 2
 
 
+def test_a_sound_broker_is_said_to_be_sound_and_what_was_asked(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "broker") as broker:
+        done = doctor("--broker", broker.url)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(
+        "broker: sound (10 checks; of delayed messages and archives only "
+    )
+
+
+def test_every_check_is_counted_for_the_command_or_left_to_examine() -> None:
+    counted = {where: checked_by_command(where) for where in ("mysql", "postgresql", "sqlite")}
+    for where, counts in counted.items():
+        listed = {check.id for check in CHECKS if where in check.where}
+        left_out = {each for each in listed if each.startswith(("driver.", "pool."))}
+        left_out |= listed & {"session.autocommit", "session.bind", "session.engines"}
+        left_out |= {
+            each for each in listed if each.startswith("sqlite.") and "journal" not in each
+        }
+        assert sum(counts.values()) == len(listed) - len(left_out), where
+
+
 def test_settings_of_a_connection_are_left_to_the_application(shop: sa.Engine) -> None:
     """The command's own connection has the driver's, whatever the application sets."""
-    assert doctor("--database", f"{url_of(shop)}?timeout=0").output == "shop: sound\n"
+    assert doctor("--database", f"{url_of(shop)}?timeout=0").output == SOUND_SQLITE

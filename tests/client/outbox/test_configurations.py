@@ -18,6 +18,7 @@ from sqlalchemy.orm import sessionmaker as session_maker
 
 from qmq_client.errors import AutocommitError
 from qmq_client.message import Message
+from qmq_client.producer import Producer
 from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, Order, World, a_world, add
@@ -245,6 +246,22 @@ def test_S4_a_session_of_flask_sqlalchemy_belongs_to_its_request(
         producer.close()
         engine.dispose()
         assert world.outcome() == (["a", "b"], ["a", "b"], set())
+
+
+def test_S8_outside_an_application_context_flask_refuses_the_send_and_nothing_is_written(
+    world: World,
+) -> None:
+    flask = pytest.importorskip("flask")
+    module = pytest.importorskip("flask_sqlalchemy")
+    app = flask.Flask("shop")
+    app.config["SQLALCHEMY_DATABASE_URI"] = world.url
+    db = module.SQLAlchemy(app)
+    producer = Producer(world.engine, world.transport, session=db.session)
+    with pytest.raises(RuntimeError, match="outside of application context"):
+        producer.send(Message(SUBJECT, "a"))
+    assert producer.flush()
+    producer.close()
+    assert world.outcome() == ([], [], set())
 
 
 @pytest.fixture
