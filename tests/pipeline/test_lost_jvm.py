@@ -138,6 +138,8 @@ def test_a_command_whose_jvm_died_ends_with_that_line(
         "databases": (),
         "as_json": False,
         "quiet": True,
+        "table_format": "parquet",
+        "namespace": "",
     }
 
     def run() -> None:

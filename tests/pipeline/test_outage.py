@@ -22,9 +22,8 @@ from qmq_pipeline.cli import pipeline
 from qmq_pipeline.errors import OptionError, SourceError, UnreachableError
 from qmq_pipeline.places.options import parse_log_options
 from qmq_pipeline.places.outage import WAIT_S, AwayError, Outage
-from qmq_pipeline.places.outage_notices import NOTICES, OutageNotice, OutageNotices
+from qmq_pipeline.places.outage_notices import OutageNotice, OutageNotices
 from qmq_pipeline.places.remote import RemoteDisk
-from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.world import WallClock
 
 URL = "http://broker:9470"
@@ -236,18 +235,6 @@ def test_a_connection_that_ends_in_the_middle_of_TLS_is_one_that_broke(tmp_path:
             asked(url, clock, ca_file=str(tmp_path / "ca.pem"))
         listener.shutdown(socket.SHUT_RDWR)
     assert clock.monotonic_s() - WallClock().monotonic_s() == pytest.approx(60, abs=2)
-
-
-def test_workers_that_find_the_same_outage_tell_it_once(tmp_path: Path) -> None:
-    where = {"tables": str(tmp_path), "log": "commitlog", "first": 0, "after": 1}
-    told: list[OutageNotice] = []
-    with NOTICES.told_to(told.append), LocalWorkers(2) as workers:
-        for wait_s in (0, 3):  # both are awake when they are to wait
-            piece = {"place": {"broker_url": "http://127.0.0.1:1", "wait_s": wait_s}, **where}
-            with pytest.raises(UnreachableError, match="does not answer"):
-                workers.run("qmq_pipeline.work.ranges.ingest_piece", [piece] * 2)
-    (notice,) = told
-    assert (notice.source, notice.wait_s) == ("http://127.0.0.1:1", 3)
 
 
 def test_a_command_says_that_it_waits_and_for_how_long(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from qmq_pipeline.errors import OptionError, SourceError
 from qmq_pipeline.places.outbox_options import parse_outbox_options
 from qmq_pipeline.rows.outbox import (
     Position,
+    ScanMark,
     batches,
     first_and_next_id,
     id_ranges,
@@ -86,8 +87,8 @@ def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_wa
         quick.commit()
         first, last = quick.execute(sa.select(IDS).order_by(IDS)).scalars()
         assert last == first + 2
-        scan = plan_scan(section, mark=0, known_open=(), safety_ms=1_000)
-        assert (settled(0), scan.next_mark, scan.next_id) == (first + 1, first + 1, last + 1)
+        scan = plan_scan(section, ScanMark(), safety_ms=1_000)
+        assert (settled(0), scan.next_id, scan.end_id) == (first + 1, first + 1, last + 1)
         slow.commit()
         quick.execute(sa.update(OUTBOX).values(created_at_ms=START_MS))
         quick.commit()

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qmq_pipeline.errors import LakeError, OptionError
+from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
@@ -23,7 +22,7 @@ from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_pl
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart, Verdict
 from qmq_pipeline.report.page import banner, grid
 from qmq_pipeline.report.words import cell, number
-from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.store import Tables
 from tests.pipeline.browser import look_at
 from tests.pipeline.gold import shop
 
@@ -36,10 +35,9 @@ AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 def test_the_report_tells_what_the_tables_hold(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
     page = tmp_path / "pages" / "report.html"
-    ingest_outbox(spark, config)
     ingest(spark, config)
     lifecycle(spark, config)
-    with pytest.raises(LakeError, match="no marts yet"):
+    with pytest.raises(TablesError, match="no marts yet"):
         report(spark, config, str(page))
     marts(spark, config)
     assert report(spark, config, str(page)).findings is None
@@ -76,7 +74,7 @@ def _in_a_browser(page: Path) -> None:
 
 def test_a_report_of_nothing_says_so(spark: SparkSession, tmp_path: Path) -> None:
     config = PipelineConfig(tables=str(tmp_path / "tables"))
-    Lake(config.tables).prepare()
+    Tables(spark, config.tables).note_progress("ingest", {})
     lifecycle(spark, config)
     marts(spark, config)
     report(spark, config, str(tmp_path / "report.html"))

@@ -86,7 +86,7 @@ def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(
     """What executors do with shipped code, without Spark: import it from where it was put."""
     code = shipped_code(tmp_path)
     program = (
-        "import pkgutil, qmq_pipeline.cli, qmq_pipeline.work.ranges, qmq_pipeline.sources.register\n"
+        "import pkgutil, qmq_pipeline.cli, qmq_pipeline.jobs.run, qmq_pipeline.sources.register\n"
         "print(qmq_pipeline.cli.__file__, *sorted(qmq_pipeline.cli.pipeline.commands))\n"
         f"print(*(one.name for one in pkgutil.iter_modules([{str(code)!r}])))\n"
     )

@@ -1,4 +1,4 @@
-"""What the report shows of the gold tables: a few small queries, and values that can be kept for the next page.
+"""What the report shows of the gold tables: a few small queries.
 
 Minutes are rolled up to at most some hundred buckets by merging sketches. Every list is bounded and
 says how many rows there are in all.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from qmq_pipeline.jobs.marts import MARTS
 from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
 from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart
-from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -24,10 +24,11 @@ _LINES_MAX: Final = 8
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
+def gold_facts(tables: Tables) -> GoldFacts:
     """Everything on the page but the audit. Requires: the tables exist."""
+    spark = tables.spark
     for table in MARTS:
-        lake.read(spark, table).createOrReplaceTempView(f"qmq_{table.name}")
+        tables.view(table)
     span = spark.sql("SELECT MIN(minute) AS first, MAX(minute) AS last FROM qmq_flow_minute").head()
     assert span is not None
     buckets = buckets_of(span["first"], span["last"])
@@ -38,8 +39,8 @@ def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
     bars, dead = collector.dead()
     lateness, delays = collector.lateness()
     return GoldFacts(
-        first_at=_utc(span["first"]),
-        last_at=_utc(span["last"]),
+        first_at=utc(span["first"]),
+        last_at=utc(span["last"]),
         bucket_s=buckets.length_s,
         totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
         flow=flow,
@@ -267,10 +268,10 @@ def as_grid(
 
 
 def _value(found: Any) -> object:
-    return _utc(found) if isinstance(found, datetime) else found
+    return utc(found) if isinstance(found, datetime) else found
 
 
-def _utc(at: datetime | None) -> datetime | None:
+def utc(at: datetime | None) -> datetime | None:
     """Spark gives local times without a zone."""
     return None if at is None else at.astimezone(UTC)
 

@@ -13,7 +13,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import load_config
 from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.places.options import known_options, number_option
+from qmq_pipeline.places.options import known_options, number_option, switch_option
 from qmq_pipeline.tables.schemas import OUTBOX
 
 #: Rows of one task.
@@ -30,6 +30,8 @@ OUTBOX_OPTIONS: Final = (
     "partition_rows",
     "max_rows_per_trigger",
     "safety_s",
+    "changes",
+    "sections_with_token",
 )
 _ROWS_MAX: Final = 100_000_000
 _SAFETY_S_MAX: Final = 7 * 86_400
@@ -46,6 +48,8 @@ class OutboxOptions:
     #: Rows in one micro-batch; None for everything there is.
     batch_rows_max: int | None
     safety_ms: int
+    #: Whether a stream gives a row again when it was sent, and each time while it is open.
+    has_changes: bool
 
 
 def parse_outbox_options(
@@ -71,13 +75,19 @@ def parse_outbox_options(
         partition_rows=_number(options, "partition_rows", 1, _ROWS_MAX, "rows") or RANGE_ROWS,
         batch_rows_max=_number(options, "max_rows_per_trigger", 1, _ROWS_MAX, "rows"),
         safety_ms=(OUTBOX_SAFETY_S if safety_s is None else safety_s) * 1000,
+        has_changes=switch_option(options, "changes"),
     )
 
 
 def _sections(
     options: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[DatabaseSection, ...]:
-    """The databases meant: by URL, by name in `qmq.toml`, or all of them."""
+    """The databases meant: by URL, by name in `qmq.toml`, or all of them; a job of ours gives all there is to know.
+
+    Spark shows options in plans, except those whose names suggest a secret.
+    """
+    if (given := options.get("sections_with_token")) is not None:
+        return tuple(msgspec.json.decode(given, type=list[DatabaseSection]))
     named = [
         *options.get("url", "").split(),
         *options.get("database", "").replace(",", " ").split(),

@@ -23,6 +23,8 @@ class OutboxPartition(InputPartition):
     first_id: int
     next_id: int
     scanned_at_ms: int
+    #: Only rows that are open or were sent since then; None for all.
+    changed_since_ms: int | None = None
 
 
 def plan(
@@ -46,5 +48,6 @@ def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
         first_id=partition.first_id,
         next_id=partition.next_id,
         scanned_at_ms=partition.scanned_at_ms,
+        changed_since_ms=partition.changed_since_ms,
     ):
         yield batch.select(list(partition.columns))

@@ -15,10 +15,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import SystemClock
 from qmq_pipeline.errors import JavaError
@@ -33,9 +33,6 @@ from qmq_pipeline.spark.shared_classes import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    #: A session, or a function that gives one, called only by code that needs it.
-    Spark: TypeAlias = SparkSession | Callable[[], SparkSession]
 
 #: For the small joins and sorts of a laptop; a cluster sets its own.
 SHUFFLE_PARTITIONS: Final = 8
@@ -83,6 +80,8 @@ _NEEDED: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Spark's own type of times in Parquet has no statistics, and readers of Iceberg refuse it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # So many folders of a table are written at once; with more, rows would be sorted by folder first.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
 
 
@@ -116,11 +115,6 @@ def get_session(options: SessionOptions | None = None) -> SparkSession:
 
     register(session)
     return session
-
-
-def session_of(spark: Spark) -> SparkSession:
-    """The session that was given, or that the function returns."""
-    return spark() if callable(spark) else spark
 
 
 def _start(options: SessionOptions) -> SparkSession:
@@ -214,15 +208,6 @@ def quieten() -> None:
 def _is_not_of_bridge(record: logging.LogRecord) -> bool:
     """The bridge writes the traceback of a broken line to the root logger, and raises an error as well."""
     return Path(record.pathname).parent.name != "py4j"
-
-
-def has_session() -> bool:
-    """Whether this process has a session; does not import Spark."""
-    if "pyspark.sql" not in sys.modules:
-        return False
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() is not None
 
 
 def is_submitted() -> bool:
