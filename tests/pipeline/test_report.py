@@ -16,6 +16,7 @@ from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
+from qmq_pipeline.jobs.report_gold import largest
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
 from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_places, time_chart
@@ -143,11 +144,26 @@ def test_tables_on_the_page_are_escaped_and_bounded() -> None:
     assert '<td class="n">1,234</td>' in shown
     assert "1 of 9 are shown" in shown
     ids = grid(Grid(title="", columns=("message",), rows=(("f" * 32,),)))
-    assert f'<td class="id" title="{"f" * 32}">{"f" * 32}</td>' in ids
+    assert f'<td class="id" title="{"f" * 32}">ffffff<i>{"f" * 20}</i>ffffff</td>' in ids
+    units = grid(Grid(title="T", columns=("ms",), rows=((0.5,), (12_345.6,), (None,))))
+    assert re.findall(r'<td class="n">(.*?)</td>', units) == ["0", "12,346", "–"]
     assert "<h3>" not in ids
     assert "No such things." in grid(Grid(title="Such things", columns=("a",), rows=()))
     texts = [cell(None), cell(True), cell(AT), cell(0.25), number(12_345), number(2_500_000)]
     assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]
+
+
+def test_of_many_lines_the_largest_are_shown_and_the_others_as_one() -> None:
+    lines: dict[str, tuple[float | None, ...]] = {
+        f"g{number}": (float(number), None) for number in range(6)
+    }
+    shown = largest(lines, 3)
+    assert [(one.name, one.values) for one in shown] == [
+        ("g5", (5.0, None)),
+        ("g4", (4.0, None)),
+        ("4 others", (6.0, None)),
+    ]
+    assert [one.name for one in largest(lines, 6)] == ["g5", "g4", "g3", "g2", "g1", "g0"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from qmq_pipeline.jobs.marts import MARTS
 from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
-from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart
+from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart, known
 from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
@@ -106,22 +106,29 @@ class _Collector:
             "FROM qmq_latency_minute WHERE stage = 'total' GROUP BY bucket)"
         )
         chart = self._chart("From commit to ack", "ms", rows, tuple(_SHARES), is_logarithmic=True)
+        stages = ("store", "wait", "work", "total")
+        folded = ", ".join(
+            f"MAX(IF(stage = '{stage}', {name}, NULL)) AS {stage}_{name}"
+            for stage in stages
+            for name in ("p50", "p99")
+        )
         grid = self._grid(
             "Stages by subject and group",
-            f"SELECT subject, consumer_group, stage, count, {_quantiles('sketch')}, max_ms FROM ("
-            "SELECT subject, consumer_group, stage, SUM(count) AS count, MAX(max_ms) AS max_ms, "
+            f"SELECT subject, consumer_group, MAX(count) AS count, {folded} FROM ("
+            f"SELECT subject, consumer_group, stage, count, {_quantiles('sketch')} FROM ("
+            "SELECT subject, consumer_group, stage, SUM(count) AS count, "
             "kll_merge_agg_double(sketch) AS sketch FROM qmq_latency_minute "
-            "GROUP BY subject, consumer_group, stage) ORDER BY count DESC, subject, "
-            "consumer_group NULLS FIRST, stage",
+            "GROUP BY subject, consumer_group, stage)) GROUP BY subject, consumer_group "
+            "ORDER BY count DESC, subject, consumer_group NULLS FIRST",
             {
                 "subject": "subject",
                 "consumer_group": "group",
-                "stage": "stage",
                 "count": "messages",
-                "p50": "p50 ms",
-                "p95": "p95 ms",
-                "p99": "p99 ms",
-                "max_ms": "max ms",
+                **{
+                    f"{stage}_{name}": f"{stage} {name}, ms"
+                    for stage in stages
+                    for name in ("p50", "p99")
+                },
             },
         )
         return chart, grid
@@ -137,7 +144,7 @@ class _Collector:
             "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
             "MAX_BY(lag_s, minute) AS lag_s, MAX(lag) AS most, SUM(redeliveries) AS again, "
             "MAX(minute) AS at FROM qmq_group_lag GROUP BY subject, consumer_group "
-            "ORDER BY lag DESC, most DESC, subject, consumer_group",
+            "ORDER BY most DESC, lag DESC, subject, consumer_group",
             {
                 "subject": "subject",
                 "consumer_group": "group",
@@ -148,26 +155,17 @@ class _Collector:
                 "at": "last change",
             },
         )
-        shown = [(row[0], row[1]) for row in grid.rows[:_LINES_MAX]]
         rows = self._rows(
-            f"SELECT subject, consumer_group, {self._buckets.sql('minute')} AS bucket, "
-            "MAX_BY(lag, minute) AS lag FROM qmq_group_lag GROUP BY subject, consumer_group, bucket"
+            f"SELECT CONCAT(subject, ' · ', consumer_group) AS name, {self._buckets.sql('minute')} AS bucket, "
+            "MAX(lag) AS lag FROM qmq_group_lag GROUP BY name, bucket"
         )
-        series = [
-            Series(
-                name=f"{subject} · {group}",
-                values=held(
-                    self._buckets.spread(
-                        [one for one in rows if (one[0], one[1]) == (subject, group)], "lag"
-                    )
-                ),
-            )
-            for subject, group in shown
-        ]
+        of_name: dict[str, list[Row]] = {}
+        for row in rows:
+            of_name.setdefault(row["name"], []).append(row)
+        lines = {name: held(self._buckets.spread(some, "lag")) for name, some in of_name.items()}
+        series = largest(lines, _LINES_MAX)
         title = "Messages that wait for a group"
-        lag = TimeChart(
-            title=title, unit="messages", times=self._buckets.times, series=tuple(series)
-        )
+        lag = TimeChart(title=title, unit="messages", times=self._buckets.times, series=series)
         again = self._rows(
             f"SELECT {self._buckets.sql('minute')} AS bucket, SUM(redeliveries) AS redeliveries "
             "FROM qmq_group_lag GROUP BY bucket HAVING SUM(redeliveries) > 0"
@@ -253,6 +251,20 @@ class _Collector:
             ),
             is_logarithmic=is_logarithmic,
         )
+
+
+def largest(lines: Mapping[str, tuple[float | None, ...]], count: int) -> tuple[Series, ...]:
+    """The lines with the highest values, and the sum of all others as one line."""
+    order = sorted(lines, key=lambda name: (-max(known(lines[name]), default=0.0), name))
+    shown = order if len(order) <= count else order[: count - 1]
+    series = [Series(name=name, values=lines[name]) for name in shown]
+    others = [lines[name] for name in order[len(shown) :]]
+    if others:
+        sums = tuple(
+            sum(known(values)) if known(values) else None for values in zip(*others, strict=True)
+        )
+        series.append(Series(name=f"{len(others)} others", values=sums))
+    return tuple(series)
 
 
 def as_grid(

@@ -34,8 +34,8 @@ font-variant-numeric: tabular-nums }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px }
 th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--edge); white-space: nowrap;
 max-width: 420px; overflow: hidden; text-overflow: ellipsis }
-th { color: var(--soft); font-weight: 600 } td.id { max-width: 13ch;
-font: 13px ui-monospace, monospace } td.t { white-space: normal; min-width: 260px; overflow-wrap: anywhere }
+th { color: var(--soft); font-weight: 600 } td.id { font: 13px ui-monospace, monospace }
+td.id i { font-size: 0 } td.id i::before { content: "…"; font-size: 13px } td.t { white-space: normal; min-width: 260px; overflow-wrap: anywhere }
 .n { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; display: block } svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }
 svg text.note { fill: var(--soft) } .grid { stroke: var(--edge) } .hit { fill: transparent }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 _DAY_S: Final = 86_400
 _THOUSAND: Final = 1_000
+#: Below such a largest value, a column has so many digits behind the point.
+_DIGITS: Final = ((1, 3), (10, 2), (100, 1))
 _STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
@@ -37,6 +40,16 @@ def cell(value: object) -> str:
     if isinstance(value, datetime):
         return stamp(value)
     return str(value)
+
+
+def column_cells(values: Sequence[object]) -> list[str]:
+    """The values of one column; numbers with as many digits behind the point as the largest one needs."""
+    numbers = [abs(one) for one in values if isinstance(one, float)]
+    if not numbers:
+        return [cell(one) for one in values]
+    most = max(numbers)
+    digits = next((digits for bound, digits in _DIGITS if most < bound), 0)
+    return [f"{one:,.{digits}f}" if isinstance(one, float) else cell(one) for one in values]
 
 
 def stamp(at: datetime) -> str:
