@@ -78,6 +78,24 @@ def _is_given(wanted: str, context: click.Context) -> bool:
     return any(one not in (None, False) and value in ("", one) for one in given)
 
 
+def _table_options() -> tuple[Callable[[_Function], _Function], ...]:
+    return (
+        click.option(
+            "--table-format",
+            type=click.Choice(("parquet", "delta", "iceberg")),
+            default="parquet",
+            show_default=True,
+            help="Format of the tables; Delta and Iceberg need a connector in Spark's session.",
+        ),
+        click.option(
+            "--namespace",
+            default="",
+            metavar="NAME",
+            help="Namespace of the session's catalog that is to have the tables.",
+        ),
+    )
+
+
 def job_options(function: _Function) -> _Function:
     """Options that every job has, so that one set of them fits all jobs."""
     for option in reversed(
@@ -123,19 +141,7 @@ def job_options(function: _Function) -> _Function:
                 multiple=True,
                 help="Database with an outbox; all configured ones by default. May be repeated.",
             ),
-            click.option(
-                "--table-format",
-                type=click.Choice(("parquet", "delta", "iceberg")),
-                default="parquet",
-                show_default=True,
-                help="Format of the tables; Delta and Iceberg need a connector in Spark's session.",
-            ),
-            click.option(
-                "--namespace",
-                default="",
-                metavar="NAME",
-                help="Namespace of the session's catalog that is to have the tables.",
-            ),
+            *_table_options(),
             config_option,
             json_option,
             click.option("--quiet", is_flag=True, help="No progress."),

@@ -311,7 +311,7 @@ def test_a_format_of_another_version_is_refused_untouched(directory: DataDirecto
         ({"path": "a", "first_offset": "-1"}, "a number from 0"),
         ({"path": "a", "first_offset": "²"}, "a number from 0"),
         ({"path": "a", "first_offset": "9" * 5_000}, "a number from 0"),
-        ({"path": "a", "maxBytesPerTrigger": "1"}, "a number from 65536"),
+        ({"path": "a", "maxBytesPerTrigger": "1"}, "a number from 16384"),
         ({"path": "a", "subject": "no name!"}, "names of subjects"),
         ({"path": "a", "columns": ","}, "',' names no column"),
         (
