@@ -126,7 +126,7 @@ async def run_trial(
         async with AsyncSession(engine) as session:
             session.add(make_order(number))
             await session.flush()
-            sent.set_result(producer.send(next(messages), session=session))
+            sent.set_result(await producer.send(next(messages), session=session))
             await session.commit()
 
     task = asyncio.ensure_future(work())

@@ -32,7 +32,13 @@ if _TYPE_CHECKING:
     from qmq_client.inbox.async_inbox import AsyncInbox
     from qmq_client.message import Message
     from qmq_client.options import ProducerOptions
-    from qmq_client.outbox.table import Tables, create_tables, make_tables, metadata
+    from qmq_client.outbox.table import (
+        Tables,
+        create_tables,
+        create_tables_async,
+        make_tables,
+        metadata,
+    )
     from qmq_client.producer import Producer
     from qmq_client.publishing.receipts import Fate, Receipt
     from qmq_client.publishing.stats import Flushed, PublisherStats
@@ -75,6 +81,7 @@ _MODULES = {
     "WrongDatabaseError": "qmq_client.errors",
     "consumer": "qmq_client.consumer",
     "create_tables": "qmq_client.outbox.table",
+    "create_tables_async": "qmq_client.outbox.table",
     "current_session": "qmq_client.current",
     "make_tables": "qmq_client.outbox.table",
     "metadata": "qmq_client.outbox.table",
@@ -117,6 +124,7 @@ __all__ = [
     "WrongDatabaseError",
     "consumer",
     "create_tables",
+    "create_tables_async",
     "current_session",
     "make_tables",
     "metadata",

@@ -18,9 +18,11 @@
     ├── DatabaseUnavailableError      the database did not answer, or failed; try again later
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
+        │   └── NotTheBrokerError     something else answered, like a proxy; try again
         ├── BrokerBusyError           it takes nothing now; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
         │   └── BrokerAccessError     it does not know the caller (401), or forbids the request (403)
+        ├── BrokerOlderError          it does not know the request: it is older than this program
         └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
 
 Exceptions of drivers and of the HTTP library are translated in one place and kept as the cause.
@@ -48,6 +50,7 @@ __all__ = [
     "BrokerAccessError",
     "BrokerAnswerError",
     "BrokerBusyError",
+    "BrokerOlderError",
     "BrokerRefusedError",
     "BrokerUnreachableError",
     "ChecksumError",
@@ -60,6 +63,7 @@ __all__ = [
     "InvalidMessageError",
     "InvalidNameError",
     "NoTransactionError",
+    "NotTheBrokerError",
     "OutboxError",
     "OutboxMissingError",
     "OutboxRowLostError",
@@ -195,6 +199,24 @@ class BrokerUnreachableError(TransportError):
     code = "broker_unreachable"
 
 
+class NotTheBrokerError(BrokerUnreachableError):
+    """Something other than a broker answered at its address: a proxy, a gateway, another service.
+
+    No fault of the request, and nothing is known of the broker: an outage of the way to it. The text
+    names the address and the answer.
+    """
+
+    code = "not_the_broker"
+
+    def __init__(self, url: str, answer: str, *, status: int = 0) -> None:
+        super().__init__(
+            f"{url}: {answer}, which is not an answer of a broker. "
+            "Check the address, and the proxy or gateway in front of the broker."
+        )
+        #: HTTP's, if it was HTTP.
+        self.status = status
+
+
 class BrokerBusyError(TransportError):
     """The broker takes nothing now (408, 429, 503, 507); nothing was accepted."""
 
@@ -230,6 +252,15 @@ class BrokerAccessError(BrokerRefusedError):
         super().__init__(status, answer)
         if answer.remedy:
             self.args = (f"{self.args[0]}. {answer.remedy}",)
+
+
+class BrokerOlderError(TransportError):
+    """The broker does not know this request: it is older than this program; nothing was done.
+
+    Update the broker, or use the commands of its version.
+    """
+
+    code = "broker_older"
 
 
 class BrokerAnswerError(TransportError):

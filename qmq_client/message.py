@@ -223,7 +223,17 @@ def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
             return validate(body)
         return json_as(body, body_type)
     except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-        raise ProtocolError(f"JSON body: {error}") from error
+        raise not_decoded(error) from None
+
+
+def not_decoded(error: Exception) -> ProtocolError:
+    """What does not fit, and where. Not with what: it is of a message's body."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return ProtocolError(f"JSON body: {error}")
+    wrong = errors(include_url=False, include_context=False, include_input=False)
+    places = [f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in wrong]
+    return ProtocolError(f"JSON body: {'; '.join(places)}")
 
 
 def _as_tags(tags: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.retry import Backoff
@@ -18,7 +18,6 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "linger_ms": (0, 1_000),
     "delete_delay_ms": (0, 60_000),
     "max_attempts": (1, 1_000_000),
-    "buffer_bytes": (1, 1024 * 1024 * 1024),
     "breaker_failures": (1, 1_000_000),
     "breaker_first_ms": (1, 3_600_000),
     "breaker_max_ms": (1, 3_600_000),
@@ -56,8 +55,6 @@ class ProducerOptions:
     max_attempts: int = 50
     #: How long to wait between the attempts of one row.
     backoff: Backoff = field(default_factory=Backoff)
-    #: Bytes of records that may wait in one transaction before they are written early.
-    buffer_bytes: int = 1024 * 1024
     #: Consecutive requests without an answer after which the broker is left alone for a while.
     breaker_failures: int = 3
     #: How long it is left alone the first time; doubles up to `breaker_max_ms`. Keep that below
@@ -66,13 +63,8 @@ class ProducerOptions:
     breaker_max_ms: int = 3_000
     #: Size limits of messages and frames; must match those of the broker.
     limits: Limits = DEFAULT_LIMITS
-    #: SQLite: how transactions of the application's engine begin. With DEFERRED, a transaction that
-    #: reads before it writes fails if the publisher wrote in between; with IMMEDIATE it waits instead.
-    #: `@transactional` and `transaction` always use IMMEDIATE.
-    sqlite_begin: Literal["DEFERRED", "IMMEDIATE"] = "DEFERRED"
-    #: Write each message when it is sent and check before the commit that it is still there: two
-    #: more statements. For applications that also use the driver's connection directly, or swallow
-    #: database errors.
+    #: Refuse to send in a session whose transaction also runs on another engine, because the two commits
+    #: are not one; and read each row back after its INSERT: one more statement.
     strict: bool = False
     #: Messages of one subject and key are accepted in the order of their commits. Transactions that
     #: send with the same key then wait for each other, and a message that cannot be sent holds up
@@ -99,8 +91,6 @@ class ProducerOptions:
                 raise _refuse(name, value, f"Give {lowest} to {highest}.")
         if self.breaker_max_ms < self.breaker_first_ms:
             raise _refuse("breaker_max_ms", self.breaker_max_ms, "Give at least breaker_first_ms.")
-        if self.sqlite_begin not in ("DEFERRED", "IMMEDIATE"):
-            raise _refuse("sqlite_begin", self.sqlite_begin, "Give DEFERRED or IMMEDIATE.")
         self._check_kinds()
 
     def _check_kinds(self) -> None:

@@ -1,9 +1,10 @@
 """`Producer`: send messages that exist if and only if the caller's transaction commits.
 
-`send` encodes and checks the message, notes it in the transaction and returns its id; the row is
-written by one INSERT before the COMMIT, through the caller's own connection. After the commit a
-background thread hands it to the broker. Whatever happens in between, the row stays until the broker
-has accepted the message, and a watchdog sends what a dead process left behind.
+`send` encodes and checks the message and writes it as a row through the caller's own session or
+connection. So whatever the database does to the business rows it does to the message. After the end of
+the transaction a background thread looks whether the row is committed, and sends it to the broker; the
+row stays until the broker has accepted the message, and a watchdog sends what a dead process left
+behind.
 """
 
 from __future__ import annotations
@@ -11,43 +12,38 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.orm import Session
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.current import sync_of
 from qmq_client.errors import ConfigurationError, NoTransactionError
-from qmq_client.given import (
-    AnyAsyncSession,
-    AnyEngine,
-    AnySession,
-    engine_and_factory,
-    session_of,
-)
+from qmq_client.given import AnyAsyncSession, AnyEngine, AnySession, engine_and_factory
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.checking.rights import PRODUCER, PRODUCER_IN_ORDER
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.database.driver import root_engine
-from qmq_client.outbox.database.to_write import (
-    TO_WRITE,
-    connected_to_write,
-    connected_to_write_async,
-)
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.sending.cancel import delete_unsent
+from qmq_client.outbox.sending.insert import Inserts, unencodable_key
+from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
+from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
+from qmq_client.outbox.sending.scope import Scopes
+from qmq_client.outbox.sending.unawaited import (
+    Pending,
+    Sent,
+    SentMany,
+    UnawaitedRows,
+    sent,
+    sent_many,
+)
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
-from qmq_client.outbox.transaction.insert import InsertTexts
-from qmq_client.outbox.transaction.joining import has_transaction, join, join_to_cancel, noted
-from qmq_client.outbox.transaction.outlet import Outlet
-from qmq_client.outbox.transaction.tracker import watch
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.receipts import Receipt
 from qmq_client.publishing.stats import Flushed, PublisherStats
@@ -59,10 +55,9 @@ from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
 from qmq_client.wire.record import encode_record
 
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
 _producers: Final[WeakSet[Producer]] = WeakSet()
+#: Connections that a child inherits stay the parent's: closing them here would end its sessions.
+_LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
 
 class Producer:
@@ -70,9 +65,8 @@ class Producer:
 
     Create one for each engine in each process and keep it. It is safe to use from any number of
     threads, and a forked child may go on using it: the child gets a publisher and connections of its
-    own. Asynchronous code calls the same plain `send`, which only notes the message. Whatever has to
-    wait also exists in a form to be awaited, and `async with` closes the producer. The constructor
-    checks the database's tables, and blocks while it does.
+    own. Whatever has to wait also exists in a form to be awaited, and `async with` closes the producer.
+    The constructor opens nothing: a database that is away is noticed by the first send.
     """
 
     _thread: PublisherThread
@@ -85,67 +79,61 @@ class Producer:
         *,
         options: ProducerOptions | None = None,
         tables: Tables | None = None,
+        session: AnySession | Callable[[], AnySession] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`engine`: an engine or a session maker, synchronous or not; `broker`: URL or transport.
 
-        Give `tables` when they have other names than those of `qmq_client.metadata`. Raises
-        `ConfigurationError`, and `OutboxMissingError` when the tables do not exist.
+        Give `tables` when they have other names than those of `qmq_client.metadata`. `session` is whom to
+        ask for the session of a send that names none: a `scoped_session`, like `db.session` of
+        Flask-SQLAlchemy, or a function. Raises `ConfigurationError`.
         """
         self.options = ProducerOptions() if options is None else options
         self.engine, self.session_factory = engine_and_factory(engine)
         self._broker = broker
         self._tables = tables or DEFAULT_TABLES
         self._clock = clock or SYSTEM_CLOCK
-        self._dialect = dialect_of(self.engine)
+        dialect = dialect_of(self.engine)
         self._store = OutboxStore(self.engine, self._tables)
-        try:
-            self._prepare()
-        except BaseException:
-            self._store.close()  # it has connected by then
-            raise
+        self._inserts = Inserts(
+            self.engine,
+            dialect,
+            self._tables,
+            takeover_ms=self.options.takeover_ms,
+            is_ordered=self.options.order_by_key,
+            is_strict=self.options.strict,
+        )
+        self._scopes = Scopes(
+            self.engine,
+            self._tables.outbox,
+            _asking(session),
+            is_strict=self.options.strict,
+        )
+        self._unawaited: UnawaitedRows | None = None
+        watch(self.engine)
+        self._open()
         _producers.add(self)
 
-    def _prepare(self) -> None:
-        outbox, is_ordered = self._tables.outbox, self.options.order_by_key
-        needed = [outbox, self._tables.order_lock] if is_ordered else [outbox]
-        self._store.check_schema(needed, role=PRODUCER_IN_ORDER if is_ordered else PRODUCER)
-        if is_ordered:
-            self._store.prepare_ordering()
-        if self.options.sqlite_begin == "IMMEDIATE":
-            self.engine.update_execution_options(**TO_WRITE)
-        root = root_engine(self.engine)
-        self._dialect.prepare_application(root)
-        watch(root)
-        now_ms, takeover_ms = self._dialect.now_ms, self.options.takeover_ms
-        self._texts = InsertTexts(self.engine, outbox, now_ms=now_ms, takeover_ms=takeover_ms)
-        self._open()
+    def send(self, message: Message, *, session: AnySession | None = None) -> Sent:
+        """Send if the transaction commits: write the row now; returns the message's id, 32 hex digits.
 
-    def send(self, message: Message, *, session: AnySession | None = None) -> str:
-        """Send when the transaction commits; returns the message's id, 32 hex digits.
-
-        `session` is a `Session`, `scoped_session`, `AsyncSession`, or a `Connection` in a transaction.
-        It may be left out inside `@transactional` and `transaction`, and when exactly one session of
-        this producer's engine has a transaction open in this thread. Raises `InvalidMessageError` or
-        `OutboxError` before anything is written.
+        `session` is a `Session`, `scoped_session`, or a `Connection` in a transaction. With an
+        `AsyncSession`, `async_scoped_session` or `AsyncConnection` write `await producer.send(…)`. It may be
+        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer was told
+        whom to ask. Raises `InvalidMessageError` or `OutboxError` before anything is written, and the
+        database's own errors.
         """
         row = self._make_row(message, self._clock.now_ms())
-        join(session, self.engine, self._outlet, [row])
-        if not self._thread.is_running:
-            self._thread.ensure_running()
-        return format_message_id(row.message_id)
+        return sent(format_message_id(row.message_id), self._write(session, [row]))
 
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None
-    ) -> list[str]:
-        """`send` for several messages: all of them or, if one is invalid, none."""
+    ) -> SentMany:
+        """`send` for several messages in one statement: all of them or, if one is invalid, none."""
         now_ms = self._clock.now_ms()
         rows = [self._make_row(message, now_ms) for message in messages]
-        if not rows:
-            return []
-        join(session, self.engine, self._outlet, rows)
-        self._thread.ensure_running()
-        return [format_message_id(row.message_id) for row in rows]
+        ids = [format_message_id(row.message_id) for row in rows]
+        return sent_many(ids, self._write(session, rows) if rows else None)
 
     def send_now(self, message: Message) -> str:
         """Send in a transaction of its own: on return the message is stored and will be delivered."""
@@ -159,8 +147,8 @@ class Producer:
                 value="a producer with an asynchronous engine",
                 remedy="Write `await producer.send_now_async(message)`.",
             )
-        with connected_to_write(self.engine) as connection:
-            return self._send_alone(connection, messages)
+        with sync_transaction(self.engine) as connection:
+            return list(self.send_many(messages, session=connection))
 
     async def send_now_async(self, message: Message) -> str:
         """`send_now` without blocking the event loop."""
@@ -173,8 +161,8 @@ class Producer:
         """
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.send_now_many, messages)
-        async with self._own_async_connection() as connection:
-            return await connection.run_sync(self._send_alone, messages)
+        async with async_transaction(self.engine) as connection:
+            return await self.send_many(messages, session=connection)
 
     def cancel(self, message_id: str, *, session: AnySession | None = None) -> Cancellation:
         """Withdraw a message as part of the transaction; the result is true if that was possible.
@@ -188,10 +176,16 @@ class Producer:
         Without an open transaction this is `cancel_now`.
         """
         wanted = parse_message_id(message_id)
-        if session is None and not has_transaction(self.engine, self._outlet):
+        if session is None and not self._scopes.has_scope():
             return self.cancel_now(message_id)
-        was_there = join_to_cancel(session, self.engine, self._outlet, wanted)
-        return Cancellation.CANCELLED if was_there else Cancellation.UNKNOWN
+        scope = self._scopes.find(session)
+        if scope is not sync_of(scope):
+            raise ConfigurationError(
+                setting="cancel",
+                value=f"an {type(scope).__name__}",
+                remedy="Write `await producer.cancel_async(message_id, session=session)`.",
+            )
+        return _cancellation(self._delete(scope, wanted))
 
     def cancel_now(self, message_id: str) -> Cancellation:
         """Withdraw a message from the outbox and, if it is delayed, from the broker.
@@ -201,35 +195,37 @@ class Producer:
         `TransportError`: then it will not be sent any more if nobody was sending it, but the broker may
         have it from an attempt whose answer was lost. Ask again then, too.
         """
-        with connected_to_write(self.engine) as connection:
-            was_there = self._cancel_alone(connection, message_id)
-        outcome = cancel_at_broker(self._transport, message_id, is_withdrawn=was_there)
-        if outcome and not was_there:
-            with connected_to_write(self.engine) as connection:
-                self._cancel_alone(connection, message_id, is_at_broker=True)
+        wanted = parse_message_id(message_id)
+        with sync_transaction(self.engine) as connection:
+            subject = self._withdraw(connection, wanted)
+        outcome = cancel_at_broker(self._transport, message_id, withdrawn_from=subject)
+        if outcome and subject is None:
+            with sync_transaction(self.engine) as connection:
+                self._delete(connection, wanted, is_at_broker=True)
         return outcome
 
     async def cancel_async(
         self, message_id: str, *, session: AnyAsyncSession | None = None
     ) -> Cancellation:
         """`cancel` for an `AsyncSession` or `AsyncConnection`; without a transaction, `cancel_now_async`."""
-        if session is None and not has_transaction(self.engine, self._outlet):
+        if session is None and not self._scopes.has_scope():
             return await self.cancel_now_async(message_id)
-        joined = None if session is None else sync_of(session_of(session))
-        # As their `run_sync` does; of a session that `cancel` finds, only the synchronous one is known.
-        outcome: Cancellation = await greenlet_spawn(self.cancel, message_id, session=joined)
-        return outcome
+        wanted, scope = parse_message_id(message_id), self._scopes.find(session)
+        return _cancellation(await scope.run_sync(self._delete, wanted))
 
     async def cancel_now_async(self, message_id: str) -> Cancellation:
         """`cancel_now` without blocking the event loop."""
         if not self.engine.dialect.is_async:
             return await asyncio.to_thread(self.cancel_now, message_id)
-        was_there = await self._cancel_alone_async(message_id)
+        wanted = parse_message_id(message_id)
+        async with async_transaction(self.engine) as connection:
+            subject = await connection.run_sync(self._withdraw, wanted)
         outcome = await asyncio.to_thread(
-            cancel_at_broker, self._transport, message_id, is_withdrawn=was_there
+            cancel_at_broker, self._transport, message_id, withdrawn_from=subject
         )
-        if outcome and not was_there:
-            await self._cancel_alone_async(message_id, is_at_broker=True)
+        if outcome and subject is None:
+            async with async_transaction(self.engine) as connection:
+                await connection.run_sync(self._delete, wanted, True)
         return outcome
 
     def receipt(self, message_id: str, *, session: AnySession | None = None) -> Receipt:
@@ -239,19 +235,19 @@ class Producer:
         message. Without a publisher thread (`background=False`) that is not known before `flush`. In a
         forked child the receipts of the parent are never answered.
         """
-        found = noted(session, self.engine, self._outlet, parse_message_id(message_id))
-        if found is None:
+        wanted, scope = parse_message_id(message_id), sync_of(self._scopes.find(session))
+        if not self._was_sent_in(scope, wanted):
             raise NoTransactionError(
                 f"message {message_id} was not sent in this transaction, or not by this producer; "
                 "ask for its receipt between the send and the commit"
             )
-        return self._publisher.receipts.open(*found)
+        return self._publisher.receipts.open(wanted)
 
     def flush(self, deadline_s: float = 10.0) -> Flushed:
         """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
 
         The result is true if all messages since the previous flush were accepted, and counts those
-        that were not.
+        that were not. Raises `ConfigurationError` in a callback of this producer, which it would wait for.
         """
         is_done = self._thread.flush(deadline_s)
         with self._flush_lock:
@@ -306,9 +302,10 @@ class Producer:
 
     def _after_fork(self) -> None:
         """Give a forked child a publisher of its own, sharing nothing with the parent. Called on fork."""
-        self._publisher.receipts.abandon()
         self._store.after_fork()
-        self._dialect.after_fork(root_engine(self.engine))
+        _LEFT_TO_THE_PARENT.append(self.engine.pool)
+        if not _is_in_memory(self.engine):
+            self.engine.dispose(close=False)
         self._open()
 
     def _open(self) -> None:
@@ -328,45 +325,121 @@ class Producer:
             is_background=self.options.background,
             on_end=self._release,
         )
-        self._outlet = Outlet(
-            outbox=self._tables.outbox,
-            order_lock=self._tables.order_lock,
-            dialect=self._dialect,
-            buffer_bytes=self.options.buffer_bytes,
-            record_bytes_max=self._store.record_bytes_max,
-            is_strict=self.options.strict,
-            token=self._publisher.token,
-            insert_texts=self._texts,
-            monotonic_s=self._clock.monotonic_s,
-            hand_over=self._publisher.queue.put,
-        )
 
     def _release(self) -> None:
         if isinstance(self._broker, str | BrokerAddress):
             self._transport.close()
         self._store.close()
 
-    def _send_alone(self, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
-        with connection.begin():
-            return self.send_many(messages, session=connection)
+    def _write(self, given: AnySession | None, rows: list[OutboxRow]) -> Pending | None:
+        """Write the rows now, or return what writes them when it is awaited."""
+        scope = self._scopes.find(given)
+        if isinstance(scope, Session | sa.Connection):
+            try:
+                self._write_now(scope, rows)
+            except sa.exc.MissingGreenlet as error:
+                raise NoTransactionError(
+                    "a plain session of an asynchronous engine executes nothing outside of its events: pass "
+                    "`session=` the AsyncSession itself, and `await` the send"
+                ) from error
+            return None
+        return self._write_when_awaited(scope, rows)
 
-    def _own_async_connection(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        from sqlalchemy.ext.asyncio import AsyncEngine
+    def _write_now(self, scope: Session | sa.Connection, rows: list[OutboxRow]) -> None:
+        connection, is_kept = self._scopes.connection(scope)
+        written_at_s, token = self._clock.monotonic_s(), self._publisher.token
+        try:
+            self._inserts.write(connection, rows, token, fill_locks=self._store.prepare_ordering)
+        except UnicodeEncodeError as error:
+            raise unencodable_key(rows) from error
+        self._note(scope, connection, rows, written_at_s, is_kept=is_kept)
 
-        return connected_to_write_async(AsyncEngine(self.engine))
+    def _write_when_awaited(
+        self,
+        scope: Any,  # an AsyncSession or AsyncConnection
+        rows: list[OutboxRow],
+    ) -> Pending:
+        sync = sync_of(scope)
+        if not isinstance(sync, Session):
+            return Pending(rows, lambda: scope.run_sync(self._write_now, rows), is_in_session=False)
+        objects = self._unawaited_rows().add(sync, rows, self._publisher.token)
 
-    def _cancel_alone(
-        self, connection: sa.Connection, message_id: str, is_at_broker: bool = False
-    ) -> bool:
-        wanted = parse_message_id(message_id)
-        with connection.begin():
-            return join_to_cancel(
-                connection, self.engine, self._outlet, wanted, is_at_broker=is_at_broker
+        def write(session: Session) -> None:
+            if self._unawaited_rows().remove(session, objects):
+                self._write_now(session, rows)
+
+        return Pending(rows, lambda: scope.run_sync(write), is_in_session=True)
+
+    def _unawaited_rows(self) -> UnawaitedRows:
+        if self._unawaited is None:
+            self._unawaited = UnawaitedRows(
+                self.engine,
+                self._inserts.tables.outbox,
+                takeover_ms=self.options.takeover_ms,
+                bind_of=self._scopes.bind_of,
+                note=self._note_flushed,
             )
+        return self._unawaited
 
-    async def _cancel_alone_async(self, message_id: str, is_at_broker: bool = False) -> bool:
-        async with self._own_async_connection() as connection:
-            return await connection.run_sync(self._cancel_alone, message_id, is_at_broker)
+    def _note_flushed(
+        self, session: Session, connection: sa.Connection, rows: Sequence[OutboxRow]
+    ) -> None:
+        is_kept = isinstance(self._scopes.bind_of(session), sa.Connection)
+        now_s = self._clock.monotonic_s()
+        # The flush may be the commit's own, behind the event that announces it.
+        self._note(session, connection, rows, now_s, is_kept=is_kept, is_committing=True)
+
+    def _note(
+        self,
+        scope: Session | sa.Connection,
+        connection: sa.Connection,
+        rows: Sequence[OutboxRow],
+        written_at_s: float,
+        *,
+        is_kept: bool,
+        is_committing: bool = False,
+    ) -> None:
+        hint = Hint(rows=rows, token=self._publisher.token, written_at_s=written_at_s)
+        made = Note(
+            hint=hint,
+            put=self._put,
+            drop=self._publisher.on_rolled_back,
+            is_committing=is_committing,
+        )
+        note(scope, connection, made, is_kept=is_kept)
+
+    def _put(self, hint: Hint) -> None:
+        self._publisher.queue.put(hint)
+        self._thread.ensure_running()
+
+    def _was_sent_in(self, scope: Session | sa.Connection, message_id: bytes) -> bool:
+        token = self._publisher.token
+        if any((row.message_id, owner) == (message_id, token) for row, owner in open_rows(scope)):
+            return True
+        if not isinstance(scope, Session) or self._unawaited is None:
+            return False
+        return self._unawaited.has(scope, message_id)
+
+    def _withdraw(self, connection: sa.Connection, message_id: bytes) -> str | None:
+        """Delete an unsent row; its subject, or None if there was no such row."""
+        columns = self._inserts.tables.outbox.c
+        subject: str | None = connection.scalar(
+            sa.select(columns.subject).where(columns.message_id == message_id)
+        )
+        return subject if self._delete(connection, message_id) else None
+
+    def _delete(
+        self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False
+    ) -> bool:
+        """Delete an unsent row in the scope's transaction; whether there was one."""
+        waits = self._unawaited
+        if waits is not None and isinstance(scope, Session) and waits.discard(scope, message_id):
+            return True
+        connection, _ = self._scopes.connection(scope)
+        own = self._publisher.token if self._was_sent_in(scope, message_id) else None
+        return delete_unsent(
+            connection, self._inserts.tables.outbox, message_id, own=own, is_at_broker=is_at_broker
+        )
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         limits, new_id = self.options.limits, MESSAGE_IDS.next_id()
@@ -379,6 +452,28 @@ class Producer:
             record=encode_record(record, limits),
             is_repeatable=message_id is not new_id and is_dedupe_id(message_id),
         )
+
+
+def _asking(session: Any) -> Callable[[], Any] | None:
+    """A function that gives the session, from what a producer was told to ask."""
+    if session is None:
+        return None
+    if callable(session):  # a scoped session is its own registry's function
+        found: Callable[[], Any] = session
+        return found
+    raise ConfigurationError(
+        setting="Producer(session=…)",
+        value=type(session).__name__,
+        remedy="Give a scoped_session, or a function that returns the session of the running code.",
+    )
+
+
+def _cancellation(was_there: bool) -> Cancellation:
+    return Cancellation.CANCELLED if was_there else Cancellation.UNKNOWN
+
+
+def _is_in_memory(engine: sa.Engine) -> bool:
+    return isinstance(engine.pool, sa.StaticPool)
 
 
 def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:

@@ -1,19 +1,17 @@
 """Open a transaction around code that sends: `@transactional` for sessions, `transaction` for Core.
 
-Both intend to write, so on SQLite their first statement takes the write lock, or waits for it,
-instead of a later one failing half-way.
+Both intend to write, so on SQLite they begin with the write lock, or wait for it, instead of failing
+half-way at a statement after a read.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
@@ -23,12 +21,9 @@ from sqlalchemy.orm import Session
 
 from qmq_client.current import as_current, current_scopes, sync_of
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database.to_write import (
-    TO_WRITE,
-    connected_to_write,
-    connected_to_write_async,
-)
-from qmq_client.outbox.transaction.enlisted import enlisted_engine
+from qmq_client.outbox.database.autocommit import begin_to_write
+from qmq_client.outbox.sending.notes import begun_connections
+from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -86,28 +81,14 @@ def transaction(engine: Any) -> Any:
     `async with`.
     """
     if isinstance(engine, sa.Engine):
-        return _transaction(engine)
+        return sync_transaction(engine)
     if not hasattr(engine, "sync_engine"):
         raise ConfigurationError(
             setting="transaction(engine)",
             value=type(engine).__name__,
             remedy="Give the engine itself.",
         )
-    return _async_transaction(engine)
-
-
-@contextmanager
-def _transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    with connected_to_write(engine) as connection, as_current(connection), connection.begin():
-        yield connection
-
-
-@asynccontextmanager
-async def _async_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    async with connected_to_write_async(engine) as connection:
-        with as_current(connection):
-            async with connection.begin():
-                yield connection
+    return async_transaction(engine.sync_engine)
 
 
 def _around(function: Callable[P, R], source: SessionSource, requires_new: bool) -> Callable[P, R]:
@@ -121,7 +102,7 @@ def _around(function: Callable[P, R], source: SessionSource, requires_new: bool)
             if not isinstance(session, Session):
                 raise _refuse(function, "async def")
             with session.begin(), as_current(session):
-                session.connection(execution_options=TO_WRITE)
+                begin_to_write(_connection(session, source.engine))
                 return function(*args, **kwargs)
 
     return in_transaction
@@ -135,16 +116,14 @@ def _around_async(
         outer = _outer(source, requires_new)
         if outer is not None:
             async with outer.begin_nested():
-                if (session := getattr(outer, "sync_session", None)) is not None:
-                    begun = enlisted_engine(session, source.engine.pool)
-                    bind = {} if begun is None else {"bind": begun}
-                    await outer.connection(bind_arguments=bind)
                 return await function(*args, **kwargs)
         if not hasattr(made := source.session_factory(), "sync_session"):
             raise _refuse(function, "def")
         async with made as session, session.begin():
             with as_current(session):
-                await session.connection(execution_options=TO_WRITE)
+                await session.run_sync(
+                    lambda begun: begin_to_write(_connection(begun, source.engine))
+                )
                 return await function(*args, **kwargs)
 
     return in_transaction
@@ -175,7 +154,16 @@ def _is_on(scope: Any, engine: sa.Engine) -> bool:
     with suppress(sa.exc.UnboundExecutionError):
         if scope.get_bind().engine.pool is engine.pool:
             return True
-    return enlisted_engine(scope, engine.pool) is not None
+    return any(each.engine.pool is engine.pool for each in begun_connections(scope))
+
+
+def _connection(session: Session, engine: sa.Engine) -> sa.Connection:
+    """Begin on the session's own bind, or on this engine where the session has several."""
+    try:
+        session.get_bind()
+    except sa.exc.UnboundExecutionError:
+        return session.connection(bind_arguments={"bind": engine})
+    return session.connection()
 
 
 def _refuse(function: Callable[..., Any], wanted: str) -> ConfigurationError:

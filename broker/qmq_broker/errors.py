@@ -21,6 +21,7 @@
     │   ├── NotFoundError         what the request names is not there
     │   ├── ConflictError         a message id stored before with other content
     │   ├── GroupConflictError    a pull that says something else than its group keeps
+    │   ├── ConsumerReplacedError a pull of a broadcast whose name another process has taken over
     │   └── InvalidRecordError    one record of the request is damaged; names its message
     ├── RequestRefusedError       refused before its content was looked at (face/answers.py)
     ├── TokenFileError            the tokens cannot be used (face/callers/token_file.py)
@@ -33,7 +34,11 @@ Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_e
 
 from __future__ import annotations
 
+from typing import Final
+
 from qmq_client.wire.errors import QmqError
+from qmq_client.wire.groups import REPLACED_REMEDY, replaced_text
+from qmq_client.wire.requests import PullRequest
 
 
 class StoreError(QmqError):
@@ -85,8 +90,10 @@ class UnknownFormatError(StoreError):
     """
 
     code = "unknown_format"
+    #: For what a later version wrote.
+    LATER: Final = "Start the version that wrote it, or a later one."
 
-    def __init__(self, *, setting: str, found: str, known: str, remedy: str) -> None:
+    def __init__(self, *, setting: str, found: str, known: str, remedy: str = LATER) -> None:
         super().__init__(f"{setting} of the data directory is {found}; known: {known}. {remedy}")
         self.setting = setting
         self.found = found
@@ -229,6 +236,20 @@ class GroupConflictError(ServiceError):
         #: What was asked for.
         self.value = value
         self.remedy = remedy
+
+
+class ConsumerReplacedError(ServiceError):
+    """Another process pulls under the same name of a broadcast; nothing was given."""
+
+    code = "consumer_replaced"
+
+    def __init__(self, request: PullRequest) -> None:
+        super().__init__(f"{replaced_text(request)}. {REPLACED_REMEDY}")
+        self.field = "consumer"
+        self.limit = "one process"
+        #: The name that both use.
+        self.value = request.consumer
+        self.remedy = REPLACED_REMEDY
 
 
 class InvalidRecordError(ServiceError):

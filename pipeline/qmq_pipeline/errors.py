@@ -8,6 +8,7 @@
         ├── SourceError             what is to be read is not there, or cannot be reached
         │   ├── UnreachableError    nobody answers there; the same call may work later
         │   ├── ExpiredRangeError   retention has passed the range
+        │   ├── LaterVersionError   a later version of qmq wrote it
         │   ├── DamagedRangeError   accepted data is not as it was written
         │   └── QuarantinedRangeError  it was damaged, and the broker gave it up
         ├── IncompleteError         rows are missing between the first and the last one
@@ -72,6 +73,17 @@ class ExpiredRangeError(SourceError):
     code = "expired_range"
 
 
+class LaterVersionError(SourceError):
+    """A later version of qmq wrote what is to be read; it is whole, and nothing of it was returned."""
+
+    code = "later_version"
+
+    def __init__(self, *, source: str, reason: str) -> None:
+        super().__init__(
+            source=source, reason=reason.rstrip("."), remedy="Use that version here, too"
+        )
+
+
 class DamagedRangeError(SourceError):
     """Accepted data is not as it was written; nothing of the range was returned."""
 
@@ -118,7 +130,7 @@ class TablesInUseError(TablesError):
 
 
 class JavaError(PipelineError):
-    """There is no Java that Spark can run on."""
+    """Spark cannot run here: there is no Java for it, or its user has no name."""
 
     code = "java"
 

@@ -14,16 +14,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from qmq_client.commands.settings import config_option, json_option, loaded
-from qmq_client.errors import (
-    BrokerAccessError,
-    BrokerAnswerError,
-    BrokerRefusedError,
-    ProtocolError,
-)
+from qmq_client.errors import BrokerOlderError, NotTheBrokerError, ProtocolError
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.http_errors import ACCESS, BUSY, busy
+from qmq_client.transport.http_errors import refusal
 from qmq_client.transport.json_questions import ask, url_of
-from qmq_client.wire.requests import ErrorAnswer, decode_json
+from qmq_client.wire.requests import UNKNOWN_ROUTES, ErrorAnswer, decode_json
 
 #: A search over hundreds of megabytes takes seconds.
 ANSWER_TIMEOUT_S: Final = 60.0
@@ -95,22 +90,24 @@ def _ask(
     )
     url = url_of(address, path)
     if status not in statuses:
-        raise _refusal(url, status, data)
+        raise _refusal(f"{method} {url}", status, data)
     try:
         answer = json.loads(data)
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
-        raise BrokerAnswerError(f"{url}: the answer is not from a broker")
+        raise NotTheBrokerError(url, "an answer without the fields asked for", status=status)
     return answer
 
 
-def _refusal(url: str, status: int, data: bytes) -> Exception:
+def _refusal(asked: str, status: int, data: bytes) -> Exception:
     try:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
-        return BrokerAnswerError(f"{url}: status {status}, and the answer is not from a broker")
-    if status in BUSY:
-        return busy(status, answer)
-    kind = BrokerAccessError if status in ACCESS else BrokerRefusedError
-    return kind(status, answer)
+        return NotTheBrokerError(asked, f"status {status}", status=status)
+    if answer.code == UNKNOWN_ROUTES.get(status):
+        return BrokerOlderError(
+            f"{asked}: this broker does not know that: it is older than this command. Update the broker, or "
+            "use the commands of its version."
+        )
+    return refusal(status, answer)

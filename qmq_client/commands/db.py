@@ -20,9 +20,12 @@ from qmq_client.commands.settings import database_options, json_option, the_data
 from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.database.errors import database_errors
 from qmq_client.database.url import known_url
+from qmq_client.doctor import sqlite
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.outbox.table import DEFAULT_PREFIX
 from qmq_client.settings.sections import DatabaseSection
+from qmq_migrations.adoption import ALEMBIC_TABLE
 from qmq_migrations.errors import MigrationBusyError, MigrationError
 from qmq_migrations.upgrade import downgrade as downgrade_tables
 from qmq_migrations.upgrade import migrate as migrate_tables
@@ -56,15 +59,40 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt
             prefix=section.table_prefix,
             may_adopt=adopt,
         )
+        with engine.connect() as connection:
+            notes = list(_notes(connection, section))
     if as_json:
         shown = {"from": done.before, "to": done.after, "is_adopted": done.is_adopted}
-        click.echo(json.dumps({"database": section.name, **shown}))
-    elif done.is_adopted:
+        said = [{"read": read, "fix": fix} for read, fix in notes]
+        click.echo(json.dumps({"database": section.name, **shown, "notes": said}))
+        return
+    if done.is_adopted:
         click.echo(f"{section.name}: existing tables adopted at {done.after}")
     elif done.before == done.after:
         click.echo(f"{section.name}: already at {done.after}")
     else:
         click.echo(f"{section.name}: {done.before or 'empty'} -> {done.after}")
+    for read, fix in notes:
+        click.echo(f"{section.name}: {read}\n  fix: {fix}")
+
+
+def _notes(connection: sa.Connection, section: DatabaseSection) -> Iterator[tuple[str, str]]:
+    """What will hurt later, although the tables are right: what was read, and what to do."""
+    if sa.inspect(connection).has_table(ALEMBIC_TABLE, schema=section.schema or None):
+        prefix = section.table_prefix
+        here = "include_name"
+        if prefix != DEFAULT_PREFIX:
+            here = f"functools.partial(include_name, prefix={prefix!r})"
+        yield (
+            f"there is also {ALEMBIC_TABLE}: your next autogenerate would drop {prefix}outbox and "
+            "the other tables of QMQ",
+            f"in your env.py, `from qmq_migrations.exclusion import include_name` and "
+            f"`context.configure(…, include_name={here})`",
+        )
+    if connection.dialect.name == "sqlite":
+        for finding in sqlite.settings(connection, is_application=False):
+            if finding.id.startswith("sqlite.journal"):
+                yield f"{finding.read}: {finding.meaning}", finding.fix
 
 
 @db.command()

@@ -15,6 +15,7 @@ from typing import Final
 
 from qmq_client.errors import (
     BrokerAccessError,
+    BrokerOlderError,
     BrokerRefusedError,
     ConfigurationError,
     DatabaseUnavailableError,
@@ -37,6 +38,7 @@ _BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (DatabaseUnavailableError, UNREACHABLE),
     (BrokerAccessError, WRONG_CALL),
     (BrokerRefusedError, ATTENTION),
+    (BrokerOlderError, ATTENTION),
     (TransportError, UNREACHABLE),
 )
 

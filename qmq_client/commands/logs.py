@@ -8,11 +8,11 @@ from typing import Final
 
 import click
 
+from qmq_client.wire.shown import utc_text
+
 #: They tell each request at INFO: several lines a second of a process that has nothing to do.
 _CHATTY: Final = ("httpx", "httpcore")
 _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-#: Times as the broker's log has them, so that the lines of all processes may be sorted together.
-_TIME_FORMATS: Final = ("%Y-%m-%dT%H:%M:%S", "%s.%03d")
 
 log_level_option = click.option(
     "--log-level",
@@ -25,10 +25,15 @@ log_level_option = click.option(
 
 def log_to_stderr(log_level: str) -> None:
     """Log from this level on; of the HTTP library warnings at most."""
-    form = logging.Formatter(_FORMAT)
-    form.default_time_format, form.default_msec_format = _TIME_FORMATS
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(form)
+    handler.setFormatter(_Formatter(_FORMAT))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Formatter(logging.Formatter):
+    """Times as the broker's log has them."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return utc_text(record.created)

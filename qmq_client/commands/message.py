@@ -166,7 +166,10 @@ def _show_waiting(
 
 
 def _not_here(message_id: str) -> str:
-    return f"{message_id} is in no subject of this broker, and does not wait for a due time"
+    return (
+        f"{message_id} is in no subject of this broker, and does not wait for a due time; "
+        f"`qmq outbox show {message_id}` tells whether it is still in an outbox"
+    )
 
 
 def _ask(

@@ -13,7 +13,12 @@ from typing import Any, Final
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.wire.shown import printable
 
+#: Of a subject without a consumer group.
+NO_GROUP: Final = (
+    "none on this subject: no consumer has ever asked for it, or the group was removed"
+)
 _COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
+_STILL_TO_COME: Final = ("not yet", "waiting", "held")
 _BODY_SHOWN_CHARACTERS: Final = 60
 _HEX_SHOWN_BYTES: Final = 64
 
@@ -61,7 +66,7 @@ def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if "groups" in found:
         lines += [("group", _group(fate)) for fate in found["groups"]]
         if not found["groups"]:
-            lines.append(("group", "none on this subject"))
+            lines.append(("group", NO_GROUP))
     for name, text in lines:
         yield f"{name:<10} {printable(text)}"
 
@@ -84,9 +89,22 @@ def _group(fate: Mapping[str, Any]) -> str:
         "at": time_text(fate["at_ms"]) if "at_ms" in fate else None,
         "reason": fate.get("reason"),
         "error": fate.get("error"),
+        "why": why_text(fate),
     }
     parts = [f"{name}={value}" for name, value in said.items() if value]
     return f"{fate['group']}: {fate['state']}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def why_text(fate: Mapping[str, Any]) -> str:
+    """Why a group has not handled a message, as far as the broker knows: empty when it has."""
+    parts = [fate["why"]] if fate.get("why") else []
+    if count := fate.get("before"):
+        parts.append(f"{count} before it")
+    if asked_at_ms := fate.get("asked_at_ms"):
+        parts.append(f"a consumer last asked at {time_text(asked_at_ms)}")
+    elif fate["state"] in _STILL_TO_COME:
+        parts.append("no consumer has asked since the broker started")
+    return "; ".join(parts)
 
 
 def shortened(text: str) -> str:

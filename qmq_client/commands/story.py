@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qmq_client.commands.message_view import NO_GROUP, why_text
 from qmq_client.commands.table import table_lines, time_text
 
 Step = Mapping[str, Any]
@@ -25,7 +26,7 @@ def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
         "sequence": place["sequence"],
     }
     past = [step for told in place["groups"] for step in _past(told, place)]
-    now = [_now(told) for told in place["groups"] if told.get("now")]
+    now = [_now(told, place) for told in place["groups"] if told.get("now")]
     return [stored, *sorted(past, key=lambda step: step["at_ms"]), *now]
 
 
@@ -38,6 +39,8 @@ def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
         )
     if (next_ms := place.get("told_until_ms")) is not None:
         yield f"events after {time_text(next_ms)} were too many to read"
+    if not place["groups"]:
+        yield f"consumer groups: {NO_GROUP}"
 
 
 def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,9 +63,14 @@ def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[st
         yield event
 
 
-def _now(told: Mapping[str, Any]) -> dict[str, Any]:
+def _now(told: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     now = told["now"]
     known = {name: now[name] for name in ("attempts", "consumer", "reason", "error") if name in now}
+    why = why_text(now)
+    if now["state"] == "passed" and not why and not told["events"] and "told_from_ms" not in place:
+        why = "never delivered: the group starts after it, or was moved past it"
+    if why:
+        known["why"] = why
     return {
         "group": told["group"],
         **known,
@@ -81,7 +89,7 @@ def story_lines(steps: Sequence[Step]) -> Iterator[str]:
             f"now {step['what']}" if step.get("is_now") else step["what"],
             step.get("attempt") or step.get("attempts") or "-",
             step.get("consumer") or "-",
-            step.get("error") or step.get("reason") or "-",
+            "; ".join(filter(None, map(step.get, ("error", "reason", "why")))) or "-",
         )
         for step in steps
     ]

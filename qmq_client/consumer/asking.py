@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from qmq_client.consumer.identity import Identity
 from qmq_client.consumer.options import ConsumerOptions
 from qmq_client.wire import requests
 
 
 def pull_request(
     options: ConsumerOptions,
-    consumer_id: str,
+    identity: Identity,
     *,
     max_messages: int,
     wait_ms: int,
@@ -26,7 +27,7 @@ def pull_request(
     return requests.PullRequest(
         subject=options.subject,
         group=options.group,
-        consumer=consumer_id,
+        consumer=identity.name,
         max_messages=max_messages,
         wait_ms=wait_ms,
         lease_ms=options.lease_ms,
@@ -36,7 +37,7 @@ def pull_request(
         tags=_tags(options),
         ordered=options.ordered or UNSET,
         at_most_once=options.at_most_once or UNSET,
-        broadcast=_broadcast(options),
+        broadcast=_member(options, identity),
         backoff=_backoff(options),
     )
 
@@ -64,6 +65,12 @@ def _broadcast(options: ConsumerOptions) -> Any:
     if not options.broadcast:
         return UNSET
     return "named" if options.broadcast == "named" else "ephemeral"
+
+
+def _member(options: ConsumerOptions, identity: Identity) -> requests.BroadcastMember | UnsetType:
+    if not options.broadcast:
+        return UNSET
+    return requests.BroadcastMember(kind=_broadcast(options), instance=identity.instance)
 
 
 def _backoff(options: ConsumerOptions) -> requests.Backoff | UnsetType:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from qmq_client.message import decode_body
+from qmq_client.message import decode_body, not_decoded
 from qmq_client.typed import json_decoder
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.record import BodyKind, Record
@@ -49,7 +49,7 @@ def body_decoder(body_type: Any) -> Decoder:
         try:
             return decode_json(msgspec.json.encode(decode_body(kind, record.body)))
         except ProtocolError as error:
-            raise ProtocolError(f"{wrong}: {error}") from error
+            raise ProtocolError(f"{wrong}: {error}") from None
 
     return decode
 
@@ -80,7 +80,7 @@ def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
         try:
             return decode(body)
         except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-            raise ProtocolError(f"JSON body: {error}") from error
+            raise not_decoded(error) from None
 
     return decode_json
 
@@ -121,7 +121,7 @@ def _pydantic_decoder(body_type: Any) -> Callable[[bytes], Any]:
         try:
             return validate(body)
         except (ValueError, TypeError, AssertionError, RecursionError) as error:
-            raise ProtocolError(f"JSON body: {error}") from error
+            raise not_decoded(error) from None
 
     return decode_json
 

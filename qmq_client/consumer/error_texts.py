@@ -6,18 +6,67 @@ What an error says may come out of a message, and out of a statement's parameter
 from __future__ import annotations
 
 import traceback
+from asyncio import CancelledError
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable
 
 #: Of an error's text, this much goes to the broker's history and to the log.
 ERROR_CHARACTERS_MAX: Final = 500
 #: Of a traceback, this much goes to the log: both ends of a deep one.
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
+#: Of an error, this many causes are followed.
+_CAUSES_MAX: Final = 10
+#: An error and its causes whose texts go to the history: the bound leaves no room for more.
+_TEXTS_MAX: Final = 3
+_CAUSED_BY: Final = "; caused by "
 
 
 def error_text(error: BaseException) -> str:
-    """Type and text of an error, bounded, without the statement parameters of SQLAlchemy."""
+    """Type and text of an error and of its causes, bounded, without SQLAlchemy's statement parameters."""
+    texts: list[str] = []
+    for one in islice(with_causes(error), _TEXTS_MAX):
+        if type(one).__name__.startswith("_"):
+            continue  # carries another one within our own code
+        text = _own_text(one)
+        said = text.partition(": ")[2]
+        if not said or not any(said in told for told in texts):  # SQLAlchemy repeats its driver's
+            texts.append(text)
+        if isinstance(one, QmqError):  # says itself what caused it
+            break
+    return caused_by(*texts)
+
+
+def caused_by(*texts: str) -> str:
+    """A text and those of its causes as one, bounded; each keeps its share."""
+    whole = _CAUSED_BY.join(texts)
+    if len(whole) <= ERROR_CHARACTERS_MAX:
+        return whole
+    each_max = (ERROR_CHARACTERS_MAX - len(_CAUSED_BY) * (len(texts) - 1)) // len(texts)
+    return _CAUSED_BY.join(text[:each_max] for text in texts)
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what led to it, as a traceback shows it; of several errors the first."""
+    following: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if following is None:
+            return
+        yield following
+        if isinstance(following, BaseExceptionGroup):
+            following = following.exceptions[0]
+        elif following.__cause__ is None and not following.__suppress_context__:
+            following = following.__context__
+        else:
+            following = following.__cause__
+        if isinstance(following, CancelledError):
+            return  # of a stop, and no cause of what a handler says meanwhile
+
+
+def _own_text(error: BaseException) -> str:
     original = getattr(error, "orig", None)
     name = type(error).__name__
     if isinstance(original, BaseException):

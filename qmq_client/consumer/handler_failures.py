@@ -14,7 +14,7 @@ from traceback import walk_tb
 from typing import Final
 
 from qmq_client.clock import Clock
-from qmq_client.consumer.error_texts import in_one_line
+from qmq_client.consumer.error_texts import in_one_line, with_causes
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Failures of one kind that are told in one span. With fewer than this in a minute, each is.
@@ -26,8 +26,6 @@ _SPAN_S_MAX: Final = 3_600.0
 #: Kinds that are told apart; all further ones are one kind, so that errors cannot use up memory.
 _KINDS_MAX: Final = 100
 _FURTHER: Final = 0
-#: Of an error, this many causes are looked at.
-_CAUSES_MAX: Final = 10
 
 
 class _Span:
@@ -112,22 +110,9 @@ class HandlerFailures:
 
 def _kind(error: BaseException) -> int:
     """Equal for errors that came out of the same lines of code, with the same causes."""
-    return hash(tuple((type(one), *_lines(one)) for one in _with_causes(error)))
+    return hash(tuple((type(one), *_lines(one)) for one in with_causes(error)))
 
 
 def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
     for frame, number in walk_tb(error.__traceback__):
         yield frame.f_code.co_filename, number
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what led to it; of several errors the first."""
-    following: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if following is None:
-            return
-        yield following
-        if isinstance(following, BaseExceptionGroup):
-            following = following.exceptions[0]
-        else:
-            following = following.__cause__ or following.__context__

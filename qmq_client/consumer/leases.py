@@ -1,7 +1,7 @@
 """The leases of what one consumer has in hand: prolonged while its handler runs, else let go of in good time.
 
 The end of a lease counts as an attempt that failed. So what no handler will begin in time is given
-back before, untried; what a handler works on for longer than its timeout comes back as its failure;
+back before, untried, and what was pulled for a faster handler as soon as that shows; what a handler works on for longer than its timeout comes back as its failure;
 and what a stop leaves without an outcome comes back when its lease would have ended.
 """
 
@@ -31,7 +31,7 @@ _CANCEL_GRACE_S: Final = 1.0
 _NOT_DONE: Final = "consumer stopped, and the handler was not done"
 _NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
 _NOT_BEGUN: Final = "no handler of this consumer could begin in time"
-_ALL_STUCK: Final = "every handler of this consumer is over its timeout_ms"
+_SLOW: Final = "the handlers of this consumer became slower than it was pulled for"
 
 
 def lease_end_s(lease_s: float, *, asked_at_s: float, now_s: float) -> float:
@@ -86,6 +86,8 @@ class Leases:
         """Let go of what is late and of what hangs, prolong the leases of running handlers."""
         self._let_go(now_s)
         self._end_overdue(now_s)
+        if not self._options.at_most_once:
+            self._work.note(self._prefetch.take_surplus(), given_back_untried(_SLOW))
         self._prolong(now_s)
 
     def let_go_of_all(self, now_s: float) -> None:
@@ -134,11 +136,9 @@ class Leases:
         if not timeout_ms:
             return
         allowed_s = timeout_ms / 1000 + (_CANCEL_GRACE_S if self._is_async else 0.0)
-        stuck = 0
         for running in self._prefetch.running():
             if now_s - running.started_at_s < allowed_s:
                 continue
-            stuck += 1
             left = [one for one in running.received if not one.is_settled]
             if not left:
                 continue
@@ -153,9 +153,6 @@ class Leases:
                 left[0].attempt,
                 f"{outcome.text}; it still runs and occupies one of {self._options.concurrency} threads",
             )
-        if stuck >= self._options.concurrency and not self._options.at_most_once:
-            # Nobody here will begin what waits; others of the group may.
-            self._work.note(self._prefetch.take_waiting(), given_back_untried(_ALL_STUCK))
 
     def _prolong(self, now_s: float) -> None:
         options = self._options

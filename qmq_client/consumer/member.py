@@ -149,7 +149,7 @@ class Member:
             deliveries = self._lines.pulling.pull(
                 pull_request(
                     self.options,
-                    self._identity.name,
+                    self._identity,
                     max_messages=room,
                     wait_ms=self.options.wait_ms if is_blocking else 0,
                     settlements=outgoing.settlements,

@@ -4,8 +4,8 @@ The credit follows the handler: as many messages as all workers finish in a quar
 least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
 consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
 while it hangs, and a batch under way as full. What a handler returned from without an outcome needs
-no worker, and counts towards `prefetch_max` alone. What does come too early for a slow handler is
-given back, which counts as a delivery, so that must stay rare.
+no worker, and counts towards `prefetch_max` alone. What was pulled for a handler that then became
+slow is given back, which costs the broker a delivery, so that must stay rare.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from qmq_client.consumer.options import ConsumerOptions
 
 #: How far ahead messages are fetched, in handler time.
 _AHEAD_S: Final = 0.25
+#: What would take so many times as long as it was pulled for is given back: speeds vary.
+_SLOWER: Final = 4
 #: Weight of the newest batch in the moving average of handler time.
 _WEIGHT: Final = 0.2
 #: How long an idle worker may take to begin, before the next request goes out without it.
@@ -199,6 +201,27 @@ class Prefetch:
                 self._leave(len(ending))
             return ending
 
+    def take_surplus(self) -> list[Received]:
+        """Take out what was pulled for a faster handler, so that others can have it.
+
+        All of it while each worker's call has run for longer than what was pulled was to last; else
+        what exceeds the credit by far, the newest first.
+        """
+        with self._finished:
+            ahead_s, message_s = self._ahead_s, self._message_s
+            kept = len(self._waiting)
+            if message_s is not None:
+                kept = max(self._working_set, self._ahead(_SLOWER * ahead_s, message_s))
+            running = self._running.values()
+            if len(running) >= self._options.concurrency:
+                began_at_s = max(one.started_at_s for one in running)
+                if self._clock.monotonic_s() - began_at_s > ahead_s:
+                    kept = 0
+            surplus = [self._waiting.pop() for _ in range(len(self._waiting) - kept)]
+            self._alone -= _alone_of(surplus)
+            self._leave(len(surplus))
+            return surplus
+
     def _empty(self) -> list[Received]:
         left = list(self._waiting)
         self._waiting.clear()
@@ -260,9 +283,17 @@ class Prefetch:
             now_s = self._clock.monotonic_s()
             longest_s = max(running.message_s(now_s) for running in self._running.values())
             message_s = max(message_s, longest_s)
-        ahead_s = min(_AHEAD_S, options.lease_ms / 4_000)
-        ahead = ahead_s * options.concurrency / max(message_s, 1e-6)
-        return max(self._working_set, min(int(ahead), options.in_hand_max))
+        ahead = self._ahead(self._ahead_s, message_s)
+        return max(self._working_set, min(ahead, options.in_hand_max))
+
+    @property
+    def _ahead_s(self) -> float:
+        """How long what is pulled ahead is to last."""
+        return min(_AHEAD_S, self._options.lease_ms / 4_000)
+
+    def _ahead(self, seconds: float, message_s: float) -> int:
+        """How many messages all workers finish in this time."""
+        return int(seconds * self._options.concurrency / max(message_s, 1e-6))
 
     def _leave(self, count: int) -> None:
         self._in_hand -= count

@@ -122,7 +122,7 @@ class _Batch:
     def request(self, max_messages: int) -> PullRequest:
         return pull_request(
             self._options,
-            _identity().name,
+            _identity(),
             max_messages=max_messages,
             wait_ms=self._options.wait_ms,
         )

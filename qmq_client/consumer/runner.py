@@ -24,7 +24,7 @@ from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.error_texts import error_text
 from qmq_client.consumer.forked import Forks
 from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
-from qmq_client.consumer.identity import Identity
+from qmq_client.consumer.identity import Identity, refuse_nameless
 from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
@@ -108,7 +108,7 @@ class Consumers:
         around = as_middleware(middleware)
         collected = collect_handlers(handlers)
         if consumer_id is None:
-            _refuse_nameless(collected)
+            refuse_nameless(collected)
         self.members = [
             self._member(handler.inside(around), broker, clock or SYSTEM_CLOCK)
             for handler in collected
@@ -144,8 +144,9 @@ class Consumers:
     def start(self) -> None:
         """Start all threads. Raises when an inbox table is missing, before any thread runs.
 
-        After an error of a signal handler, which does not end the start, `stop` stops what was started.
+        Raises `ConfigurationError` when started before. After an error of a signal handler, which does not end the start, `stop` stops what was started.
         """
+        self._refuse_in_handler("start")  # it would wait for a stop that waits for the handler
         Uninterrupted(self._start_here).result()
 
     def _start_here(self) -> None:
@@ -181,11 +182,13 @@ class Consumers:
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Stop within `deadline_s`. Safe to call again: later calls return the same report.
 
-        An error of a signal handler ends the call, and not the stop; a call with less time hurries it.
+        Raises `ConfigurationError` in a handler, which the stop would wait for. An error of a signal
+        handler ends the call, and not the stop; a call with less time hurries it.
         In a forked child there is nothing to stop: threads and messages are the parent's.
         """
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
+        self._refuse_in_handler("stop")
         self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
         return self._stop.result()
 
@@ -249,6 +252,14 @@ class Consumers:
     def _is_of_parent(self) -> bool:
         """Whether the process that this one was forked from started it."""
         return self._started_at_forks not in {None, Forks.count}
+
+    def _refuse_in_handler(self, call: str) -> None:
+        if self._threads.are_current():
+            raise ConfigurationError(
+                setting=f"Consumers.{call}",
+                value="called in a handler of these consumers, so it would wait for itself",
+                remedy="Call request_stop(), which ends run(); without run() call stop() in another thread.",
+            )
 
     def _check(self) -> None:
         try:
@@ -372,18 +383,6 @@ class Consumers:
     def _on_exit(self, error: BaseException) -> None:
         self.exit_error = error
         self._stop_requested.set()
-
-
-def _refuse_nameless(handlers: Iterable[Handler]) -> None:
-    """A named broadcast is kept for its consumer's name, which must be the same the next time."""
-    for handler in handlers:
-        if handler.options.broadcast == "named":
-            raise ConfigurationError(
-                setting="consumer_id",
-                value=f"none, and {handler.options.name} is a named broadcast",
-                remedy="Give Consumers(…, consumer_id=…) or `qmq consume --consumer-id`: one name "
-                "for each instance, the same after a restart.",
-            )
 
 
 def _own_transports(broker: str | BrokerAddress | Transport) -> list[HttpTransport]:

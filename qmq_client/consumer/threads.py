@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Final
+
+#: Whose thread this is; tasks and `asyncio.to_thread` take it along, threads of a handler's own do not.
+_CURRENT: Final[ContextVar[object]] = ContextVar("qmq_consumer_threads", default=None)
 
 
 class Threads:
@@ -16,7 +22,16 @@ class Threads:
         """Make one that is not started."""
         # Daemons: a handler that never returns must not keep the interpreter from ending.
         name = f"qmq-{kind}-{consumer}"
-        self._threads[kind].append(threading.Thread(target=target, name=name, daemon=True))
+        run = partial(self._run, target)
+        self._threads[kind].append(threading.Thread(target=run, name=name, daemon=True))
+
+    def are_current(self) -> bool:
+        """Whether this code, as a handler's, has to return before one of them can end."""
+        return _CURRENT.get() is self
+
+    def _run(self, target: Callable[[], None]) -> None:
+        _CURRENT.set(self)
+        target()
 
     def all(self) -> list[threading.Thread]:
         """Every one of them."""

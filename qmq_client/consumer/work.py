@@ -26,7 +26,14 @@ from qmq_client.consumer.delivery import (
     rejected,
     unreadable,
 )
-from qmq_client.consumer.error_texts import error_text, error_traceback, in_one_line, reason_text
+from qmq_client.consumer.error_texts import (
+    caused_by,
+    error_text,
+    error_traceback,
+    in_one_line,
+    reason_text,
+    with_causes,
+)
 from qmq_client.consumer.handler_failures import HandlerFailures
 from qmq_client.consumer.inbox_outage import InboxOutage, Prober
 from qmq_client.consumer.ledger import Ledger
@@ -242,7 +249,7 @@ class Work:
     def _outcome_of(self, error: BaseException, received: list[Received]) -> Outcome:
         """What becomes of messages whose handler, or the type of whose body, raised this."""
         if isinstance(error, Retry):
-            return given_back(f"Retry: {error}", error.after_ms)
+            return self._retry(error, received)
         if isinstance(error, Reject):
             return self._reject(error, len(received))
         if isinstance(error, _InboxError):
@@ -253,11 +260,21 @@ class Work:
             return self._cut_short(error, received)
         return self._failed(error, received)
 
+    def _retry(self, wish: Retry, received: list[Received]) -> Outcome:
+        outcome = given_back(error_text(wish), wish.after_ms)
+        if len(list(with_causes(wish))) > 1:  # an error that the handler translated
+            self._log_failure(wish, outcome.text, received)
+        return outcome
+
     def _reject(self, verdict: Reject, count: int) -> Outcome:
+        reason = reason_text(verdict.reason)
+        _, *causes = with_causes(verdict)
+        if causes and causes[0] is not verdict.reason:
+            reason = caused_by(reason or "rejected", error_text(causes[0]))
         if count == 1:
-            return rejected(verdict.reason)
+            return rejected(reason)
         # Which of them is meant shows when each comes alone.
-        return given_back(f"Reject: {reason_text(verdict.reason)}", 0)
+        return given_back(f"Reject: {reason}", 0)
 
     @property
     def _is_cut_short(self) -> bool:
@@ -287,6 +304,10 @@ class Work:
 
     def _failed(self, error: BaseException, received: list[Received]) -> Outcome:
         text = error_text(error)
+        self._log_failure(error, text, received)
+        return given_back(text)
+
+    def _log_failure(self, error: BaseException, text: str, received: list[Received]) -> None:
         first = received[0]
         level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
         # Where it failed is told when it is news and when nobody will see it again.
@@ -302,7 +323,6 @@ class Work:
             in_one_line(text),
             error_traceback(error) if is_told_whole else "",
         )
-        return given_back(text)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 
+from qmq_client.database import pymysql_connect
 from qmq_client.database.url import DRIVERS, known_url, not_usable
 from qmq_client.errors import ConfigurationError
-from qmq_client.outbox.database import pymysql_connect
 from qmq_client.outbox.database.mysql import lift_limits
 from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.masking import mask_secrets
@@ -52,6 +52,7 @@ def open_engine(
             url,
             pool_size=2,
             pool_use_lifo=True,
+            hide_parameters=True,  # its errors are shown, and they may hold records
             connect_args=_driver_arguments(url, may_create),
             **_driver_option(url),
         )
@@ -89,21 +90,27 @@ def _driver_option(url: URL) -> dict[str, Any]:
 def _driver_arguments(url: URL, may_create: bool) -> dict[str, int | str]:
     """Time-outs and the encoding for the driver, as far as the URL does not set them."""
     answer_s = _MIGRATION_ANSWER_S_MAX if may_create else _ANSWER_S_MAX
+    of_mysql: dict[str, int | str] = {
+        "connect_timeout": _CONNECT_S_MAX,
+        "read_timeout": answer_s,
+        "write_timeout": answer_s,
+    }
+    of_libpq: dict[str, int | str] = {
+        "connect_timeout": _CONNECT_S_MAX,
+        # The kernel then notices a host that is gone, even in the middle of a statement.
+        "tcp_user_timeout": _ANSWER_S_MAX * 1000,
+        "keepalives_idle": _ANSWER_S_MAX // 4,
+        # A row may have any key. And where the database is SQL_ASCII, as `initdb` makes it
+        # without a locale, psycopg would give bytes, on which SQLAlchemy fails with a TypeError.
+        "client_encoding": "utf8",
+    }
     arguments: dict[str, dict[str, int | str]] = {
-        "pymysql": {
-            "connect_timeout": _CONNECT_S_MAX,
-            "read_timeout": answer_s,
-            "write_timeout": answer_s,
-        },
-        "psycopg": {
-            "connect_timeout": _CONNECT_S_MAX,
-            # The kernel then notices a host that is gone, even in the middle of a statement.
-            "tcp_user_timeout": _ANSWER_S_MAX * 1000,
-            "keepalives_idle": _ANSWER_S_MAX // 4,
-            # A row may have any key. And where the database is SQL_ASCII, as `initdb` makes it
-            # without a locale, psycopg would give bytes, on which SQLAlchemy fails with a TypeError.
-            "client_encoding": "utf8",
-        },
+        "pymysql": of_mysql,
+        "mysqldb": of_mysql,
+        "psycopg": of_libpq,
+        "psycopg2": of_libpq,
+        # One limit for the connection and for each answer.
+        "pg8000": {"timeout": answer_s},
     }
     chosen = arguments.get(url.get_driver_name() if "+" in url.drivername else "", {})
     return {name: value for name, value in chosen.items() if name not in url.query}

@@ -17,6 +17,8 @@ _MISSING_CODES: Final = (1146, 1054, "42P01", "42703", "3F000")
 #: MySQL's code for a missing schema, and for a URL's database, which a migration does not create.
 #: MariaDB reports the table instead if a statement names the schema.
 _NO_DATABASE: Final = 1049
+#: PostgreSQL then shows the row, and with it the message.
+_WHOLE_ROW: Final = "DETAIL:  Failing row contains"
 _MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 
 
@@ -56,5 +58,6 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     match cause.args:
         case int(number), str(said):  # PyMySQL's, which would be shown as a tuple
             text = f"{said} (error {number})"
+    text = text.partition(_WHOLE_ROW)[0]
     text = " ".join(text.split()) or type(cause).__name__
     return mask_secrets(text)[:_ERROR_CHARACTERS_MAX]

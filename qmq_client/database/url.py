@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +16,20 @@ from qmq_client.settings.sections import DatabaseSection
 
 #: Databases with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
-#: The driver for a URL that names none; applications with an event loop use others, these processes
-#: do not.
+#: The driver that we install, for a URL that names none; applications with an event loop use others,
+#: these processes do not.
 DRIVERS: Final = {
     "mariadb": "pymysql",
     "mysql": "pymysql",
     "postgresql": "psycopg",
     "sqlite": "pysqlite",
+}
+#: Blocking drivers and what is imported of them, the preferred one first.
+_BLOCKING: Final[Mapping[str, Mapping[str, str]]] = {
+    "mariadb": {"pymysql": "pymysql", "mysqldb": "MySQLdb"},
+    "mysql": {"pymysql": "pymysql", "mysqldb": "MySQLdb"},
+    "postgresql": {"psycopg": "psycopg", "psycopg2": "psycopg2", "pg8000": "pg8000"},
+    "sqlite": {},
 }
 _DRIVERS_WITH_A_LOOP: Final = ("aiomysql", "aiosqlite", "asyncmy", "asyncpg", "psycopg_async")
 _PASSWORD_CHARACTERS_MAX: Final = 4_096
@@ -43,14 +51,20 @@ def known_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
 def with_driver(url: URL) -> URL:
     """The same database through a driver that these processes can use.
 
-    That is a blocking driver, and the one we install if the URL names none.
+    That is a blocking driver: the one that the URL names, or the first one that is installed.
     """
     backend, _, driver = url.drivername.partition("+")
     if backend == "postgres":  # what some hosts write, and SQLAlchemy no longer reads
         backend = "postgresql"
     if backend in DRIVERS and (not driver or driver in _DRIVERS_WITH_A_LOOP):
-        driver = DRIVERS[backend]
+        driver = _installed(backend)
     return url.set(drivername=f"{backend}+{driver}" if driver else backend)
+
+
+def _installed(backend: str) -> str:
+    """The first blocking driver that is there; the one we install if none is."""
+    there = (driver for driver, module in _BLOCKING[backend].items() if find_spec(module))
+    return next(there, DRIVERS[backend])
 
 
 def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:

@@ -9,15 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
 
-from qmq_client.doctor.finding import Findings, found
-from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.database.driver import driver_of, root_engine
-from qmq_client.outbox.database.link import link_of
-from qmq_client.outbox.transaction import calls
+from qmq_client.doctor.finding import Finding, Findings, found
+from qmq_client.outbox.database.autocommit import in_transaction, is_autocommit
+from qmq_client.outbox.sending.notes import begun_connections, watch
 
-_AUTOCOMMIT: Final = "AUTOCOMMIT"
-#: Under whatever name a copy of the product was imported.
-_FOLLOWER: Final = calls.__name__.removeprefix("qmq_client")
+#: From this version on PyMySQL has no code that aiomysql calls to write bytes.
+_REFUSES_BYTES: Final = (1, 2)
 
 
 def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.Table) -> Findings:
@@ -30,63 +27,52 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
         url = chosen.url.render_as_string(hide_password=True)
         fix = "give the same engine to the sessionmaker and to the Producer"
         yield found("session.bind", f"sessions are bound to another engine ({url})", fix)
-    count = _followers(root_engine(chosen))
-    if count == 0:
-        yield found("session.hook", "no producer follows it", "make a Producer for this engine")
-    elif count > 1:
-        fix = "import qmq_client under one name and from one place, and do not reload it"
-        yield found("session.hook", f"{count} copies of the product follow it", fix)
-    if chosen.dialect.is_async:
-        is_autocommit, has_begun = _says_autocommit(chosen), True
-    else:
-        with plain:
-            connection = plain.connection(bind_arguments={"clause": outbox})
-            has_begun = _has_begun(connection)
-            is_autocommit = not dialect_of(chosen).is_transactional(link_of(connection))
-            plain.rollback()
-    if is_autocommit:
-        fix = "remove isolation_level='AUTOCOMMIT' from the engine, or give the sessions another"
-        yield found("session.autocommit", "the driver is in autocommit", fix)
+    if chosen.dialect.is_async:  # asking its driver would need the application's event loop
+        if chosen.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            yield _autocommit()
+        return
+    watch(chosen)
+    with plain:
+        connection = plain.connection(bind_arguments={"clause": outbox})
+        others = [each for each in begun_connections(plain) if each.engine.pool is not chosen.pool]
+        is_in_autocommit, has_begun = is_autocommit(connection), _has_begun(connection)
+        plain.rollback()
+    if others:
+        url = others[0].engine.url.render_as_string(hide_password=True)
+        fix = "use a session of its own for it, and `ProducerOptions(strict=True)` to refuse such sends"
+        yield found(
+            "session.engines", f"its transaction also begins on another engine ({url})", fix
+        )
+    if is_in_autocommit:
+        yield _autocommit()
     elif not has_begun:
-        fix = "make a Producer for this engine, which sees to it"
+        fix = "begin by an event, as SQLAlchemy's documentation of SQLite shows under transactions"
         yield found("sqlite.explicit_begin", "no transaction is open after the begin", fix)
 
 
 def pool(engine: sa.Engine, threads: int) -> Findings:
-    """Whether the pool has a connection for each of that many threads."""
+    """Whether the pool keeps a connection for each of that many threads."""
     made = engine.pool
-    if not isinstance(made, QueuePool):
-        return
-    overflow = made._max_overflow  # SQLAlchemy tells the size but not this
-    if overflow >= 0 and made.size() + overflow < threads:
-        read = f"{made.size()} connections and {overflow} more, for {threads} threads"
+    if isinstance(made, QueuePool) and 0 < made.size() < threads:
+        read = f"keeps {made.size()} connections, for {threads} threads"
         yield found("pool.small", read, f"create_engine(…, pool_size={threads})")
 
 
-def publisher_connections(engine: sa.Engine) -> Findings:
-    """The publisher's connections, which inherit the listeners of the application's pool.
-
-    Requires: a server.
-    """
-    sibling = dialect_of(engine).open_sibling(engine)
-    try:
-        with sibling.connect() as connection:
-            level = connection.get_isolation_level()
-    finally:
-        sibling.dispose()
-    if level != "READ COMMITTED":
-        fix = "remove the pool's listener (connect, checkout) that sets the isolation level"
-        yield found("publisher.isolation", f"the publisher's connections are {level}", fix)
+def driver(engine: sa.Engine, pymysql: str) -> Findings:
+    """Whether the engine's driver can write a message beside that version of PyMySQL."""
+    if engine.driver != "aiomysql":
+        return
+    if tuple(int(part) for part in pymysql.split(".")[:2]) >= _REFUSES_BYTES:
+        yield found(
+            "driver.aiomysql",
+            f"aiomysql beside PyMySQL {pymysql}",
+            "pip install 'pymysql<1.2', or use asyncmy",
+        )
 
 
-def _followers(engine: sa.Engine) -> int:
-    """How many copies of the product follow this dialect, one behind the other."""
-    count = 0
-    method: Any = engine.dialect.do_commit
-    while method is not None:
-        count += getattr(method, "__module__", "").endswith(_FOLLOWER)
-        method = getattr(getattr(method, "__self__", None), "followed", {}).get("do_commit")
-    return count
+def _autocommit() -> Finding:
+    fix = "remove isolation_level='AUTOCOMMIT' from the engine, or give the sessions another"
+    return found("session.autocommit", "the driver is in autocommit", fix)
 
 
 def _has_begun(connection: sa.Connection) -> bool:
@@ -94,11 +80,4 @@ def _has_begun(connection: sa.Connection) -> bool:
     if connection.dialect.name != "sqlite":
         return True
     connection.exec_driver_sql("SELECT 1")
-    return bool(driver_of(connection).in_transaction)
-
-
-def _says_autocommit(engine: sa.Engine) -> bool:
-    options = engine.get_execution_options()
-    dialect: Any = engine.dialect
-    level = options.get("isolation_level") or dialect._on_connect_isolation_level
-    return str(level).upper() == _AUTOCOMMIT
+    return in_transaction(connection)

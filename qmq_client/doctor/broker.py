@@ -8,7 +8,7 @@ import json
 from typing import Any, Final
 
 from qmq_client.doctor.finding import Findings, found
-from qmq_client.errors import TransportError
+from qmq_client.errors import NotTheBrokerError, TransportError
 from qmq_client.settings.masking import mask_secrets
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.json_questions import ask, url_of
@@ -17,6 +17,8 @@ _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
 #: The answer has a line for each subject.
 _STATUS_BYTES_MAX: Final = 16 * 1024 * 1024
+#: One of these is in each answer of a broker other than 200.
+_SAYS_WHY: Final = ("status", "code")
 _DURABLE: Final = "durable"
 #: States that somebody asked for; a broker without disk space still says "serving".
 _READ_ONLY: Final = "read-only"
@@ -122,6 +124,7 @@ def _ask(
         told = json.loads(data)
     except ValueError:
         told = None
-    if not isinstance(told, dict):
-        return f"{url_of(address, path)}: {status}, and the answer is not from a broker"
+    is_known = isinstance(told, dict) and (status == 200 or not told.keys().isdisjoint(_SAYS_WHY))
+    if not is_known:
+        return str(NotTheBrokerError(url_of(address, path), f"status {status}", status=status))
     return status, told

@@ -58,7 +58,7 @@ BROKER_CHECKS: Final = (
         "D1",
         _BROKER,
         "The broker's clock was changed: delayed messages are held until it has caught up, or "
-        "are released slowly.",
+        "are released slowly. Or its log is ahead of the clock.",
     ),
     check_of(
         "broker.delayed_damage",

@@ -187,13 +187,6 @@ CHECKS: Final = (
         f"{_NEW_CONNECTIONS}",
     ),
     check_of(
-        "publisher.isolation",
-        _BREAKS,
-        "W5",
-        _SERVERS,
-        "The publisher's claims block the application's inserts, and deadlocks end transactions.",
-    ),
-    check_of(
         "server.read_only",
         _BREAKS,
         "W6",
@@ -303,6 +296,13 @@ CHECKS: Final = (
     ),
     # -- the application's own engine; only `examine` sees it
     check_of(
+        "driver.aiomysql",
+        _BREAKS,
+        "S9",
+        _MYSQL,
+        "With this version of PyMySQL the driver cannot write bytes: every send fails.",
+    ),
+    check_of(
         "session.autocommit",
         _BREAKS,
         "S1",
@@ -319,25 +319,27 @@ CHECKS: Final = (
         "refused.",
     ),
     check_of(
-        "session.hook",
-        _BREAKS,
-        "S2",
+        "session.engines",
+        _RISK,
+        "S1",
         _ALL,
-        "No producer follows this engine's transactions, or two copies of the product do.",
+        "The transaction of a session also runs on another engine: the two commits are not one.",
     ),
     check_of(
         "sqlite.explicit_begin",
-        _BREAKS,
+        _RISK,
         "S3",
         _SQLITE,
-        "The driver begins later than SQLAlchemy: a savepoint that comes first commits by itself.",
+        "The driver begins later than SQLAlchemy: a savepoint that comes first commits by itself, with the "
+        "messages and rows in it.",
     ),
     check_of(
         "pool.small",
         _RISK,
         "S5",
         _ALL,
-        "More threads than connections: some wait for one, and fail if that takes too long.",
+        "More threads than connections that are kept: the others connect anew for each transaction, "
+        "or wait for one and fail if that takes too long.",
     ),
     # -- the broker
     *BROKER_CHECKS,

@@ -6,15 +6,14 @@ its statements stays set on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.database.url import with_driver
 from qmq_client.doctor import application, mysql, postgresql, sqlite
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.check import Severity
@@ -24,8 +23,8 @@ from qmq_client.doctor.rights import missing, roles
 from qmq_client.doctor.strangers import strangers
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.checking.rights import is_denied
-from qmq_client.outbox.database.blocking import blocking_engine
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.own_connections import OwnConnections
 from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.transport.address import BrokerAddress
@@ -55,20 +54,24 @@ def examine(
     """What is wrong with this database and how to fix it, the worst first; empty when sound.
 
     `engine`: the application's, asynchronous or not. With `session_factory` it also checks how its
-    sessions work, once its Producer exists; with `threads` whether its pool has a connection for
+    sessions work; with `threads` whether its pool keeps a connection for
     each; with `broker_url` the broker. Blocks: an asynchronous application calls it in a thread.
     Raises SQLAlchemy's errors if the database does not answer, `ConfigurationError` for an unknown
     kind of database.
     """
     application_engine = engine if isinstance(engine, sa.Engine) else engine.sync_engine
     findings: list[Finding] = []
-    with _connection(application_engine) as connection:
-        is_own = not application_engine.dialect.is_async
-        findings += _of_database(connection, thresholds, is_application=is_own)
-        findings += _of_outbox(connection, tables, thresholds)
-        findings += _of_clock(connection, clock, thresholds)
-    if application_engine.dialect.name in _SERVERS:
-        findings += application.publisher_connections(application_engine)
+    is_own = not application_engine.dialect.is_async
+
+    def look(connection: sa.Connection) -> list[Finding]:
+        return [
+            *_of_database(connection, thresholds, is_application=is_own),
+            *_of_outbox(connection, tables, thresholds),
+            *_of_clock(connection, clock, thresholds),
+        ]
+
+    findings += application.driver(application_engine, version("PyMySQL"))
+    findings += _looked(application_engine, look)
     if session_factory is not None:
         findings += application.sessions(application_engine, session_factory, tables.outbox)
     if threads is not None:
@@ -80,12 +83,15 @@ def examine(
 
 def examine_configured(engine: sa.Engine, tables: Tables) -> tuple[Finding, ...]:
     """`examine` for an engine that is not the application's: checks of connections are left out."""
-    findings: list[Finding] = []
-    with _connection(engine) as connection:
-        findings += _of_database(connection, _DEFAULTS, is_application=False)
-        findings += _of_outbox(connection, tables, _DEFAULTS)
-        findings += _of_clock(connection, SYSTEM_CLOCK, _DEFAULTS)
-    return by_severity(findings)
+
+    def look(connection: sa.Connection) -> list[Finding]:
+        return [
+            *_of_database(connection, _DEFAULTS, is_application=False),
+            *_of_outbox(connection, tables, _DEFAULTS),
+            *_of_clock(connection, SYSTEM_CLOCK, _DEFAULTS),
+        ]
+
+    return by_severity(_looked(engine, look))
 
 
 def by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
@@ -93,27 +99,27 @@ def by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
 
 
-@contextmanager
-def _connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    dialect_of(engine)  # refuses what the outbox refuses
+def _looked(engine: sa.Engine, look: Callable[[sa.Connection], list[Finding]]) -> list[Finding]:
+    dialect = dialect_of(engine)  # refuses what the outbox refuses
     is_in_memory = isinstance(engine.pool, StaticPool)
-    if engine.dialect.is_async and is_in_memory:
-        raise ConfigurationError(
-            setting="examine(engine)",
-            value="asynchronous, with its database in memory",
-            remedy="Nobody else can see it; examine one in a file.",
-        )
-    is_async = engine.dialect.is_async
-    own = blocking_engine(engine, with_driver(engine.url)) if is_async else engine
-    try:
-        with own.connect() as connection:
-            if not is_in_memory:
-                connection.detach()
-            yield connection
-            connection.rollback()
-    finally:
-        if own is not engine:
-            own.dispose()
+    if engine.dialect.is_async:
+        if is_in_memory:
+            raise ConfigurationError(
+                setting="examine(engine)",
+                value="asynchronous, with its database in memory",
+                remedy="Nobody else can see it; examine one in a file.",
+            )
+        own = OwnConnections(engine, dialect)
+        try:
+            return own.read(look)
+        finally:
+            own.close()
+    with engine.connect() as connection:
+        if not is_in_memory:
+            connection.detach()
+        findings = look(connection)
+        connection.rollback()
+    return findings
 
 
 def _of_database(

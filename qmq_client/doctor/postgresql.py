@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.doctor.rights import missing
 from qmq_client.outbox.checking.rights import user
-from qmq_client.outbox.database.driver import driver_of
+from qmq_client.outbox.database.autocommit import driver_of
 
 _STATEMENT_MS_MAX: Final = 10_000
 _TRANSACTIONS_MAX: Final = 5
@@ -86,10 +86,9 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 def _pooler(connection: sa.Connection) -> Findings:
     """The backend process that the driver was told when it connected, and the one that answers now."""
-    driver: Any = driver_of(connection)
-    told = driver.info.backend_pid
+    told = _told_pid(driver_of(connection))
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-    if told != answers:
+    if told not in (None, answers):
         read = f"connected to process {told}, answered by {answers}"
         yield found(
             "server.pooler",
@@ -120,3 +119,12 @@ def _database(connection: sa.Connection) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _told_pid(driver: Any) -> int | None:
+    """The server's process that the driver was told when it connected; None if it does not say."""
+    if hasattr(driver, "info"):  # psycopg, psycopg2
+        return int(driver.info.backend_pid)
+    if hasattr(driver, "get_server_pid"):  # asyncpg
+        return int(driver.get_server_pid())
+    return None

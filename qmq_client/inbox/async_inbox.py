@@ -10,15 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.inbox.inbox import InboxWork
 from qmq_client.inbox.notes import Begun, Notes, purge_bounds, purge_limit
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+
+if TYPE_CHECKING:  # needs greenlet, which applications without asynchronous engines may lack
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 
 class AsyncInbox:
@@ -33,6 +34,8 @@ class AsyncInbox:
         group: str,
         tables: Tables | None = None,
     ) -> None:
+        from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
         table = (tables or DEFAULT_TABLES).inbox
         #: Equal for inboxes in the same table whose sessions come from the same object.
         self.place = (id(session_factory), table.fullname)
@@ -52,8 +55,6 @@ class AsyncInbox:
         """Raise when the inbox table is missing or the connection would commit by itself."""
         async with self._turn, self._session_factory() as session:
             await session.run_sync(self._notes.check)
-        async with self.open(()):
-            pass
 
     async def probe(self) -> None:
         """Raise unless an id can be noted now. Leaves none behind."""
@@ -69,12 +70,9 @@ class AsyncInbox:
         """
         async with self._turn, self._session_factory() as session:
             begun: Begun = await session.run_sync(self._notes.begin, message_ids)
-            work = InboxWork(session=session, new=begun.noted.new)
+            work = InboxWork(session=session, new=begun.new)
             yield work
-            await session.run_sync(self._confirm, begun, bool(message_ids))
-            if work.forgotten:
-                await session.run_sync(self._notes.forget, work.forgotten)
-            await session.commit()
+            await session.run_sync(self._notes.commit, begun, work.forgotten)
 
     async def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:
         """See `Inbox.purge`."""
@@ -83,7 +81,6 @@ class AsyncInbox:
         while limit := purge_limit(purged, rows_max):
             async with self._turn, self._session_factory() as session:
                 count = await session.run_sync(self._notes.purge, older_than_ms, limit)
-                await session.commit()
             purged += count
             if count < limit:
                 break
@@ -94,9 +91,8 @@ class AsyncInbox:
 
         A database in memory keeps its one connection: it lives in it.
         """
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
         engine = self._notes.engine
         if not isinstance(engine.pool, StaticPool):
             await AsyncEngine(engine).dispose()
-
-    def _confirm(self, session: Session, begun: Begun, has_ids: bool) -> None:
-        self._notes.confirm(session, begun, has_ids=has_ids)

@@ -73,8 +73,6 @@ class Inbox:
         """Raise when the inbox table is missing or the connection would commit by itself."""
         with self._turn, self._session_factory() as session:
             self._notes.check(session)
-        with self.open(()):
-            pass
 
     def probe(self) -> None:
         """Raise unless an id can be noted now. Leaves none behind."""
@@ -90,11 +88,9 @@ class Inbox:
         """
         with self._turn, self._session_factory() as session:
             begun = self._notes.begin(session, message_ids)
-            work = InboxWork(session=session, new=begun.noted.new)
+            work = InboxWork(session=session, new=begun.new)
             yield work
-            self._notes.confirm(session, begun, has_ids=bool(message_ids))
-            self._notes.forget(session, work.forgotten)
-            session.commit()
+            self._notes.commit(session, begun, work.forgotten)
 
     def purge(self, older_than: timedelta, *, rows_max: int | None = None) -> int:
         """Forget ids older than `older_than`, in small transactions; returns how many.
@@ -106,7 +102,6 @@ class Inbox:
         while limit := purge_limit(purged, rows_max):
             with self._turn, self._session_factory() as session:
                 count = self._notes.purge(session, older_than_ms, limit)
-                session.commit()
             purged += count
             if count < limit:
                 break

@@ -19,8 +19,6 @@ from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxM
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
 from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.database.to_write import TO_WRITE
-from qmq_client.outbox.table import AS_NAMED
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name
 
@@ -34,7 +32,13 @@ class Begun:
 
     connection: sa.Connection
     transaction: SessionTransaction | None
-    noted: Noted
+    #: None if there were no ids.
+    noted: Noted | None
+
+    @property
+    def new(self) -> set[bytes]:
+        """Ids that were not noted before."""
+        return set() if self.noted is None else self.noted.new
 
 
 class Notes:
@@ -43,79 +47,77 @@ class Notes:
     def __init__(self, engine: sa.Engine, inbox: sa.Table, group: str) -> None:
         self.engine = engine
         self.group = check_name(group, field="group")
-        self._inbox = inbox
         self._bind_arguments: dict[str, Any] = {"clause": inbox}
         self._dialect: InboxDialect = inbox_dialect(engine, inbox)
 
     def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
         """Note these ids in a new transaction of the session."""
-        connection = session.connection(
-            bind_arguments=self._bind_arguments, execution_options=TO_WRITE
-        )
+        connection = session.connection(bind_arguments=self._bind_arguments)
         transaction = session.get_transaction()
         self._dialect.begin(connection)
         ids = message_ids if len(message_ids) == 1 else sorted(set(message_ids))
-        noted = self._dialect.insert(connection, self.group, ids) if ids else Noted(new=set())
+        noted = self._dialect.insert(connection, self.group, ids) if ids else None
         return Begun(connection, transaction, noted)
 
-    def confirm(self, session: Session, begun: Begun, *, has_ids: bool) -> None:
-        """Raise `InboxTransactionError` unless that transaction is still open."""
+    def commit(self, session: Session, begun: Begun, forgotten: Collection[bytes]) -> None:
+        """Commit, and take back the notes of ids that are `forgotten`.
+
+        Raises `InboxTransactionError` unless the transaction is still open.
+        """
         if begun.transaction is None or session.get_transaction() is not begun.transaction:
             raise InboxTransactionError
         while (left_open := session.get_nested_transaction()) is not None:
             left_open.commit()  # as the COMMIT would; on MySQL our own savepoint is around it
-        if has_ids:
-            self._dialect.confirm(begun.connection, begun.noted)
+        if begun.noted is not None:
+            self._dialect.confirm(begun.connection, self.group, begun.noted)
+            self._dialect.forget(begun.connection, self.group, forgotten)
+        self._commit(session, begun.connection)
 
     def probe(self, session: Session) -> None:
         """Note an id that no message has; the caller rolls back."""
         self.begin(session, [os.urandom(MESSAGE_ID_BYTES)])
 
-    def forget(self, session: Session, message_ids: Collection[bytes]) -> None:
-        """Take back notes of this transaction, so that their messages may have effects again."""
-        if not message_ids:
-            return
-        columns = self._inbox.c
-        session.connection(bind_arguments=self._bind_arguments).execute(
-            sa.delete(self._inbox).where(
-                columns.consumer_group == self.group,
-                columns.message_id.in_(sorted(message_ids)),
-            ),
-            execution_options=AS_NAMED,
-        )
-
     def purge(self, session: Session, older_than_ms: int, limit: int) -> int:
-        """Delete up to `limit` ids; how many. The caller commits."""
+        """Delete up to `limit` ids and commit; how many."""
         connection = session.connection(
-            bind_arguments=self._bind_arguments,
-            execution_options={**TO_WRITE, **self._dialect.purge_options},
+            bind_arguments=self._bind_arguments, execution_options=self._dialect.purge_options
         )
         self._dialect.begin(connection)
-        return self._dialect.purge(connection, self.group, older_than_ms=older_than_ms, limit=limit)
+        count = self._dialect.purge(
+            connection, self.group, older_than_ms=older_than_ms, limit=limit
+        )
+        self._commit(session, connection)
+        return count
 
     def check(self, session: Session) -> None:
-        """Raise when the table is missing, not this user's, or keeps what was rolled back."""
-        connection = session.connection(bind_arguments=self._bind_arguments)
+        """Raise when no transaction can write, or the table is missing, not this user's, or unfit."""
+        connection = self.begin(session, ()).connection
+        inbox = self._dialect.table
         database = self.engine.url.render_as_string(hide_password=True)
-        denied = Rights(connection).lacking_on(self._inbox, CONSUMER.inbox)
+        denied = Rights(connection).lacking_on(inbox, CONSUMER.inbox)
         if texts := lacking_texts(connection, CONSUMER, denied):
             raise OutboxMissingError(f"{'; '.join(texts)}, in {database}")
-        wanted = {column.name for column in self._inbox.columns}
+        wanted = {column.name for column in inbox.columns}
         try:
-            columns = sa.inspect(connection).get_columns(
-                self._inbox.name, schema=self._inbox.schema
-            )
+            columns = sa.inspect(connection).get_columns(inbox.name, schema=inbox.schema)
         except sa.exc.NoSuchTableError:
             columns = []
         found = {column["name"] for column in columns}
         if missing := sorted(wanted - found):
             lacks = f"has no {', '.join(missing)}" if found else "is missing"
             raise OutboxMissingError(
-                f"table {self._inbox.fullname} {lacks} in {database}. "
+                f"table {inbox.fullname} {lacks} in {database}. "
                 f"Run `qmq db migrate --database {database}` or create_tables(engine)."
             )
-        if faults := dialect_of(self.engine).faults(connection, [self._inbox]):
+        if faults := dialect_of(self.engine).faults(connection, [inbox]):
             raise OutboxMissingError(f"{'; '.join(faults)}, in {database}")
+
+    def _commit(self, session: Session, connection: sa.Connection) -> None:
+        try:
+            session.commit()
+        except sa.exc.DBAPIError:
+            self._dialect.undo_failed_commit(connection)
+            raise
 
 
 def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:

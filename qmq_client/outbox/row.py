@@ -13,7 +13,7 @@ import msgspec
 
 
 # One is made for each message, so it is a type that takes a fifth of a dataclass's time.
-class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message that waits to be accepted, as its owner sees it."""
 
     #: 16 bytes.
@@ -31,12 +31,21 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     number: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Ending:
-    """How far the transaction of a row has come, for whoever waits for what becomes of the row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRow:
+    """A committed row, as its sender finds it before it sends."""
 
-    #: COMMIT is sent. A row that is dropped from memory from now on may be stored all the same.
-    is_committing: bool = False
+    message_id: bytes
+    #: LIVE, PARKED or SENT of `table.py`.
+    state: int
+    #: Whose it is; None if nobody's.
+    token: bytes | None
+    #: Whether others may take it by now.
+    is_due: bool
+    #: Why it was not accepted so far; empty if it was not tried.
+    error: str
+    #: None if it was not asked for.
+    record: bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,22 @@ default collation would merge `a` and `A`, and its BLOB ends at 65,535 bytes.
 
 from __future__ import annotations
 
-from contextlib import closing
+import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.ids import TOKEN_BYTES
+from qmq_client.settings.sections import PREFIX, RULES, SCHEMA
 from qmq_client.wire.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+from qmq_client.wire.shown import shorten
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 #: States of an outbox row.
 LIVE: Final = 0
@@ -67,7 +72,15 @@ class Tables:
 def make_tables(
     metadata: sa.MetaData, *, schema: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> Tables:
-    """The tables as part of `metadata`, which may be the application's own, named with `prefix`."""
+    """The tables as part of `metadata`, which may be the application's own, named with `prefix`.
+
+    Raises `ConfigurationError` for a schema or prefix that commands and the watchdog do not take
+    either: more than 63 or 32 characters, or others than `settings.sections` allows.
+    """
+    if re.match(SCHEMA, schema or "") is None:
+        raise _refuse("schema", schema or "", RULES[SCHEMA])
+    if re.match(PREFIX, prefix) is None:
+        raise _refuse("prefix", prefix, RULES[PREFIX])
     outbox = sa.Table(
         f"{prefix}outbox",
         metadata,
@@ -115,17 +128,52 @@ def make_tables(
     return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
 
+def _refuse(argument: str, value: str, rule: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting=f"{argument} of make_tables", value=shorten(value), remedy=f"{rule}."
+    )
+
+
 def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
     """Create the tables that are missing; existing ones stay as they are.
 
     For first steps and tests; in production, migrations do this (`qmq db migrate`). A new SQLite
-    file gets a write-ahead log.
+    file gets a write-ahead log. For an asynchronous engine there is `create_tables_async`.
     """
+    if not _is_synchronous(engine):
+        raise _not_synchronous(engine)
+    try:
+        with engine.connect() as connection:
+            _create(connection, tables)
+    except sa.exc.MissingGreenlet as error:  # the one inside an `AsyncEngine`
+        raise _not_synchronous(engine) from error
+
+
+async def create_tables_async(engine: AsyncEngine, tables: Tables | None = None) -> None:
+    """The same as `create_tables`, for an asynchronous engine."""
+    async with engine.connect() as connection:
+        await connection.run_sync(_create, tables)
+
+
+def _is_synchronous(engine: object) -> bool:
+    return isinstance(engine, sa.Engine)
+
+
+def _not_synchronous(engine: object) -> ConfigurationError:
+    return ConfigurationError(
+        setting="engine of create_tables",
+        value=shorten(engine),
+        remedy="Give an `Engine`, or `await create_tables_async(engine)` with an `AsyncEngine`.",
+    )
+
+
+def _create(connection: sa.Connection, tables: Tables | None) -> None:
+    """Requires: no transaction has begun on this connection."""
     chosen = DEFAULT_TABLES if tables is None else tables
-    if engine.dialect.name == "sqlite":
-        with closing(engine.raw_connection()) as driver:
-            choose_journal(driver)
-    chosen.outbox.metadata.create_all(engine, tables=list(chosen.all))
+    if connection.dialect.name == "sqlite":
+        choose_journal(connection.connection.dbapi_connection)
+    chosen.outbox.metadata.create_all(connection, tables=list(chosen.all))
+    connection.commit()
 
 
 def choose_journal(driver: Any, _: object = None) -> None:

@@ -30,6 +30,7 @@ class Deletes:
         #: Not before this time, however hurried; and the last interval, 0 while the database answers.
         self._refused_until_s = float("-inf")
         self._pause_s = 0.0
+        self._held_until_s = float("-inf")
 
     def add(self, message_ids: Sequence[bytes], now_s: float) -> None:
         """These were accepted."""
@@ -42,11 +43,19 @@ class Deletes:
         """Others wait for these to be gone."""
         self._due_s = max(now_s, self._refused_until_s)
 
+    def put_off(self, until_s: float) -> None:
+        """Not before this time, unless hurried."""
+        self._due_s = max(self._due_s, until_s)
+        self._held_until_s = until_s
+
     def is_due(self, now_s: float, *, is_hurried: bool) -> bool:
         """Whether to delete now; `is_hurried`: without gathering."""
         if not self.message_ids or now_s < self._refused_until_s:
             return False
-        return is_hurried or now_s >= self._due_s or len(self.message_ids) >= _IDS_AT_ONCE
+        if is_hurried:
+            return True
+        is_full = len(self.message_ids) >= _IDS_AT_ONCE
+        return now_s >= self._held_until_s and (is_full or now_s >= self._due_s)
 
     def wait_s(self, now_s: float) -> float | None:
         """How long until they are due by themselves; None when there are none."""

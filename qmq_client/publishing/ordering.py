@@ -5,6 +5,8 @@ Rows of one subject and ordering key are accepted in the order in which their tr
 the COMMIT, so a lower row id of a key is an earlier commit. A row may be sent if every unsent row
 before it is in the same batch, in order. Live and parked rows count as unsent. So a message that
 cannot be sent stops those behind it until it is sent, retried or purged, and stops no other key.
+When a row is accepted, those that waited behind it are due at once (`accepted_pairs`): were each to
+wait for its time, a key with steady traffic would never catch up.
 
 Shared by the publisher and the watchdog; reads no clock. Before each batch with such rows the
 publisher makes one query, and sends at once if no other process's rows are in the way.
@@ -12,12 +14,14 @@ publisher makes one query, and sends at once if no other process's rows are in t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.publish import NOT_ITS_TURN, ordering_pair
+from qmq_client.wire.shown import shorten
 
 #: A held row is tried again after this time, and this much later for each row before it, so that a
 #: long tail behind a parked row costs few claims, and comes due in sending order.
@@ -25,6 +29,7 @@ HELD_MS: Final = 250
 HELD_MS_PER_PLACE: Final = 20
 HELD_MS_MAX: Final = 600_000
 
+_log = logging.getLogger("qmq.publish")
 Pair = tuple[str, str]
 
 
@@ -52,6 +57,8 @@ class Turns:
     #: May be sent now, in this order.
     free: list[OutboxRow] = field(default_factory=list)
     held: list[HeldRow] = field(default_factory=list)
+    #: Keys with unsent rows that are not free: somebody must send them when the free ones are.
+    followed: set[Pair] = field(default_factory=set)
 
     def given_back(self) -> BatchOutcome:
         """The settlement of the held rows: no attempt, and due again soon."""
@@ -87,6 +94,36 @@ def turns_of(
     return sort_out(rows, waiting)
 
 
+def accepted_pairs(rows: Sequence[OutboxRow], sent: Collection[bytes]) -> set[Pair]:
+    """Subjects and keys of the rows that were accepted: what waits behind these is due at once."""
+    pairs = ((ordering_pair(row), row.message_id) for row in rows if row.ordering_key is not None)
+    accepted = frozenset(sent)
+    return {pair for pair, message_id in pairs if pair is not None and message_id in accepted}
+
+
+class WaitsForWatchdog:
+    """What is logged of ordered rows that one sender gave back; for one thread at a time.
+
+    Told at the 1st, 2nd, 4th, 8th … row: where no watchdog runs, such a key stands still.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def given_back(self, rows: Sequence[OutboxRow]) -> None:
+        """These wait for an earlier row of their key that this sender does not have."""
+        before, self._rows = self._rows, self._rows + len(rows)
+        if before.bit_length() == self._rows.bit_length():
+            return
+        keys = sorted({f"{row.subject} {row.ordering_key}" for row in rows})
+        _log.warning(
+            "messages wait for a watchdog to send an earlier one of their ordering key, "
+            "messages=%d: %s. Run `qmq watchdog`, if none runs",
+            self._rows,
+            shorten(", ".join(keys)),
+        )
+
+
 def sort_out(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> Turns:
     """The same, given the unsent ids of each subject and key."""
     here = {row.message_id: row for row in rows if row.ordering_key is not None}
@@ -107,6 +144,7 @@ def sort_out(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> Tur
         if pair is not None and row.message_id not in free_ids:
             known = places.get(pair, {})
             turns.held.append(HeldRow(row, known.get(row.message_id, len(known))))
+    turns.followed = {pair for pair, ids in waiting.items() if not free_ids.issuperset(ids)}
     return turns
 
 

@@ -8,8 +8,9 @@ A fault is kept to the row it belongs to: a record whose checksum is wrong, or t
 refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
 A broker that is away is no fault of any row: an outage counts as no attempt and, however long it
-lasts, parks no row. The same holds for a broker that does not know this process's token (401). Rows
-of a subject that the token must not send to (403) wait, without an attempt, and hold up no others.
+lasts, parks no row. The same holds for a broker that does not know this process's token (401), and
+for whatever else answers at its address, like a proxy. Rows of a subject that the token must not send
+to (403), or too large for a proxy (413), wait, without an attempt, and hold up no others.
 
 Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
 before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
@@ -32,6 +33,7 @@ from qmq_client.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    NotTheBrokerError,
     ProtocolError,
     TransportError,
 )
@@ -65,13 +67,15 @@ _log = logging.getLogger("qmq.publish")
 #: Refusals that a single message can cause. Others (no such route, not allowed) mean that this is
 #: not the intended broker: an outage, and no fault of any row.
 _CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
+#: A proxy in front of the broker may allow less than the broker does, and take a smaller request.
+_TOO_LARGE_STATUS: Final = 413
 #: The refusal of an id that was already stored with other content.
 _KNOWN_STATUS: Final = 409
 _KNOWN_CODE: Final = "id_conflict"
 #: Why a row with an ordering key was given back untried.
 NOT_ITS_TURN: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
-#: Only a person can grant a missing role; asking more often only fills logs.
+#: Only a person can grant a missing role, or a larger limit; asking more often only fills logs.
 _FORBIDDEN_DELAY_MS: Final = 10_000
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
 _TABLE_BYTES_PER_ROW: Final = 160
@@ -180,6 +184,8 @@ class _Batch:
             self.retry_after_s = max(self.retry_after_s, error.retry_after_s)
             self.put_off(rows, _text(error))
         except BrokerUnreachableError as error:
+            if isinstance(error, NotTheBrokerError) and error.status == _TOO_LARGE_STATUS:
+                return self._halve(rows, error)
             self.unreachable = True
             self.put_off(rows, _text(error))
         except TransportError as error:
@@ -227,7 +233,11 @@ class _Batch:
 
     def _halve(self, rows: list[OutboxRow], error: Exception) -> list[list[OutboxRow]]:
         if len(rows) == 1:
-            self.fail_or_park(rows, _text(error))
+            if isinstance(error, NotTheBrokerError):
+                _log.warning("message %s waits: %s", format_message_id(rows[0].message_id), error)
+                self._give_back(rows[0], _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
+            else:
+                self.fail_or_park(rows, _text(error))
             return []
         middle = len(rows) // 2
         return [rows[:middle], rows[middle:]]

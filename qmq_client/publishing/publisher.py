@@ -1,72 +1,84 @@
-"""Sends what committed: takes what the hooks handed over, publishes it, settles the rows.
+"""Sends what committed: takes hints, looks which rows are there, publishes them, settles them.
 
 `Publisher.step` is one bounded pass and reads no clock; `thread.py` calls it. Nothing here
 is needed for a message to arrive: whatever is dropped, left or lost on the way is still a row that
 falls due and that a watchdog sends. So every problem has the same answer: leave the row.
 
-- Rows whose commit is not proven are sent only when another connection sees them (`reclaim`).
+- A hint proves nothing. Each batch is looked for by one SELECT on a connection of our own, and only
+  rows that are there, ours and not yet due are sent. Rows that are not there are looked for again after 5,
+  50 and 500 ms.
 - Rows that come near their takeover are claimed anew before the send.
 - Accepted rows are deleted in batches. Until then they are owned; if the process dies before the
   delete, the watchdog sends them again and the broker knows them. Those with an ordering key are
   deleted at once, because others wait for that.
 - A row with an ordering key that is not its key's next waits a little (`ordering.py`): usually
   another process is about to send the one before it. After that it is left, too.
-- Rows with a dedupe id are sent only when they are ours: an earlier run of the same business
-  transaction may have stored them.
+- The record of a row with a dedupe id is read with it: an earlier run of the same business transaction
+  may have stored another one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import random
-from typing import Final
-
-import sqlalchemy as sa
+from typing import Final, TypeVar
 
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
-from qmq_client.outbox.row import BatchOutcome, OutboxRow
-from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
+from qmq_client.outbox.row import BatchOutcome, FoundRow, OutboxRow
+from qmq_client.outbox.sending.notes import Hint
+from qmq_client.outbox.table import LIVE, PARKED, SENT
 from qmq_client.publishing.callbacks import call_back
 from qmq_client.publishing.deletes import Deletes
 from qmq_client.publishing.forbidden import ForbiddenSubjects
-from qmq_client.publishing.ordering import HeldRow, Turns, turns_of
-from qmq_client.publishing.publish import publish_rows
+from qmq_client.publishing.hint_queue import HintQueue
+from qmq_client.publishing.ordering import (
+    HeldRow,
+    Pair,
+    Turns,
+    WaitsForWatchdog,
+    accepted_pairs,
+    turns_of,
+)
+from qmq_client.publishing.publish import ordering_pair, publish_rows
 from qmq_client.publishing.receipts import Fate, Receipts
 from qmq_client.publishing.stats import Pass, PublisherStats
 from qmq_client.retry import Breaker
 from qmq_client.transport.port import Transport
-from qmq_client.wire.message_id import format_message_id, is_dedupe_id
+from qmq_client.wire.message_id import format_message_id
 
 _log = logging.getLogger("qmq.publisher")
+_Result = TypeVar("_Result")
 
-#: When to look for rows of an unproven commit: it may be under way still.
-_PROBE_DELAYS_S: Final = (0.0, 0.02, 0.2, 1.0)
+#: When to look again for a row that is not there: its COMMIT may be under way still.
+_LOOK_AGAIN_S: Final = (0.005, 0.05, 0.5)
+#: When to look first if the COMMIT is only about to be sent.
+_EARLY_S: Final = 0.001
 #: When to look again whether it is the turn of a row with an ordering key.
 _TURN_DELAYS_S: Final = (0.02, 0.2, 1.0)
 #: Part of the takeover time after which a row is claimed anew: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
+#: How long deletes wait for a moment in which the application uses no connection to its SQLite file.
+_POLITE_S: Final = 1.0
+_POLITE_LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True, eq=False)
-class _Ready:
+class _Wanted:
+    """A row that may be there."""
+
     row: OutboxRow
-    #: Since when the row is known to be ours.
+    #: Since when the row is ours, if it is there.
     owned_since_s: float
+    #: When to look.
+    due_s: float
+    #: How often it was not there.
+    looks: int = 0
     #: How often it was not its turn.
     holds: int = 0
-    #: When to look again whether it is.
-    due_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Probe:
-    handed: HandOver
-    due_s: float
-    tries: int = 0
 
 
 class Publisher:
@@ -85,11 +97,11 @@ class Publisher:
         self.token = token
         self._options = options
         self.receipts = Receipts()
-        self.queue = HandoffQueue(options.queue_messages, self._on_dropped)
-        self._held: list[_Ready] = []
-        self._ready: deque[_Ready] = deque()
-        self._probes: list[_Probe] = []
+        self.queue = HintQueue(options.queue_messages, self._on_dropped)
+        #: By message id, in the order in which they came.
+        self._wanted: dict[bytes, _Wanted] = {}
         self._deletes = Deletes(options.delete_delay_ms)
+        self._delete_politely_until_s: float | None = None
         self._breaker = Breaker(
             failures_max=options.breaker_failures,
             first_ms=options.breaker_first_ms,
@@ -99,6 +111,9 @@ class Publisher:
         self._keep_ms = None if keep_s is None else keep_s * 1000
         self._outage_kind = ""
         self._forbidden = ForbiddenSubjects()
+        #: Keys with unsent rows behind those of the last batch.
+        self._followed: set[Pair] = set()
+        self._waits_for_watchdog = WaitsForWatchdog()
         self._sent_at_s = float("-inf")
         self._counts: Counter[str] = Counter()
 
@@ -111,14 +126,13 @@ class Publisher:
             handed_over=queue.handed_over,
             dropped=queue.dropped,
             undeleted=self._store.undeleted,
-            queued=len(queue) + len(self._ready) + len(self._held),
+            queued=len(queue) + len(self._wanted),
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to send, to look for or to delete. For the stepping thread."""
-        waiting = self._ready or self._held or self._probes or self._deletes.message_ids
-        return not (len(self.queue) or waiting)
+        return not (len(self.queue) or self._wanted or self._deletes.message_ids)
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
         """One bounded pass: at most one batch sent. Raises only what a callback ends the process with.
@@ -126,13 +140,12 @@ class Publisher:
         `is_hurried`: gather nothing, neither messages nor deletes.
         """
         before = self._counts.copy()
-        self._receive(now_s)
-        self._look_for_unproven(now_s)
+        self._receive(now_s, is_hurried)
         outcome = self._send(now_s, is_hurried)
         self._delete(now_s, is_hurried)
         done = self._counts
         wait_s, wake_at = self._next_due(now_s, is_hurried)
-        call_back(self._options, outcome)
+        call_back(self._options, outcome, self.receipts)
         return Pass(
             sent=done["sent"] - before["sent"],
             failed=done["failed"] - before["failed"],
@@ -147,65 +160,115 @@ class Publisher:
         """Let go of what is not sent yet, and of all that comes; the rows fall due by themselves."""
         self.queue.close()
         before = self._counts["left"]
-        self._leave([each.row for each in (*self._ready, *self._held)])
-        self._ready.clear()
-        self._held.clear()
-        handed = [probe.handed for probe in self._probes]
-        self._probes.clear()
-        while handed := handed + self.queue.take(self._options.batch_messages):
-            self._leave([row for each in handed for row in each.rows])
-            handed = []
+        self._leave([each.row for each in self._wanted.values()])
+        self._wanted.clear()
+        while hints := self.queue.take(self._options.batch_messages):
+            self._leave([row for hint in hints for row in hint.rows])
         return self._counts["left"] - before
 
-    def _receive(self, now_s: float) -> None:
-        due = [each for each in self._held if each.due_s <= now_s]
-        if due:
-            self._held = [each for each in self._held if each.due_s > now_s]
-            self._ready.extendleft(reversed(due))
-        for handed in self.queue.take(self._options.batch_messages - len(self._ready)):
-            if handed.token != self.token:
-                self._leave(handed.rows)  # stored before a fork: the parent's
-            elif handed.is_certain:
-                self._ready += [_Ready(row, handed.written_at_s) for row in handed.rows]
-            else:
-                self._probes.append(_Probe(handed, now_s))
+    def on_rolled_back(self, hint: Hint) -> None:
+        """The rows of this hint were rolled back. For any thread."""
+        self.receipts.tell([row.message_id for row in hint.rows], Fate.ROLLED_BACK)
 
-    def _look_for_unproven(self, now_s: float) -> None:
-        for probe in [probe for probe in self._probes if probe.due_s <= now_s]:
-            rows = probe.handed.rows
-            visible = self._reclaim([row.message_id for row in rows])
-            probe.tries += 1
-            if not visible and probe.tries < len(_PROBE_DELAYS_S):
-                probe.due_s = now_s + _PROBE_DELAYS_S[probe.tries]
+    def _receive(self, now_s: float, is_hurried: bool) -> None:
+        accepted = set(self._deletes.message_ids)
+        for hint in self.queue.take(self._options.batch_messages):
+            if hint.token != self.token:
+                self._leave(hint.rows)  # stored before a fork: the parent's
                 continue
-            self._probes.remove(probe)
-            if visible is None:
-                self._leave(rows)
-                continue
-            # A transaction is visible wholly or not at all: what is missing was undone.
-            self._ready += [_Ready(row, now_s) for row in rows if row.message_id in visible]
-            gone = [row.message_id for row in rows if row.message_id not in visible]
-            self._count(gone=len(gone))
-            self.receipts.tell(gone, Fate.LEFT)
+            due_s = now_s + _EARLY_S if hint.is_early and not is_hurried else now_s
+            for row in hint.rows:
+                if row.message_id not in accepted:
+                    self._wanted[row.message_id] = _Wanted(row, hint.written_at_s, due_s)
 
     def _send(self, now_s: float, is_hurried: bool) -> BatchOutcome:
-        if not self._ready or self._linger_s(now_s, is_hurried) > 0:
+        batch = self._due(now_s)
+        if not batch or self._linger_s(now_s, len(batch), is_hurried) > 0:
             return BatchOutcome()
         if not self._breaker.allows(now_s):
-            self._leave([each.row for each in self._ready])
-            self._ready.clear()
+            self._forget(batch)
+            self._leave([each.row for each in batch])
             return BatchOutcome()
-        batch = self._take_batch()
         try:
-            owned = self._still_owned(batch, now_s)
-            return self._publish(self._in_turn(owned, now_s), now_s)
+            rows = self._in_turn(self._there(batch, now_s), now_s)
+            return self._publish(rows, now_s)
         except BaseException:
             # The next ones must not wait for what is wrong with these.
-            self._leave([each.row for each in batch if each not in self._held])
+            self._leave([each.row for each in batch if each.due_s <= now_s])
             raise
         finally:
-            for _ in batch:
-                self._ready.popleft()
+            self._forget([each for each in batch if each.due_s <= now_s])
+
+    def _due(self, now_s: float) -> list[_Wanted]:
+        """The next batch. A row stays wanted until its outcome is recorded, or it is due again later."""
+        batch: list[_Wanted] = []
+        batch_bytes = 0
+        for each in self._wanted.values():
+            if each.due_s > now_s:
+                continue
+            batch_bytes += len(each.row.record)
+            is_full = len(batch) == self._options.batch_messages
+            if batch and (is_full or batch_bytes > self._options.batch_bytes):
+                break
+            batch.append(each)
+        return batch
+
+    def _there(self, batch: list[_Wanted], now_s: float) -> list[_Wanted]:
+        """Those of the batch that are committed and ours; the others are looked for again, or left."""
+        fresh_s = self._options.takeover_ms / 1000 * _FRESH_SHARE
+        old = [each.row.message_id for each in batch if now_s - each.owned_since_s > fresh_s]
+        reclaimed: set[bytes] | None = set()
+        if old:
+            lease_ms = self._options.takeover_ms
+            reclaimed = self._asked(
+                "reclaim", lambda: self._store.reclaim(old, token=self.token, lease_ms=lease_ms)
+            )
+            self._count(reclaimed=len(reclaimed or ()))
+        found = None if reclaimed is None else self._find(batch)
+        ready: list[_Wanted] = []
+        for each in batch:
+            row = None if found is None else found.get(each.row.message_id)
+            if row is None:
+                self._look_again(each, now_s, is_known=found is not None)
+            elif row.state != LIVE or row.token != self.token:
+                self._tell_of_anothers(each.row, row)
+            elif row.is_due:  # by the database's clock, which may have jumped: to be claimed anew
+                each.owned_since_s = float("-inf")
+                self._look_again(each, now_s, is_known=False)
+            else:
+                if row.record is not None:
+                    each.row = _with_record(each.row, row.record)
+                if each.row.message_id in (reclaimed or ()):
+                    each.owned_since_s = now_s
+                ready.append(each)
+        return ready
+
+    def _find(self, batch: list[_Wanted]) -> dict[bytes, FoundRow] | None:
+        with_records = any(each.row.is_repeatable for each in batch)
+        ids = [each.row.message_id for each in batch]
+        found = self._asked("look", lambda: self._store.find(ids, with_records=with_records))
+        return None if found is None else {row.message_id: row for row in found}
+
+    def _look_again(self, each: _Wanted, now_s: float, *, is_known: bool) -> None:
+        """The row is not there, or the database did not say."""
+        if each.looks < len(_LOOK_AGAIN_S):
+            each.due_s = now_s + _LOOK_AGAIN_S[each.looks]
+            each.looks += 1
+        elif is_known:
+            self._count(gone=1)
+            self.receipts.tell([each.row.message_id], Fate.ROLLED_BACK)
+        else:
+            self._leave([each.row])
+
+    def _tell_of_anothers(self, row: OutboxRow, found: FoundRow) -> None:
+        """The row is there and not to be sent by us; its state says what became of the message."""
+        if found.state == SENT:
+            self.receipts.tell([row.message_id], Fate.ACCEPTED)
+        elif found.state == PARKED:
+            self._count(parked=1)
+            self.receipts.tell([row.message_id], Fate.PARKED, found.error)
+        else:
+            self._leave([row])
 
     def _publish(self, rows: list[OutboxRow], now_s: float) -> BatchOutcome:
         if not rows:
@@ -220,84 +283,60 @@ class Publisher:
             forbidden=self._forbidden,
         )
         self._settle(outcome, now_s)
-        if any(row.ordering_key is not None for row in rows):
+        if accepted := accepted_pairs(rows, outcome.sent):
             self._deletes.hurry(now_s)  # others wait for these to be gone
+            self._follow(accepted, now_s)
         return outcome
 
-    def _take_batch(self) -> list[_Ready]:
-        """The next batch; it stays in `_ready` until its outcome is recorded."""
-        batch: list[_Ready] = []
-        batch_bytes = 0
-        for each in self._ready:
-            batch_bytes += len(each.row.record)
-            is_full = len(batch) == self._options.batch_messages
-            if batch and (is_full or batch_bytes > self._options.batch_bytes):
-                break
-            batch.append(each)
-        return batch
+    def _follow(self, accepted: set[Pair], now_s: float) -> None:
+        """What was held behind accepted rows is due at once, also what was given back before."""
+        for each in self._wanted.values():
+            if each.holds and ordering_pair(each.row) in accepted:
+                each.due_s, each.holds = now_s, 0
+        keys = sorted({key for _, key in accepted & self._followed})
+        if not keys:
+            return
+        limit, lease_ms = self._options.batch_messages, self._options.takeover_ms
+        claimed = self._asked(
+            "claim",
+            lambda: self._store.claim(token=self.token, limit=limit, lease_ms=lease_ms, keys=keys),
+        )
+        for row in claimed or ():
+            self._wanted[row.message_id] = _Wanted(row, now_s, now_s)
 
-    def _still_owned(self, batch: list[_Ready], now_s: float) -> list[_Ready]:
-        fresh_s = self._options.takeover_ms / 1000 * _FRESH_SHARE
-        doubtful = {
-            each.row.message_id
-            for each in batch
-            if now_s - each.owned_since_s > fresh_s or is_dedupe_id(each.row.message_id)
-        }
-        if not doubtful:
-            return batch
-        gone = doubtful - (self._reclaim(list(doubtful)) or set())
-        self._leave([each.row for each in batch if each.row.message_id in gone])
-        return [each for each in batch if each.row.message_id not in gone]
-
-    def _in_turn(self, batch: list[_Ready], now_s: float) -> list[OutboxRow]:
+    def _in_turn(self, batch: list[_Wanted], now_s: float) -> list[OutboxRow]:
         """The rows that pass no earlier one of their ordering key; the others wait a little."""
         rows = [each.row for each in batch]
         if all(row.ordering_key is None for row in rows):
             return rows
-        try:
-            turns = turns_of(rows, self._store, accepted=frozenset(self._deletes.message_ids))
-        except sa.exc.SQLAlchemyError as error:
-            self._on_database_error("look for turns", error)
-            free = [row for row in rows if row.ordering_key is None]
-        else:
-            free = turns.free
+        accepted = frozenset(self._deletes.message_ids)
+        turns = self._asked(
+            "look for turns", lambda: turns_of(rows, self._store, accepted=accepted)
+        )
+        free = [row for row in rows if row.ordering_key is None] if turns is None else turns.free
+        self._followed = set() if turns is None else turns.followed
         free_ids = {row.message_id for row in free}
         self._hold([each for each in batch if each.row.message_id not in free_ids], now_s)
         return free
 
-    def _hold(self, batch: list[_Ready], now_s: float) -> None:
+    def _hold(self, batch: list[_Wanted], now_s: float) -> None:
         self._count(held=len(batch))
         given_up: list[OutboxRow] = []
         for each in batch:
-            if each.holds == len(_TURN_DELAYS_S) or len(self._held) >= self._options.queue_messages:
+            if each.holds == len(_TURN_DELAYS_S):
                 given_up.append(each.row)
                 continue
             each.due_s = now_s + _TURN_DELAYS_S[each.holds]
             each.holds += 1
-            self._held.append(each)
         if given_up:
             self._give_back(given_up)
 
     def _give_back(self, rows: list[OutboxRow]) -> None:
         """Let go of rows whose turn does not come: who sends the one before them takes them too."""
         self._leave(rows)
+        self._waits_for_watchdog.given_back(rows)
         turns = Turns(held=[HeldRow(row, 0) for row in rows])
-        try:
-            self._store.settle(turns.given_back(), token=self.token)
-        except sa.exc.SQLAlchemyError as error:
-            self._on_database_error("give back", error)
-
-    def _reclaim(self, message_ids: list[bytes]) -> set[bytes] | None:
-        """Which of these are stored and ours; None when the database does not say."""
-        try:
-            owned = self._store.reclaim(
-                message_ids, token=self.token, lease_ms=self._options.takeover_ms
-            )
-        except sa.exc.SQLAlchemyError as error:
-            self._on_database_error("reclaim", error)
-            return None
-        self._count(reclaimed=len(owned))
-        return owned
+        self._asked("give back", lambda: self._store.settle(turns.given_back(), token=self.token))
 
     def _settle(self, outcome: BatchOutcome, now_s: float) -> None:
         self._sent_at_s = now_s
@@ -322,42 +361,62 @@ class Publisher:
             self.receipts.tell([row.message_id], Fate.PARKED, row.error)
         for failed in outcome.failed:
             self.receipts.tell([failed.message_id], Fate.LEFT, failed.error)
-        if outcome.failed or outcome.parked:
-            try:
-                self._store.settle(replace(outcome, sent=()), token=self.token)
-            except sa.exc.SQLAlchemyError as error:
-                self._on_database_error("settle", error)  # the rows fall due as they are
+        if outcome.failed or outcome.parked:  # without an answer the rows fall due as they are
+            rest = replace(outcome, sent=())
+            self._asked("settle", lambda: self._store.settle(rest, token=self.token))
 
     def _delete(self, now_s: float, is_hurried: bool) -> None:
-        if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._ready):
-            return
         waiting = self._deletes.message_ids
-        try:
-            deleted = self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms)
-        except sa.exc.SQLAlchemyError as error:
-            self._on_database_error("delete", error)
+        if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._wanted):
+            return
+        if not is_hurried and self._is_better_later(now_s):
+            return
+        self._delete_politely_until_s = None
+        deleted = self._asked(
+            "delete",
+            lambda: self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms),
+        )
+        if deleted is None:
             self._deletes.on_failure(now_s)
             return
         self._count(deleted=deleted, delete_calls=1)
+        if deleted < len(waiting):
+            self._count(not_deleted=len(waiting) - deleted)
+            _log.warning(
+                "%d of %d accepted rows were not there to be deleted: somebody else sent or removed them",
+                len(waiting) - deleted,
+                len(waiting),
+            )
         self._deletes.on_deleted()
 
-    def _linger_s(self, now_s: float, is_hurried: bool) -> float:
+    def _is_better_later(self, now_s: float) -> bool:
+        """Whether the application uses its SQLite file just now, and a write of ours would disturb it."""
+        if not self._store.is_application_busy:
+            return False
+        if self._delete_politely_until_s is None:
+            self._delete_politely_until_s = now_s + _POLITE_S
+        if now_s >= self._delete_politely_until_s:
+            return False
+        self._deletes.put_off(now_s + _POLITE_LOOK_S)
+        return True
+
+    def _linger_s(self, now_s: float, messages: int, is_hurried: bool) -> float:
         """How long to go on gathering: nothing when idle, up to the linger after a request."""
-        if is_hurried or len(self._ready) >= self._options.batch_messages:
+        if is_hurried or messages >= self._options.batch_messages:
             return 0.0
         return self._sent_at_s + self._options.linger_ms / 1000 - now_s
 
     def _next_due(self, now_s: float, is_hurried: bool) -> tuple[float | None, int]:
-        waits = [probe.due_s - now_s for probe in self._probes]
-        waits += [each.due_s - now_s for each in self._held]
+        waits: list[float] = []
+        linger_s = self._linger_s(now_s, len(self._wanted), is_hurried)
+        if self._wanted:
+            first_s = min(each.due_s for each in self._wanted.values())
+            waits.append(max(first_s - now_s, linger_s if first_s <= now_s else 0.0))
         if (delete_s := self._deletes.wait_s(now_s)) is not None:
             waits.append(delete_s)
+        if len(self.queue):
+            waits.append(max(0.0, linger_s))
         wake_at = 1
-        if self._ready:
-            waits.append(self._linger_s(now_s, is_hurried))
-        elif len(self.queue):
-            waits.append(0.0)
-        linger_s = self._linger_s(now_s, is_hurried)
         if linger_s > 0:
             # Messages that come now would only wait: sleep until the linger is over or a batch full.
             waits.append(linger_s)
@@ -379,12 +438,36 @@ class Publisher:
         self._count(left=len(rows))
         self.receipts.tell([row.message_id for row in rows], Fate.LEFT)
 
-    def _on_dropped(self, handed: HandOver) -> None:
-        self.receipts.tell([row.message_id for row in handed.rows], Fate.LEFT)
+    def _forget(self, batch: Sequence[_Wanted]) -> None:
+        for each in batch:
+            self._wanted.pop(each.row.message_id, None)
 
-    def _on_database_error(self, what: str, error: Exception) -> None:
-        self._count(database_errors=1)
-        _log.warning("outbox %s failed, rows fall due by themselves: %s", what, error)
+    def _on_dropped(self, hint: Hint) -> None:
+        self.receipts.tell([row.message_id for row in hint.rows], Fate.LEFT)
+
+    def _asked(self, what: str, question: Callable[[], _Result]) -> _Result | None:
+        """Ask the database; None if it fails, with whatever error its driver has for that."""
+        try:
+            return question()
+        except Exception as error:  # asyncpg and event loops raise more than SQLAlchemy's errors
+            self._count(database_errors=1)
+            _log.warning("outbox %s failed, rows fall due by themselves: %s", what, _short(error))
+            return None
 
     def _count(self, **more: int) -> None:
         self._counts.update(more)
+
+
+def _with_record(row: OutboxRow, record: bytes) -> OutboxRow:
+    return OutboxRow(
+        message_id=row.message_id,
+        subject=row.subject,
+        ordering_key=row.ordering_key,
+        record=bytes(record),
+        is_repeatable=row.is_repeatable,
+    )
+
+
+def _short(error: Exception) -> str:
+    """The error in one line, with its kind where SQLAlchemy does not name it."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

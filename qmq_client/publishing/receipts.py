@@ -1,8 +1,7 @@
 """Receipts: the fate of one message, for callers that want to wait for it.
 
 A receipt is requested before the commit and answers once, with a `Fate`; a message without one
-costs nothing. A rollback is not reported to its messages: wherever it happens, their rows are just
-dropped. So the receipt watches the row itself.
+costs nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from enum import StrEnum
 from typing import Any, Final
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 from qmq_client.errors import OutboxError
-from qmq_client.outbox.row import Ending, OutboxRow
+from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import format_message_id
 
@@ -31,7 +30,8 @@ class Fate(StrEnum):
 
     #: The broker has it.
     ACCEPTED = "accepted"
-    #: Its transaction, or its savepoint, did not commit; it was never sent.
+    #: No committed row was found after the transaction's end: it, or a savepoint in it, was rolled back, or
+    #: the message was cancelled. One that is committed later, as in two phases, is sent by the watchdog.
     ROLLED_BACK = "rolled back"
     #: The broker refused it, or its attempts are used up; it waits for a person.
     PARKED = "parked"
@@ -47,9 +47,10 @@ class Receipt:
     (`asyncio.timeout`), as around any wait for another system.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_row", "_waiting", "message_id")
+    __slots__ = ("__weakref__", "_answers", "_opened_by", "_waiting", "message_id")
 
-    def __init__(self, message_id: str) -> None:
+    def __init__(self, message_id: str, opened_by: Receipts) -> None:
+        self._opened_by = opened_by
         #: 32 hex digits.
         self.message_id = message_id
         # Both are changed in single steps. A lock could be left taken by what a signal handler raises in
@@ -57,7 +58,6 @@ class Receipt:
         self._answers: dict[str, tuple[Fate, str]] = {}
         #: What to call once there is an answer.
         self._waiting: dict[Callable[[], object], None] = {}
-        self._row: ReferenceType[OutboxRow] | None = None
 
     @property
     def fate(self) -> Fate | None:
@@ -72,7 +72,11 @@ class Receipt:
         return "" if answer is None else answer[1]
 
     def wait(self, deadline_s: float = 10.0) -> Fate | None:
-        """Block until the fate is known; None if the deadline comes first."""
+        """Block until the fate is known; None if the deadline comes first.
+
+        Raises `ConfigurationError` in a callback of the same producer, unless the fate is known.
+        """
+        self._check_wait()
         told = SignalFlag()
         self._waiting[told.set] = None
         try:
@@ -86,6 +90,7 @@ class Receipt:
         return self._arrival().__await__()
 
     async def _arrival(self) -> Fate:
+        self._check_wait()
         loop, told = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -100,26 +105,12 @@ class Receipt:
             self._waiting.pop(tell, None)
         return fate
 
+    def _check_wait(self) -> None:
+        if self.fate is None and is_called_by(self._opened_by):
+            raise waits_for_itself("receipt")
+
     def __repr__(self) -> str:
         return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
-
-    def _watch(self, row: OutboxRow, ending: Ending) -> None:
-        """Answer once nobody holds this row any more. Requires: it is not handed over yet.
-
-        Behind the COMMIT that is left to the watchdog: what a signal handler raises may come before
-        the row is handed over.
-        """
-        receipt = ref(self)  # a circle would keep receipts that nobody holds
-
-        def on_gone(_: ReferenceType[OutboxRow]) -> None:
-            if (watching := receipt()) is not None:
-                watching._tell(Fate.LEFT if ending.is_committing else Fate.ROLLED_BACK)
-
-        self._row = ref(row, on_gone)
-
-    def _unwatch(self) -> None:
-        """Release the row without an answer."""
-        self._row = None
 
     def _tell(self, fate: Fate, error: str = "") -> None:
         """Answer; only the first answer counts."""
@@ -139,19 +130,18 @@ class Receipts:
         self._lock = threading.RLock()
         self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
 
-    def open(self, row: OutboxRow, ending: Ending) -> Receipt:
+    def open(self, message_id: bytes) -> Receipt:
         """The receipt for a message that was not handed over yet; one for each message."""
         with self._lock:
-            receipt = self._open.get(row.message_id)
+            receipt = self._open.get(message_id)
             if receipt is None or receipt.fate is not None:
                 if len(self._open) >= RECEIPTS_MAX:
                     raise OutboxError(
                         f"{RECEIPTS_MAX} receipts are open already. Let go of those that nobody waits "
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
-                receipt = Receipt(format_message_id(row.message_id))
-                receipt._watch(row, ending)
-                self._open[row.message_id] = receipt
+                receipt = Receipt(format_message_id(message_id), self)
+                self._open[message_id] = receipt
         return receipt
 
     def tell(self, message_ids: Iterable[bytes], fate: Fate, error: str = "") -> None:
@@ -162,8 +152,3 @@ class Receipts:
             receipt = self._open.pop(message_id, None)
             if receipt is not None:
                 receipt._tell(fate, error)
-
-    def abandon(self) -> None:
-        """Leave open receipts unanswered: the fate of their messages is decided in another process."""
-        for receipt in list(self._open.values()):
-            receipt._unwatch()

@@ -18,15 +18,16 @@ class PublisherStats:
     parked: int = 0
     #: Left to fall due by themselves, for the watchdog.
     left: int = 0
-    #: Handed over with an unproven commit, and not there: it failed, they were rolled back to a
-    #: savepoint, cancelled, or known before.
+    #: Not there although their transaction had ended: rolled back, or to a savepoint, or cancelled.
     gone: int = 0
-    #: Claimed anew or found after a commit of unknown outcome.
+    #: Claimed anew because they were near their takeover.
     reclaimed: int = 0
     #: Times that messages waited for an earlier one of their ordering key.
     held: int = 0
     #: Accepted rows deleted, or kept for an audit.
     deleted: int = 0
+    #: Accepted rows that were not there to be deleted: somebody else sent or removed them.
+    not_deleted: int = 0
     #: Accepted rows that the database did not delete, and that were marked as sent; `qmq doctor` names
     #: what keeps them.
     undeleted: int = 0

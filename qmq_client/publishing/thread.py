@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 from qmq_client.clock import Clock
+from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.stats import Pass
 from qmq_client.signal_flag import SignalFlag
@@ -89,7 +90,12 @@ class PublisherThread:
             _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until nothing is left to do, hurrying; whether that was so before the deadline."""
+        """Wait until nothing is left to do, hurrying; whether that was so before the deadline.
+
+        Raises `ConfigurationError` in a callback of this publisher.
+        """
+        if is_called_by(self._publisher.receipts):
+            raise waits_for_itself("flush")
         if not self._is_background:
             return self._work_here(self._clock.monotonic_s() + deadline_s)
         told = SignalFlag()
@@ -119,9 +125,9 @@ class PublisherThread:
         if self._close_at_s is None:
             self._close_at_s = end_s
         self._publisher.queue.wake()
+        if is_called_by(self._publisher.receipts):
+            return True  # in a callback: the loop ends after this step
         thread = self._thread
-        if thread is threading.current_thread():
-            return True  # from a callback: the loop ends after this step
         if thread is not None:
             thread.join(max(0.0, deadline_s))
         if not self._turn.acquire(timeout=max(0.0, end_s - self._clock.monotonic_s())):

@@ -19,17 +19,23 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 #: 0 or more, up to ten years: how long something is kept.
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
 _NAME: Final = r"\A[A-Za-z0-9_.-]{1,63}\Z"
-_IDENTIFIER: Final = r"\A[A-Za-z0-9_]{0,32}\Z"
+#: Names of ours begin with it, and the longest of them must be within the 63 bytes of PostgreSQL.
+#: None of the characters that end a statement or a quoted name, though every name is quoted: others
+#: may write the table of the registry.
+PREFIX: Final = r"\A[ !#-:<-\[\]-_a-~]{0,32}\Z"
+SCHEMA: Final = r"\A[ !#-:<-\[\]-_a-~]{0,63}\Z"
 _TABLE: Final = r"\A[A-Za-z0-9_]{1,63}\Z"
 _LISTEN: Final = r"\A(|[^\s/]{1,255}:\d{1,5})\Z"
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
-_Identifier = Annotated[str, msgspec.Meta(pattern=_IDENTIFIER)]
+_Prefix = Annotated[str, msgspec.Meta(pattern=PREFIX)]
+_Schema = Annotated[str, msgspec.Meta(pattern=SCHEMA)]
 _Table = Annotated[str, msgspec.Meta(pattern=_TABLE)]
 _Listen = Annotated[str, msgspec.Meta(pattern=_LISTEN)]
 #: The same in words, for who wrote something else.
 RULES: Final = {
     _NAME: "Use 1 to 63 characters of A-Z a-z 0-9 _ . -",
-    _IDENTIFIER: "Use up to 32 characters of A-Z a-z 0-9 _",
+    PREFIX: 'Use up to 32 printable characters of ASCII, and none of " ; ` \\',
+    SCHEMA: 'Use up to 63 printable characters of ASCII, and none of " ; ` \\',
     _TABLE: "Use 1 to 63 characters of A-Z a-z 0-9 _",
     _LISTEN: "Use HOST:PORT, like 127.0.0.1:9471",
 }
@@ -65,9 +71,9 @@ class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
     #: File that holds the password and nothing else, read at each start.
     password_file: str = ""
     #: Schema of the outbox; empty for the connection's own.
-    schema: _Identifier = ""
+    schema: _Schema = ""
     #: What the names of our tables begin with.
-    table_prefix: _Identifier = "qmq_"
+    table_prefix: _Prefix = "qmq_"
     #: Each watchdog sends no more rows a second from here; 0 for no bound.
     rows_per_s: _Rate = 0
     #: How long the watchdog keeps rows that were accepted; 0 deletes them at once.
@@ -83,7 +89,7 @@ class RegistrySection(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     password_env: str = ""
     password_file: str = ""
-    schema: _Identifier = ""
+    schema: _Schema = ""
     table: _Table = "qmq_database"
     #: How often to look.
     refresh_s: _Seconds = 5.0

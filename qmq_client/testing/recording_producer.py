@@ -16,12 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import Clock
+from qmq_client.current import sync_of
 from qmq_client.given import AnyEngine, AnySession, engine_of
 from qmq_client.message import Message, record_to_message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
+from qmq_client.outbox.sending.notes import open_rows
+from qmq_client.outbox.sending.unawaited import Sent, SentMany
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
-from qmq_client.outbox.transaction.joining import noted
 from qmq_client.producer import Producer
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import parse_message_id
@@ -66,15 +68,15 @@ class RecordingProducer(Producer):
             clock=clock,
         )
 
-    def send(self, message: Message, *, session: AnySession | None = None) -> str:
+    def send(self, message: Message, *, session: AnySession | None = None) -> Sent:
         """See `Producer.send`."""
         message_id = super().send(message, session=session)
-        self._sends.append((message.subject, message_id))
+        self._sends.append((message.subject, str(message_id)))
         return message_id
 
     def send_many(
         self, messages: Sequence[Message], *, session: AnySession | None = None
-    ) -> list[str]:
+    ) -> SentMany:
         """See `Producer.send_many`."""
         ids = super().send_many(messages, session=session)
         self._sends.extend(zip((each.subject for each in messages), ids, strict=True))
@@ -95,17 +97,20 @@ class RecordingProducer(Producer):
         """What was sent so far in the transaction that is open, and was not undone since.
 
         For tests that roll back at their end what the code under test has committed: there `session`
-        is the connection that holds the outer transaction, and `sent` shows nothing for ever.
+        is the connection that holds the outer transaction, and `sent` shows nothing for ever. An
+        asynchronous session cannot be asked here for what a savepoint has undone, so that is shown, too.
         """
-        found = [
-            noted(session, self.engine, self._outlet, parse_message_id(message_id))
-            for _, message_id in dict.fromkeys(self._sends)
-        ]
-        return [
-            record_to_message(decode_record(each[0].subject, each[0].record))
-            for each in found
-            if each is not None
-        ]
+        given = self._scopes.find(session)
+        scope = sync_of(given)
+        sent = {row.message_id: row for row, _ in open_rows(scope)}
+        if scope is given and sent:  # a plain one can be asked what a savepoint has undone
+            connection, _ = self._scopes.connection(scope)
+            number = self._inserts.tables.outbox.c.message_id
+            there = set(connection.scalars(sa.select(number).where(number.in_(sent))))
+            sent = {each: row for each, row in sent.items() if each in there}
+        wanted = [parse_message_id(each) for _, each in dict.fromkeys(self._sends)]
+        found = [sent[each] for each in wanted if each in sent]
+        return [record_to_message(decode_record(row.subject, row.record)) for row in found]
 
     def clear(self) -> None:
         """Forget what was sent and noted so far; messages that wait go out first."""
@@ -125,7 +130,10 @@ def memory_engine(**options: Any) -> sa.Engine:
     One connection for all, so transactions follow each other and never run side by side.
     """
     return sa.create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, **options
+        "sqlite://",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False},
+        **{"hide_parameters": True, **options},
     )
 
 
@@ -134,6 +142,9 @@ def _create_missing(given: AnyEngine, tables: Tables) -> None:
     if engine is None:  # refused by `Producer`
         return
     store = OutboxStore(engine, tables)
-    with store.write() as connection:  # also where the application's engine is asynchronous
+
+    def create(connection: sa.Connection) -> None:
         tables.outbox.metadata.create_all(connection, tables=list(tables.all))
+
+    store.write(create)  # also where the application's engine is asynchronous
     store.close()

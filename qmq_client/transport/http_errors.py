@@ -16,6 +16,7 @@ from qmq_client.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    NotTheBrokerError,
     ProtocolError,
     TransportError,
 )
@@ -32,9 +33,11 @@ from qmq_client.wire.shown import printable, shorten
 RETRY_AFTER_S_MAX: Final = 300.0
 _RETRY_AFTER_S: Final = 1.0
 #: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
-BUSY: Final = frozenset({408, 429, 503, 507})
+_BUSY: Final = frozenset({408, 429, 503, 507})
 #: 401: the broker does not know who is asking; 403: it does, and does not let it.
-ACCESS: Final = frozenset({401, 403})
+_ACCESS: Final = frozenset({401, 403})
+#: In which a broker says why it does not do what it was asked.
+_ERROR_TYPES: Final = (FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE)
 #: Of a reason that the broker gave: some of them are an operator's words.
 _SAID_CHARACTERS_MAX: Final = 1_000
 #: What OpenSSL says, before 3.5 and since, when the peer answers a handshake in plain text.
@@ -67,10 +70,10 @@ def as_transport_error(
 ) -> TransportError:
     """Which of our errors an error of the HTTP library is.
 
-    A protocol error of a peer that hung up is a lost connection; of one that went on talking, an
-    answer that makes no sense. Everything else is trouble with the connection. `certificate` is the
-    file of the one that was shown, if any was; on a connection that is older than the call, the peer
-    has nothing against it.
+    A protocol error of a peer that hung up is a lost connection; of one that went on talking, the
+    answer of something other than a broker. Everything else is trouble with the connection.
+    `certificate` is the file of the one that was shown, if any was; on a connection that is older than
+    the call, the peer has nothing against it.
     """
     import httpx
 
@@ -93,38 +96,65 @@ def as_transport_error(
         httpx.TooManyRedirects,
         httpx.HTTPStatusError,
     )
-    if isinstance(error, nonsense) and not was_closed_by_peer:
-        return BrokerAnswerError(text)
+    is_silent = "without sending" in str(error)  # nothing answered at all
+    if isinstance(error, nonsense) and not was_closed_by_peer and not is_silent:
+        return NotTheBrokerError(url, f"{type(error).__name__}: {shorten(str(error))}")
     return BrokerUnreachableError(text)
 
 
-def check_status(response: Status, data: bytes, wanted_type: str) -> None:
-    """Raise what a status other than 200, or an answer of another type, means."""
+def check_head(response: Status, wanted_type: str, url: str) -> None:
+    """Raise `NotTheBrokerError` for an answer that no broker gives, before its body is read.
+
+    A broker encodes nothing, and answers with the wanted type or says in one of two why it does not.
+    """
+    types = (wanted_type,) if response.status_code == 200 else _ERROR_TYPES
+    encoding = response.headers.get("content-encoding", "identity").lower()
+    if _content_type(response) not in types or encoding != "identity":
+        raise _not_the_broker(response, url)
+
+
+def check_status(response: Status, data: bytes, url: str) -> None:
+    """Raise what a status other than 200 means.
+
+    One that does not speak our language comes from something else at this address: believing it
+    would give up good messages.
+    """
     status = response.status_code
-    content_type = response.headers.get("content-type", "").split(";")[0].strip().lower()
     if status == 200:
-        if content_type != wanted_type:
-            raise BrokerAnswerError(f"answer of type {shorten(content_type)}, not {wanted_type}")
         return
-    answer = _error_answer(content_type, data)
-    if status in BUSY:
-        raise busy(status, answer, response.headers.get("retry-after", ""))
-    # A 4xx that does not speak our language comes from something else at this address: believing
-    # it would give up good messages.
-    if status in ACCESS and answer is not None:
-        raise BrokerAccessError(status, answer)
-    if 400 <= status < 500 and answer is not None:
-        raise BrokerRefusedError(status, answer)
-    text = (
-        "" if answer is None else f": {answer.code}: {said(f'{answer.message}. {answer.remedy}')}"
-    )
-    raise BrokerAnswerError(f"status {status} of type {shorten(content_type)}{text}")
+    if (answer := _error_answer(_content_type(response), data)) is None:
+        raise _not_the_broker(response, url)
+    if status >= 500 and status not in _BUSY:
+        text = f"{answer.code}: {said(f'{answer.message}. {answer.remedy}')}"
+        raise BrokerAnswerError(f"status {status}: {text}")
+    raise refusal(status, answer, response.headers.get("retry-after", ""))
 
 
-def busy(status: int, answer: ErrorAnswer | None, retry_after: str = "") -> BrokerBusyError:
-    """The broker asks to come back, and says why."""
-    reason = "no reason given" if answer is None else said(answer.message)
-    return BrokerBusyError(f"{status}: {reason}", retry_after_s=_retry_after_s(retry_after))
+def refusal(status: int, answer: ErrorAnswer, retry_after: str = "") -> TransportError:
+    """Which of our errors a broker's refusal is."""
+    if status in _BUSY:
+        text = f"{status}: {said(answer.message)}"
+        return BrokerBusyError(text, retry_after_s=_retry_after_s(retry_after))
+    kind = BrokerAccessError if status in _ACCESS else BrokerRefusedError
+    return kind(status, answer)
+
+
+def _not_the_broker(response: Status, url: str) -> TransportError:
+    """Names what answered. It is told apart from a broker, but may ask for time like one."""
+    status, headers = response.status_code, response.headers
+    kind = shorten(_content_type(response)) if _content_type(response) else "unknown"
+    shown = f"status {status} of type {kind}"
+    for name in ("content-encoding", "server", "location"):
+        if value := headers.get(name):
+            shown = f"{shown}, {name} {shorten(value)}"
+    error = NotTheBrokerError(url, shown, status=status)
+    if status not in _BUSY:
+        return error
+    return BrokerBusyError(str(error), retry_after_s=_retry_after_s(headers.get("retry-after", "")))
+
+
+def _content_type(response: Status) -> str:
+    return response.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def said(text: str) -> str:

@@ -29,7 +29,7 @@ from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, ter
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
-from qmq_client.wire.groups import group_of
+from qmq_client.wire.groups import group_of, replaced_text
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import (
@@ -81,8 +81,8 @@ class MemoryBroker:
         self._changed = threading.Condition()
         self._records: dict[str, list[bytes]] = {}
         self._stored_at_ms: dict[str, list[int]] = {}
-        self._crc_by_id: dict[bytes, int] = {}
-        self._withdrawn: set[bytes] = set()
+        self._crc_by_id: dict[tuple[str, bytes], int] = {}
+        self._withdrawn: set[tuple[str, bytes]] = set()
         self._delayed = MemoryDelayed()
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
@@ -166,8 +166,10 @@ class MemoryBroker:
                 self._delayed.add(records)
             else:
                 places = self._store(records)
-            fresh = [record for new in records.values() for record in new]
-            self._crc_by_id.update((record_message_id(r), record_crc(r)) for r in fresh)
+            fresh = [(subject, record) for subject, new in records.items() for record in new]
+            self._crc_by_id.update(
+                ((subject, record_message_id(r)), record_crc(r)) for subject, r in fresh
+            )
             self._changed.notify_all()
         count = parsed.header.record_count
         return SendAnswer(
@@ -181,14 +183,15 @@ class MemoryBroker:
         )
 
     def cancel(
-        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+        self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
         """Cancel messages that wait for their time; see `Cancelling.cancel`."""
         with self._changed:
             self._release()
-            if is_withdrawn:
-                self._withdrawn.update(map(parse_message_id, message_ids))
-            return self._delayed.cancel(message_ids, self._crc_by_id)
+            ids = [parse_message_id(one) for one in message_ids]
+            if withdrawn_from is not None:
+                self._withdrawn.update((withdrawn_from, one) for one in ids)
+            return self._delayed.cancel(ids, self._crc_by_id, withdrawn_from)
 
     def _release(self) -> None:
         """Store delayed messages whose time has come."""
@@ -250,6 +253,8 @@ class MemoryBroker:
         conflict = group.agree(request)
         if conflict:
             raise refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
+        if not group.instances.admits(request):
+            raise refused(409, "consumer_replaced", replaced_text(request))
         return group
 
     def _position(self, subject: str, text: str) -> int:
@@ -286,15 +291,15 @@ class MemoryBroker:
     def _check_ids(self, frame: MessageFrame) -> dict[str, list[bytes]]:
         """The records to store, by subject; raises if an id was stored before with other bytes."""
         new: dict[str, list[bytes]] = {}
-        seen: dict[bytes, int] = {}
+        seen: dict[tuple[str, bytes], int] = {}
         for subject, record in frame.records():
-            message_id, crc = record_message_id(record), record_crc(record)
-            known = self._crc_by_id.get(message_id, seen.get(message_id))
+            message, crc = (subject, record_message_id(record)), record_crc(record)
+            known = self._crc_by_id.get(message, seen.get(message))
             if known is not None and known != crc:
-                raise refused(409, "id_conflict", "stored before with other bytes", message_id)
+                raise refused(409, "id_conflict", "stored before with other bytes", message[1])
             new.setdefault(subject, [])
-            if known is None and message_id not in self._withdrawn:
-                seen[message_id] = crc
+            if known is None and message not in self._withdrawn:
+                seen[message] = crc
                 new[subject].append(record)
         return new
 
@@ -364,11 +369,11 @@ class MemoryTransport:
         return answer
 
     def cancel(
-        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+        self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
         """See `Cancelling`."""
         self._before("cancel")
-        answer = self.broker.cancel(message_ids, is_withdrawn=is_withdrawn)
+        answer = self.broker.cancel(message_ids, withdrawn_from=withdrawn_from)
         self._after()
         return answer
 

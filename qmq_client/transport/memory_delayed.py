@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.due import record_due_at_ms
-from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.record import record_message_id
 
 
@@ -19,7 +18,8 @@ class MemoryDelayed:
         #: Due time, order of arrival, subject, record.
         self._waiting: list[tuple[int, int, str, bytes]] = []
         self._numbers = count()
-        self._cancelled: set[bytes] = set()
+        #: Subject and id of each.
+        self._cancelled: set[tuple[str, bytes]] = set()
 
     def add(self, records: Mapping[str, Sequence[bytes]]) -> None:
         """Keep these until they are due."""
@@ -37,17 +37,30 @@ class MemoryDelayed:
         return found
 
     def cancel(
-        self, message_ids: Sequence[str], known: Container[bytes]
+        self,
+        message_ids: Sequence[bytes],
+        known: Iterable[tuple[str, bytes]],
+        subject: str | None,
     ) -> tuple[Cancellation, ...]:
-        """Take messages back; `known` are the ids of all that were ever stored."""
-        return tuple(self._cancel(parse_message_id(one), known) for one in message_ids)
+        """Take messages back, of one subject or of any; `known` are all that were ever stored."""
+        return tuple(self._cancel(one, known, subject) for one in message_ids)
 
-    def _cancel(self, message_id: bytes, known: Container[bytes]) -> Cancellation:
-        left = [one for one in self._waiting if record_message_id(one[3]) != message_id]
-        if len(left) < len(self._waiting):
-            heapq.heapify(left)
-            self._waiting = left
-            self._cancelled.add(message_id)
-        if message_id in self._cancelled:
-            return Cancellation.CANCELLED
-        return Cancellation.TOO_LATE if message_id in known else Cancellation.UNKNOWN
+    def _cancel(
+        self, message_id: bytes, known: Iterable[tuple[str, bytes]], subject: str | None
+    ) -> Cancellation:
+        def is_it(name: str, other: bytes) -> bool:
+            return other == message_id and subject in (None, name)
+
+        left = []
+        for one in self._waiting:
+            if is_it(one[2], record_message_id(one[3])):
+                self._cancelled.add((one[2], message_id))
+            else:
+                left.append(one)
+        heapq.heapify(left)
+        self._waiting = left
+        stored = {one for one in known if is_it(*one)}
+        if not stored:
+            return Cancellation.UNKNOWN
+        is_cancelled = stored <= self._cancelled
+        return Cancellation.CANCELLED if is_cancelled else Cancellation.TOO_LATE

@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from qmq_client.retry import Backoff
 from qmq_client.wire.deliveries import DeliveryRun
+from qmq_client.wire.groups import Instances
 from qmq_client.wire.record import record_key
 from qmq_client.wire.record_parts import record_expires_at_ms, record_tags
 from qmq_client.wire.requests import Extend, Nack, PullRequest, Range, Reject, Settlement
@@ -130,12 +131,16 @@ class MemoryGroup:
         self.dead: list[MemoryDeadLetter] = []
         self.acked: set[int] = set()
         self._attempts: dict[int, int] = {}
+        #: Of messages that were given back: what the last consumer said.
+        self._errors: dict[int, str] = {}
         self._waiting: list[tuple[int, int]] = []
         #: Waiting messages that may have crashed their consumer.
         self._suspects: set[int] = set()
         #: Messages that came back untried since their last attempt.
         self._untried: set[int] = set()
         self._consumers: dict[str, _Consumer] = {}
+        #: Of a broadcast: which process it is.
+        self.instances = Instances()
 
     def agree(self, request: PullRequest) -> str:
         """Take over what a pull may change; returns what contradicts the group's settings, or nothing."""
@@ -195,6 +200,11 @@ class MemoryGroup:
                 is_alone = False
                 self._advance(sequence)
                 self._bury(sequence, self._attempts.get(sequence, 0), EXPIRED, "")
+                continue
+            if (used := self._attempts.get(sequence, 0)) >= self.max_attempts:
+                is_alone = False  # the number was lowered while it waited
+                self._advance(sequence)
+                self._bury(sequence, used, ATTEMPTS_USED_UP, self._errors.get(sequence, ""))
                 continue
             bytes_left -= len(records[sequence])
             sequences.append(sequence)
@@ -312,6 +322,7 @@ class MemoryGroup:
         if lease.attempt >= self.max_attempts:
             self._bury(lease.sequence, lease.attempt, ATTEMPTS_USED_UP, error)
         else:
+            self._errors[lease.sequence] = error
             heapq.heappush(self._waiting, (due_ms, lease.sequence))
 
     def _bury(self, sequence: int, attempts: int, reason: str, error: str) -> None:

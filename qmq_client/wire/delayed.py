@@ -51,8 +51,10 @@ class CancelRequest(
     message_ids: tuple[str, ...]
     #: When they are due, if the caller knows: then fewer files are searched.
     deliver_at_ms: Natural | None = None
+    #: Only messages of this subject; None for all subjects that the caller may send to.
+    subject: str | None = None
     #: Whether their outbox has given them up, so that they are not sent any more: what is unknown
-    #: is not stored either when an earlier send of it arrives later.
+    #: is not stored either when an earlier send of it to `subject` arrives later.
     withdrawn: bool = False
 
 
@@ -68,6 +70,8 @@ class RescheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     message_id: str
     #: Milliseconds since 1970 UTC; a past time means at once.
     deliver_at_ms: Natural
+    #: The message of this subject; needed only if several have one with this id.
+    subject: str | None = None
 
 
 class RescheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):

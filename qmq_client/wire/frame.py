@@ -51,6 +51,7 @@ from qmq_client.wire.frame_head import (
     parse_frame,
     read_header,
     stamp_frame,
+    unknown_format,
     verify_body,
     verify_stamp,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "parse_subjects",
     "read_header",
     "stamp_frame",
+    "unknown_format",
     "verify_body",
     "verify_stamp",
 ]

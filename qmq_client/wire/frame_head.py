@@ -152,13 +152,30 @@ def read_header(data: bytes, position: int = 0) -> FrameHeader:
     return header
 
 
+def unknown_format(data: bytes, position: int = 0) -> str:
+    """What another version wrote, if it is the frame at `position`: its version, or its kind.
+
+    Empty for frames that this program knows, and where the log's checksum does not fit. For this, every
+    version keeps the header: where its version, kind, number of subjects, lengths and stamp are.
+    """
+    if len(data) - position < FRAME_HEADER_BYTES:
+        return ""
+    fields = _HEADER.unpack_from(data, position)
+    magic, version, kind, subject_count, stamp_crc = (*fields[:4], fields[7])
+    if magic != FRAME_MAGIC or (version == FRAME_VERSION and kind in _KINDS):
+        return ""
+    head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
+    if _stamp_crc(data[position : position + head_bytes]) != stamp_crc:
+        return ""
+    return f"kind {kind}" if version == FRAME_VERSION else f"version {version}"
+
+
 def verify_stamp(header: FrameHeader, head: bytes) -> None:
     """Check the log's checksum over a head read back; raises `ChecksumError`.
 
     Requires: `head` is the first `header.head_bytes` bytes of the frame.
     """
-    stamp_crc = crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
-    if stamp_crc != header.stamp_crc:
+    if _stamp_crc(head) != header.stamp_crc:
         raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
 
 
@@ -189,6 +206,10 @@ def parse_frame(data: bytes, *, frame_bytes_max: int, is_verified: bool = False)
     if not is_verified:
         verify_body(header, data)
     return header
+
+
+def _stamp_crc(head: bytes) -> int:
+    return crc32c(head[PHYSICAL_OFFSET_POSITION:], crc32c(head[:_STAMP_CRC_POSITION]))
 
 
 def aligned(length_bytes: int) -> int:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from msgspec import UNSET
 
 from qmq_client.wire.names import check_name
-from qmq_client.wire.requests import PullRequest, SettleRequest
+from qmq_client.wire.requests import BroadcastMember, PullRequest, SettleRequest
 
 _BETWEEN: Final = "@"
+#: Processes under one name that are remembered: far more than anybody starts by mistake.
+_REPLACED_MAX: Final = 16
 
 
 def group_of(request: PullRequest | SettleRequest) -> str:
@@ -20,6 +23,48 @@ def group_of(request: PullRequest | SettleRequest) -> str:
     if request.broadcast is UNSET:
         return request.group
     return f"{request.group}{_BETWEEN}{request.consumer}"
+
+
+class Instances:
+    """Which process is one consumer of a broadcast: the latest to come; those that it replaced are refused.
+
+    So a process that is started again, also after a crash, gets its messages at once, and of two that
+    run under one name by mistake one is told.
+    """
+
+    __slots__ = ("_current", "_replaced")
+
+    def __init__(self) -> None:
+        self._current = ""
+        self._replaced: deque[str] = deque(maxlen=_REPLACED_MAX)
+
+    def admits(self, request: PullRequest) -> bool:
+        """Whether this pull comes from the latest process; one that does not say is let through."""
+        if not isinstance(request.broadcast, BroadcastMember):
+            return True
+        instance = request.broadcast.instance
+        if instance == self._current:
+            return True
+        if instance in self._replaced:
+            return False
+        if self._current:
+            self._replaced.append(self._current)
+        self._current = instance
+        return True
+
+
+def replaced_text(request: PullRequest) -> str:
+    """What the process that was replaced is told."""
+    return (
+        f"another process pulls as consumer {request.consumer} of group {request.group} on "
+        f"{request.subject} since, and gets its messages"
+    )
+
+
+REPLACED_REMEDY: Final = (
+    "End one of the two, or give each process a consumer_id of its own: a broadcast has one process "
+    "for each name."
+)
 
 
 def check_group(text: str) -> str:

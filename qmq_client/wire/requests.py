@@ -96,6 +96,14 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 Broadcast = Literal["ephemeral", "named"]
 
 
+class BroadcastMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same, and which process it is: two that run under one name would share its messages."""
+
+    kind: Broadcast
+    #: Made up by each process when it starts.
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one consumer of a group did with what it was given."""
 
@@ -142,7 +150,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Take messages as acked before they are given: each at most once, some perhaps never.
     at_most_once: bool | UnsetType = UNSET
     #: Let this consumer be a group of its own: every consumer gets every message.
-    broadcast: Broadcast | UnsetType = UNSET
+    broadcast: Broadcast | BroadcastMember | UnsetType = UNSET
     #: Kept with the group; the last one named holds.
     backoff: Backoff | UnsetType = UNSET
 
@@ -171,6 +179,11 @@ class SendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[SubjectPlace, ...] = ()
     #: Only in answer to JSON: the ids in the order of the request.
     message_ids: tuple[str, ...] = ()
+
+
+#: Status and code of the answer to a path, or a method of it, that the broker does not have. A caller that
+#: meets one is newer than the broker; what a request names and is not there has another code.
+UNKNOWN_ROUTES: Final = {404: "unknown_path", 405: "method_not_allowed"}
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,6 +7,26 @@ from typing import Final
 _SHOWN_CHARACTERS_MAX: Final = 60
 
 
+def utc_text(time_s: float) -> str:
+    """Seconds since 1970 UTC as ISO 8601 with milliseconds and the zone: `2026-01-02T03:04:05.678Z`.
+
+    For log lines: those of several machines, whatever their zones, may be sorted together.
+    """
+    days, ms = divmod(int(time_s * 1000), 86_400_000)
+    hours, ms = divmod(ms, 3_600_000)
+    minutes, ms = divmod(ms, 60_000)
+    seconds, ms = divmod(ms, 1_000)
+    # The Gregorian calendar counted from 1 March of the year 0, so that a leap day ends its year.
+    # [Howard Hinnant, "chrono-compatible low-level date algorithms", civil_from_days]
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month, year = (month + 2) % 12 + 1, year + 400 * era + (month >= 10)
+    return f"{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{ms:03}Z"
+
+
 def printable(text: str) -> str:
     """The text on one line, with everything escaped that a terminal could take for a command."""
     if text.isprintable():

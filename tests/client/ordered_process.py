@@ -14,7 +14,7 @@ from tests.client.world import SUBJECT, prepare
 def main(url: str, broker: str, name: str, count: int) -> None:
     engine = sa.create_engine(url)
     prepare(engine)
-    options = ProducerOptions(order_by_key=True, keep_sent_s=3600, sqlite_begin="IMMEDIATE")
+    options = ProducerOptions(order_by_key=True, keep_sent_s=3600)
     with Producer(engine, broker, options=options) as producer:
         for i in range(count):
             with Session(engine) as session, session.begin():

@@ -45,7 +45,7 @@ class GatedTransport(MemoryTransport):
 
 def send_each(world: World, count: int) -> list[str]:
     """Messages, each in a transaction of its own."""
-    ids = []
+    ids: list[str] = []
     for i in range(count):
         with Session(world.engine) as session, session.begin():
             ids.append(world.send(f"{i}", session))
@@ -53,7 +53,7 @@ def send_each(world: World, count: int) -> list[str]:
 
 
 def sibling_statements(world: World) -> Statements:
-    return Statements(world.producer._store._sibling)
+    return Statements(world.producer._store._own.engine)
 
 
 def sweep(world: World, *, keep_ms: int | None = None) -> BatchOutcome:

@@ -165,8 +165,8 @@ def test_what_is_wrong_in_the_file_is_named(text: str, expected: str) -> None:
 
 def test_rules_for_text_are_told_in_words() -> None:
     one = '[[database]]\nname = "a"\nurl = "b"\n'
-    for line in ('table_prefix = "é"', 'schema = "a b"'):
-        assert "Use up to 32 characters of A-Z a-z 0-9 _." in problem(one + line)
+    for line, count in (('table_prefix = "é"', 32), ('schema = "a\\tb"', 63)):
+        assert f"Use up to {count} printable characters of ASCII, and none" in problem(one + line)
     assert "Use HOST:PORT" in problem('[watchdog]\nmetrics_listen = "x"')
     assert "Use 1 to 63 characters of A-Z a-z 0-9 _." in problem('[registry]\ntable = "a;b"')
 

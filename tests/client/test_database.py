@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,12 @@ from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, Outb
 from qmq_client.settings.sections import DatabaseSection
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database, is_mariadb
-from tests.services.mysql import WITHOUT_TLS
+
+MODULES = {
+    "mysql+mysqldb": "MySQLdb",
+    "postgresql+psycopg2": "psycopg2",
+    "postgresql+pg8000": "pg8000",
+}
 
 
 def section(url: str) -> DatabaseSection:
@@ -47,25 +53,24 @@ def test_a_url_without_a_driver_or_with_one_for_loops_gets_ours(given: str, used
     assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
 
 
-def test_connections_of_one_process_read_the_certificates_of_all_authorities_once(
-    mysql_database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "away", "used"),
+    [
+        ("postgresql+asyncpg", ("psycopg",), "postgresql+psycopg2"),
+        ("postgresql+asyncpg", ("psycopg", "psycopg2"), "postgresql+pg8000"),
+        ("postgresql", ("psycopg", "psycopg2", "pg8000"), "postgresql+psycopg"),
+        ("mysql+aiomysql", ("pymysql",), "mysql+mysqldb"),
+        ("mariadb+asyncmy", ("pymysql", "MySQLdb"), "mariadb+pymysql"),
+    ],
+)
+def test_a_url_with_a_driver_for_loops_gets_the_blocking_one_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, given: str, away: tuple[str, ...], used: str
 ) -> None:
-    made: list[object] = []
-    make = ssl.create_default_context
-
-    def counted(*arguments: Any, **options: Any) -> ssl.SSLContext:
-        made.append(arguments)
-        return make(*arguments, **options)
-
-    monkeypatch.setattr(ssl, "create_default_context", counted)
-    url = make_url(mysql_database.url).difference_update_query([WITHOUT_TLS])
-    for _ in range(3):
-        engine = open_engine(section(url.render_as_string(hide_password=False)), {})
-        with engine.connect() as one, engine.connect() as other:
-            assert one.exec_driver_sql("SELECT 1").scalar() == 1
-            assert other.exec_driver_sql("SELECT 1").scalar() == 1
-        engine.dispose()
-    assert len(made) <= 1
+    for module in ("pymysql", "MySQLdb", "psycopg", "psycopg2", "pg8000"):
+        there = ModuleType(module)
+        there.__spec__ = ModuleSpec(module, None)
+        monkeypatch.setitem(sys.modules, module, None if module in away else there)
+    assert with_driver(make_url(f"{given}://a:b@c/d")).drivername == used
 
 
 def test_what_others_do_before_a_connect_of_pymysql_is_done() -> None:
@@ -134,18 +139,19 @@ def test_an_engine_without_a_driver_in_its_url_connects(
 
 
 @pytest.mark.parametrize(
-    ("module", "url", "remedy"),
+    ("url", "remedy"),
     [
-        ("psycopg", "postgresql://a:hunter2@b/c", 'pip install "qmq[postgres]"'),
-        ("pymysql", "mysql://a:hunter2@b/c", "mysql"),
-        ("MySQLdb", "mysql+mysqldb://a:hunter2@b/c", r"write mysql\+pymysql://"),
-        ("psycopg2", "postgresql+psycopg2://a:hunter2@b/c", r"write postgresql\+psycopg://"),
+        ("postgresql://a:hunter2@b/c", 'pip install "qmq[postgres]"'),
+        ("mysql://a:hunter2@b/c", "mysql"),
+        ("mysql+mysqldb://a:hunter2@b/c", r"write mysql\+pymysql://"),
+        ("postgresql+psycopg2://a:hunter2@b/c", r"write postgresql\+psycopg://"),
     ],
 )
 def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, module: str, url: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch, url: str, remedy: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
+    for module in ("pymysql", "MySQLdb", "psycopg", "psycopg2", "pg8000"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigurationError) as caught:
         open_engine(section(url), {})
     caught.match(remedy.replace("[", r"\[").replace("]", r"\]"))
@@ -171,6 +177,65 @@ def test_every_wait_has_an_end_on_postgresql(postgresql_database: Database) -> N
         given = driver.info.get_parameters()
     engine.dispose()
     assert (given["connect_timeout"], given["tcp_user_timeout"]) == ("5", "60000")
+
+
+@pytest.mark.parametrize(
+    ("driver", "limits"),
+    [
+        ("mysql+mysqldb", {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}),
+        ("postgresql+psycopg2", {"connect_timeout": 5, "tcp_user_timeout": 60_000}),
+        ("postgresql+pg8000", {"timeout": 60}),
+    ],
+)
+def test_every_wait_of_other_drivers_has_an_end(driver: str, limits: dict[str, int]) -> None:
+    pytest.importorskip(MODULES[driver])
+    engine = open_engine(section(f"{driver}://a@127.0.0.1:1/b"), {})
+    given: dict[str, Any] = {}
+
+    @sa.event.listens_for(engine, "do_connect")
+    def catch(*arguments: Any) -> None:
+        given.update(arguments[-1])
+
+    with pytest.raises(sa.exc.DBAPIError):
+        engine.connect()
+    engine.dispose()
+    assert limits.items() <= given.items()
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg2", "postgresql+pg8000"])
+def test_other_drivers_of_postgresql_connect_with_their_limits(
+    postgresql_database: Database, driver: str
+) -> None:
+    pytest.importorskip(MODULES[driver])
+    url = make_url(postgresql_database.url).set(drivername=driver)
+    engine = open_engine(section(url.render_as_string(hide_password=False)), {})
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    engine.dispose()
+
+
+def test_no_error_shows_parameters(a_database: Database) -> None:
+    url = a_database.url
+    engine = open_engine(section(url), {}, may_create=True)
+    query = sa.text("SELECT 1 FROM missing WHERE body = :body")
+    with engine.connect() as connection, pytest.raises(sa.exc.DBAPIError) as caught:
+        connection.execute(query, {"body": "hunter2"})
+    engine.dispose()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_row_that_postgresql_shows_is_not_told(postgresql_database: Database) -> None:
+    engine = postgresql_database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE bodies (body text, size int CHECK (size > 9))")
+    insert = sa.text("INSERT INTO bodies VALUES ('hunter2', 1)")
+    with (
+        pytest.raises(DatabaseUnavailableError, match="bodies_size_check") as caught,
+        database_errors("shop"),
+        engine.begin() as connection,
+    ):
+        connection.execute(insert)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

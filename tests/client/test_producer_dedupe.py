@@ -197,7 +197,7 @@ def test_O2_O7_an_id_that_only_looks_like_one_of_a_dedupe_key_is_parked_on_a_con
     (first,) = run(world, "first")
     assert world.producer.flush()
     with Session(world.engine) as session:
-        other = Message("order.other", "forwarded", message_id=first)
+        other = Message(SUBJECT, "forwarded", message_id=first)
         world.producer.send(other, session=session)
         session.commit()
     assert world.producer.flush().parked == 1

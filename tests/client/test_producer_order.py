@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
-from qmq_client.outbox.database.server import order_slot
+from qmq_client.outbox.database.dialect import order_slot
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import DEFAULT_TABLES, SENT
 from qmq_client.producer import Producer
@@ -199,22 +199,21 @@ IMPATIENT = {
 }
 
 
-def test_O4_a_commit_waits_for_an_earlier_row_of_its_key_that_is_not_committed(
+def test_O4_a_send_waits_for_an_earlier_row_of_its_key_that_is_not_committed(
     tmp_path: Path, a_server_database: Database
 ) -> None:
     """Or the row that was numbered second would be committed, and sent, first."""
     with a_world(tmp_path, database=a_server_database, order_by_key=True) as world:
         with Session(world.engine) as first:
             world.producer.send(Message(SUBJECT, "0", key="k"), session=first)
-            first.execute(sa.text("CREATE TEMPORARY TABLE any_ddl (id INTEGER)"))  # writes the row
             for key, outcome in (
                 ("k", pytest.raises(sa.exc.OperationalError, match=r"lock timeout|Lock wait")),
                 ("another", nullcontext()),
             ):
                 with Session(world.engine) as second:
                     second.execute(sa.text(IMPATIENT[world.kind]))
-                    world.producer.send(Message(SUBJECT, key, key=key), session=second)
                     with outcome:
+                        world.producer.send(Message(SUBJECT, key, key=key), session=second)
                         second.commit()
             first.commit()
         send(world, "1")
@@ -310,7 +309,7 @@ def test_O4_whoever_publishes_when_accepted_order_is_commit_order(world: World, 
 def test_O4_uncontended_messages_take_the_direct_path(world: World) -> None:
     """Of ordered messages whose key is used by one process, over 95 of 100 go directly."""
     threads_count, each_count = 4, 50
-    options = ProducerOptions(order_by_key=True, keep_sent_s=3600, sqlite_begin="IMMEDIATE")
+    options = ProducerOptions(order_by_key=True, keep_sent_s=3600)
     with Producer(world.sync_engine, world.transport, options=options) as producer:
 
         def work(name: int) -> None:

@@ -48,8 +48,7 @@ def test_S7_an_ordering_key_beyond_the_connections_character_set_is_refused_by_n
     async def send_async(world: World, key: str) -> None:
         try:
             async with AsyncSession(world.engine) as session, session.begin():
-                await session.connection()
-                world.producer.send(keyed("a", key), session=session)
+                await world.producer.send(keyed("a", key), session=session)
         finally:
             await world.engine.dispose()
 

@@ -71,7 +71,8 @@ def test_a_receipt_knows_of_the_rollback(world: World, end: Callable[[Session], 
     with Session(world.sync_engine) as session:
         receipt = send(world, session)
         end(session)
-        assert receipt.wait(0.0) is Fate.ROLLED_BACK
+    assert world.producer.flush()
+    assert receipt.wait(0.0) is Fate.ROLLED_BACK
 
 
 def test_a_message_that_is_sent_again_after_a_rollback_has_another_receipt(world: World) -> None:
@@ -82,7 +83,7 @@ def test_a_message_that_is_sent_again_after_a_rollback_has_another_receipt(world
             receipts.append(world.producer.receipt(message_id, session=session))
             if len(receipts) == 2:
                 session.commit()
-    assert world.producer.flush()
+        assert world.producer.flush()
     assert [receipt.fate for receipt in receipts] == [Fate.ROLLED_BACK, Fate.ACCEPTED]
 
 
@@ -92,9 +93,9 @@ def test_a_receipt_knows_of_the_savepoint(world: World) -> None:
         savepoint = session.begin_nested()
         undone = send(world, session)
         savepoint.rollback()
-        assert (kept.fate, undone.fate) == (None, Fate.ROLLED_BACK)
+        assert (kept.fate, undone.fate) == (None, None)  # the database decides at the end
     world.producer.flush()
-    assert kept.fate is Fate.ACCEPTED
+    assert (kept.fate, undone.fate) == (Fate.ACCEPTED, Fate.ROLLED_BACK)
 
 
 def test_a_receipt_knows_of_a_commit_that_the_database_refused(world: World) -> None:

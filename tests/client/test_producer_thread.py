@@ -95,7 +95,7 @@ def test_S10_many_threads_may_send_at_once(world: World) -> None:
         for i in range(20):
             send(producer, f"{name}.{i}")
 
-    with running(world, sqlite_begin="IMMEDIATE") as producer:
+    with running(world) as producer:
         threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
         for thread in threads:
             thread.start()

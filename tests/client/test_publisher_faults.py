@@ -53,9 +53,21 @@ def refusal(code: str, message_id: str = "") -> bytes:
 
 
 JSON = "application/json"
+HTML = "text/html"
 #: Behaviour of the peer, and whether it is the rows that are tried in vain (an attempt each).
 FAULTS: dict[str, tuple[Behaviour, bool]] = {
-    "500": (answer(b"", status="500 Internal Server Error"), True),
+    "500": (
+        answer(refusal("internal"), status="500 Internal Server Error", content_type=JSON), True,
+    ),
+    "a page": (answer(b"<html>", content_type=HTML), False),
+    "a proxy's 301": (answer(b"<html>", status="301 Moved", content_type=HTML), False),
+    "a proxy's 403": (answer(b"<html>", status="403 Forbidden", content_type=HTML), False),
+    "a proxy's 404": (answer(b"<html>", status="404 Not Found", content_type=HTML), False),
+    "a proxy's 413": (answer(b"<html>", status="413 Too Large", content_type=HTML), False),
+    "a proxy's 502": (answer(b"", status="502 Bad Gateway", content_type=HTML), False),
+    "a proxy's 503": (answer(b"<html>", status="503 Unavailable", content_type=HTML), False),
+    "a proxy's 504": (answer(b"<html>", status="504 Timeout", content_type=HTML), False),
+    "a service's 404": (answer(b'{"detail":"x"}', status="404 Not Found", content_type=JSON), False),
     "503": (answer(b"", status="503 Unavailable", headers=("retry-after: 1",)), False),
     "429": (answer(b"", status="429 Too Many", headers=("retry-after: 1",)), False),
     "404": (answer(refusal("x"), status="404 Not Found", content_type=JSON), False),
@@ -107,6 +119,43 @@ def test_F11_O2_a_broker_that_answers_badly_removes_and_parks_nothing(
     world.make_due()
     assert len(sweep(world).sent) == 3  # healed
     assert (world.sent_ids(), world.stored_ids()) == (ids, set())
+
+
+def test_F11_a_proxy_in_the_brokers_place_parks_nothing_and_is_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    behave = answer(b"<html>", status="502 Bad Gateway", content_type=HTML)
+    with a_world(tmp_path, max_attempts=1) as world:
+        ids = send_three(world)
+        with hostile_server(behave) as server, to(server.url) as transport:
+            with_transport(world, transport)
+            with caplog.at_level(logging.WARNING):
+                flushed = world.producer.flush()
+        assert (flushed.left, flushed.parked) == (3, 0)
+        assert world.stored_ids() == ids
+        assert f"{server.url}/v1/send: status 502 of type 'text/html'" in caplog.text
+
+
+def test_F11_what_is_too_large_for_a_proxy_waits_and_holds_up_no_others(world: World) -> None:
+    messages = [Message(SUBJECT, body) for body in ("a", "b" * 2_000, "c")]
+    ids = world.producer.send_now_many(messages)
+    servers: list[HostileServer] = []
+
+    def take_small_ones(connection: socket.socket, ended: threading.Event) -> None:
+        frame = servers[0].requests[-1].partition(b"\r\n\r\n")[2]
+        header = read_header(frame)
+        behave = answer(accepted(frame_crc=header.body_crc, count=header.record_count))
+        if len(frame) > 1_000:
+            behave = answer(b"<html>", status="413 Too Large", content_type=HTML)
+        behave(connection, ended)
+
+    with hostile_server(take_small_ones) as server, to(server.url) as transport:
+        servers.append(server)
+        with_transport(world, transport)
+        flushed = world.producer.flush()
+    assert (flushed.accepted, flushed.left, flushed.parked) == (2, 1, 0)
+    assert world.stored_ids() == {ids[1]}
+    assert world.read(f"SELECT attempts FROM {OUTBOX}") == [(0,)]
 
 
 def test_F11_nobody_at_the_address_costs_no_row_an_attempt(world: World) -> None:
@@ -178,7 +227,7 @@ def test_W8_an_outage_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_i
 ) -> None:
     def send(at_s: float) -> None:
         world.producer.send_now(Message(SUBJECT, "x"))
-        world.producer._publisher.step(at_s)
+        world.producer._publisher.step(at_s, is_hurried=True)
 
     with caplog.at_level(logging.INFO, "qmq.publisher"):
         world.broker.faults.is_unreachable = True

@@ -19,12 +19,14 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
+from qmq_client.outbox.sending.unawaited import Sent
 from qmq_client.outbox.table import create_tables
 from qmq_client.producer import Producer
 from qmq_client.testing import FakeClock, MemoryBroker, MemoryTransport
 from qmq_client.transport.port import Transport
 from tests.client.truth import Truth
 from tests.services.databases import Database
+from tests.services.drivers import Driver
 
 SUBJECT = "order.placed"
 OUTBOX = "qmq_outbox"
@@ -57,10 +59,7 @@ class Order(Base):
 
 
 class Statements:
-    """Statements that an engine is given from now on, without those that only control transactions.
-
-    Where somebody listens, the outbox goes another way (`outlet.py`): only for tests that must.
-    """
+    """Statements that an engine is given from now on, without those that only control transactions."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.texts: list[str] = []
@@ -98,6 +97,7 @@ class World:
         *,
         database: Database | None = None,
         is_async: bool = False,
+        driver: Driver | None = None,
         engine_options: dict[str, Any] | None = None,
         real_clock: bool = False,
         **options: Any,
@@ -105,18 +105,21 @@ class World:
         self.path = folder / "shop.sqlite"
         self.url = f"sqlite+pysqlite:///{self.path}" if database is None else database.url
         self.kind = "sqlite" if database is None else database.kind
-        self.is_async = is_async
+        self.is_async = is_async if driver is None else driver.is_async
         self.truth = Truth(self.url)
         set_up(self.url)
         self.engine: Any
-        if is_async:
+        url = self.url if driver is None else driver.url(self.url)
+        if self.is_async:
             from sqlalchemy.ext.asyncio import create_async_engine
 
-            assert database is not None, "an asynchronous engine needs its URL"
-            self.engine = create_async_engine(database.async_url, **(engine_options or {}))
+            if driver is None:
+                assert database is not None, "an asynchronous engine needs its URL"
+                url = database.async_url
+            self.engine = create_async_engine(url, **(engine_options or {}))
         else:
-            self.engine = sa.create_engine(self.url, **(engine_options or {}))
-        self.sync_engine: sa.Engine = self.engine.sync_engine if is_async else self.engine
+            self.engine = sa.create_engine(url, **(engine_options or {}))
+        self.sync_engine: sa.Engine = self.engine.sync_engine if self.is_async else self.engine
         prepare(self.sync_engine)
         self.commits = Commits(self.sync_engine)
         self.clock: Any = SYSTEM_CLOCK if real_clock else FakeClock()
@@ -136,7 +139,7 @@ class World:
             clock=self.clock,
         )
 
-    def send(self, body: str, session: Any = None, **fields: Any) -> str:
+    def send(self, body: str, session: Any = None, **fields: Any) -> Sent:
         return self.producer.send(Message(SUBJECT, body, **fields), session=session)
 
     def sent(self) -> list[str]:

@@ -18,7 +18,7 @@ from qmq_client.consumer.options import (
 )
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.transport.port import Transport
-from qmq_client.wire.requests import Backoff, Tags
+from qmq_client.wire.requests import Backoff, BroadcastMember, Tags
 from tests.contract.asking import (
     LONG_LEASE_MS,
     WAIT_MS,
@@ -95,6 +95,26 @@ def test_C10_every_consumer_of_a_broadcast_gets_every_message(
         answer = settle(transport, subject, acks(got), consumer=consumer, broadcast="ephemeral")
         assert answer.settled == 1
     assert bodies(pull(transport, subject, wait_ms=WAIT_MS)) == [b"a"], "the group has its own"
+
+
+def test_C10_of_two_processes_under_one_name_of_a_broadcast_the_earlier_is_refused(
+    transport: Transport, subject: str
+) -> None:
+    """They would share its messages, each getting a part, and nobody would be told."""
+    first, second = (
+        BroadcastMember(kind="named", instance=instance) for instance in ("first", "second")
+    )
+    transport.send(frame_of(subject, b"a", b"b"))
+    got = pull(transport, subject, broadcast=first, max_messages=1, wait_ms=WAIT_MS)
+    assert bodies(got) == [b"a"]
+    assert bodies(pull(transport, subject, broadcast=second, wait_ms=WAIT_MS)) == [b"b"]
+    for _ in range(2):
+        with pytest.raises(BrokerRefusedError) as caught:
+            pull(transport, subject, broadcast=first)
+        assert (caught.value.status, caught.value.answer.code) == (409, "consumer_replaced")
+    assert settle(transport, subject, acks(got), broadcast="named").settled == 1
+    pull(transport, subject, broadcast=second)
+    pull(transport, subject, consumer="two", broadcast=first)
 
 
 def test_a_message_that_is_given_at_most_once_is_done_before_it_is_given(

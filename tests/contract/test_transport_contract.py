@@ -38,6 +38,21 @@ from tests.contract.asking import (
 )
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_C4_a_message_whose_attempts_are_used_up_by_a_lower_number_is_delivered_no_more(
+    transport: Transport, subject: str, ordered: bool
+) -> None:
+    """It was delivered twice, and waits; with two attempts at most, a third would be one too many."""
+    transport.send(frame_of(subject, b"bad", b"next", key="k"))
+    for _ in range(2):
+        got = pull(transport, subject, max_messages=1, ordered=ordered, wait_ms=WAIT_MS)
+        assert bodies(got) == [b"bad"]
+        settle(transport, subject, nacks(got, delay_ms=0))
+    got = pull(transport, subject, max_attempts=2, ordered=ordered, wait_ms=WAIT_MS)
+    assert bodies(got) == [b"next"]
+    assert pull(transport, subject, max_attempts=2, ordered=ordered).messages == ()
+
+
 def test_a_send_is_answered_with_the_name_of_its_frame(transport: Transport, subject: str) -> None:
     frame = frame_of(subject, b"a", b"b")
     answer = transport.send(frame)

@@ -165,7 +165,7 @@ class Releases:
             post=self._posted.append,
             refusals=store.refusals,
         )
-        self.query = DelayQuery(store.schedule, self.releaser)
+        self.query = DelayQuery(store.schedule, self.releaser, clock)
         self.releaser.begin()
 
     def release(self) -> None:

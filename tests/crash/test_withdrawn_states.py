@@ -28,7 +28,7 @@ def test_D4_what_was_withdrawn_stays_out_whatever_a_power_cut_leaves(
     disk, ids = RecordingDisk(), MessageIds(77)
     world = World(disk)
     world.send(world.frame(orders=30))
-    world.store.cancel([], [ids.next_id(), ids.next_id()])
+    world.store.cancel([], {"orders": [ids.next_id(), ids.next_id()]})
     answered = len(disk.operations)
     for _ in range(9):  # some segments, checkpoints, and ids in their journal
         world.send(world.frame(orders=[100, 100]))

@@ -100,11 +100,11 @@ def test_S11_asynchronous_sessions_and_core_behind_a_pooler(
     async def main(world: World) -> None:
         for count in range(TRANSACTIONS):
             async with AsyncSession(world.engine) as session:
-                world.send(f"session {count}", session)
+                await world.send(f"session {count}", session)
                 await session.execute(sa.insert(Order).values(label=f"session {count}"))
                 await session.commit()
             async with transaction(world.engine) as connection:
-                world.send(f"core {count}", connection)
+                await world.send(f"core {count}", connection)
                 await connection.execute(sa.insert(Order).values(label=f"core {count}"))
         await world.engine.dispose()
 

@@ -26,8 +26,9 @@ def test_head_and_chunk_are_the_structs_of_the_code() -> None:
     assert widths("chunk")[:3] == [("0", "8"), ("8", "4"), ("12", "4")]
     assert journal._CHUNK.format == ">QI"
     assert journal._CHUNK.size + journal._CRC.size == journal.CHUNK_HEAD_BYTES == 16
-    assert widths("ids")[:3] == [("0", "8"), ("8", "8"), ("16", "8")]
-    assert id_journal._ERA.size == 24
+    assert widths("ids")[:4] == [("0", "8"), ("8", "8"), ("16", "8"), ("24", "4")]
+    assert id_journal._FIXED.format == ">QQQI"
+    assert id_journal._SUBJECT.format == ">IB"
 
 
 def test_the_numbers_and_magics_on_the_page_are_those_of_the_code() -> None:
@@ -47,6 +48,6 @@ def test_an_array_on_the_page_is_the_struct_of_the_code(name: str, kind: Any) ->
     check_array(PAGE, name, kind)
 
 
-@pytest.mark.parametrize("name", ["journal_ids", "journal_entries"])
+@pytest.mark.parametrize("name", ["journal_ids_version_2", "journal_entries"])
 def test_the_worked_example_shows_the_golden_bytes(name: str) -> None:
     check_example(PAGE, name, golden(name))

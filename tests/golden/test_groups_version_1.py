@@ -16,6 +16,7 @@ from qmq_broker.storage.logs.actions import (
     Ended,
     GroupSettings,
     Keyed,
+    MovedBack,
     Passed,
     Paused,
     Purged,
@@ -56,6 +57,8 @@ ASIDE: Final[tuple[Action, ...]] = (
     SetAside(*_WHERE, 4, 6, 3 << 32),
     BroughtBack(*_WHERE, 4, 17),
 )
+#: What came with groups that a start moves back.
+MOVED: Final[tuple[Action, ...]] = (MovedBack(*_WHERE, 4, 17),)
 EXPIRING: Final = Record(
     message_id=bytes.fromhex("0123456789abcdef0000000000000009"),
     subject="flight.departed",
@@ -78,6 +81,12 @@ def test_actions_of_what_is_set_aside_are_written_and_read_byte_for_byte() -> No
     data = golden("actions_aside")
     assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == ASIDE
     assert msgspec.msgpack.encode(ASIDE) == data
+
+
+def test_actions_of_groups_that_are_moved_back_are_written_and_read_byte_for_byte() -> None:
+    data = golden("actions_moved_back")
+    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == MOVED
+    assert msgspec.msgpack.encode(MOVED) == data
 
 
 def test_a_record_that_expires_is_written_and_read_byte_for_byte() -> None:

@@ -1,4 +1,7 @@
-"""The golden journals of version 1 are written, and read, byte for byte: those of the golden segment."""
+"""The golden journals are written, and read, byte for byte: those of the golden segment.
+
+The journal of ids has version 2, which knows the subject of each id; that of version 1 is derived anew.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.retained import Retained
 from qmq_broker.storage.ids.journal import IdJournal
-from qmq_broker.storage.ids.runs import IdRun, id_runs
+from qmq_broker.storage.ids.runs import IdRun, subject_ids
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_client.wire.frame import parse_message_frame
@@ -18,7 +21,7 @@ from tests.golden.version_1 import golden
 #: The first frame of the golden segment, and where it ends.
 FIRST_OFFSET, NEXT_OFFSET = 88, 504
 NAME = f"{0:020d}"
-RUNS = id_runs(parse_message_frame(golden("frame_messages")))
+IDS = subject_ids(parse_message_frame(golden("frame_messages")))
 
 
 def open_ids(root: Path) -> tuple[IdJournal, DedupeWindow]:
@@ -39,7 +42,7 @@ def write_ids(root: Path) -> bytes:
     ids, window = open_ids(root)
     ids.load(0, 0)
     ids.start()
-    window.add(RUNS, offset=FIRST_OFFSET, stored_at_ms=NOW_MS)
+    window.add(IDS, offset=FIRST_OFFSET, stored_at_ms=NOW_MS)
     assert ids.write_some(NEXT_OFFSET)
     ids.close()
     return (root / "ids" / NAME).read_bytes()
@@ -56,18 +59,31 @@ def write_entries(root: Path) -> bytes:
     return (root / "entries" / NAME).read_bytes()
 
 
-def test_the_journal_of_ids_is_written_as_in_version_1(tmp_path: Path) -> None:
-    assert write_ids(tmp_path) == golden("journal_ids")
+def test_the_journal_of_ids_is_written_as_in_version_2(tmp_path: Path) -> None:
+    assert write_ids(tmp_path) == golden("journal_ids_version_2")
+
+
+def test_the_journal_of_ids_of_version_1_is_not_taken_for_one_of_version_2(tmp_path: Path) -> None:
+    ids, window = open_ids(tmp_path)
+    (tmp_path / "ids" / NAME).write_bytes(golden("journal_ids"))
+    ids.load(0, NEXT_OFFSET)
+    assert (ids.next_offset, window.ids) == (0, 0), "the frames are read instead"
+    ids.start()
+    assert not (tmp_path / "ids" / NAME).exists()
 
 
 def test_the_golden_journal_of_ids_is_read(tmp_path: Path) -> None:
     ids, window = open_ids(tmp_path)
-    (tmp_path / "ids" / NAME).write_bytes(golden("journal_ids"))
+    (tmp_path / "ids" / NAME).write_bytes(golden("journal_ids_version_2"))
     ids.load(0, NEXT_OFFSET)
     assert ids.next_offset == NEXT_OFFSET
     assert window.first_offset == FIRST_OFFSET
-    assert [(run, place) for run, place in window.find(RUNS)] == [(r, FIRST_OFFSET) for r in RUNS]
-    assert not window.find([IdRun(RUNS[0].instance, RUNS[-1].next_counter, 2**64)])
+    assert window.find(IDS) == [
+        (subject, run, FIRST_OFFSET) for subject, runs in IDS.items() for run in runs
+    ]
+    for subject, runs in IDS.items():
+        after = IdRun(runs[0].instance, runs[-1].next_counter, 2**64)
+        assert not window.find({subject: [after], "other": runs})
 
 
 def test_the_journal_of_entries_is_written_as_in_version_1(tmp_path: Path) -> None:

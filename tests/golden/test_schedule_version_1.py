@@ -79,18 +79,25 @@ def test_B13_cancellations_are_as_they_were() -> None:
     data = golden("delay_cancelled")
     assert cancelled_frame(CANCELLED) == data
     assert read_cancelled(data) == CANCELLED
-    assert read_withdrawn(data) == []
+    assert read_withdrawn(data) == {}
 
 
 def test_B13_withdrawals_are_as_they_were() -> None:
-    data = golden("delay_withdrawn")
-    assert cancelled_frame(CANCELLED, IDS) == data
+    data = golden("delay_withdrawn_by_subject")
+    withdrawn = {"flight.boarding_closes": IDS, "flight.departed": IDS[:1]}
+    assert cancelled_frame(CANCELLED, withdrawn) == data
     assert read_cancelled(data) == CANCELLED
-    assert read_withdrawn(data) == IDS
-    assert read_withdrawn(cancelled_frame([], IDS)) == IDS
-    assert read_withdrawn(cancelled_frame([])) == []
+    assert read_withdrawn(data) == withdrawn
+    assert read_withdrawn(cancelled_frame([], withdrawn)) == withdrawn
+    assert read_withdrawn(cancelled_frame([])) == {}
     with pytest.raises(ProtocolError, match="cut short"):
-        read_withdrawn(cancelled_frame([], [*IDS, b"short"]))
+        read_withdrawn(cancelled_frame([], {"a": [*IDS, b"short"]}))
+
+
+def test_B13_withdrawals_that_name_no_subject_are_read_as_those_of_none() -> None:
+    data = golden("delay_withdrawn")
+    assert read_cancelled(data) == CANCELLED
+    assert read_withdrawn(data) == {"": IDS}
 
 
 def files_of(directory: Path) -> ScheduleFiles:

@@ -1,8 +1,8 @@
 """Listeners of every engine or pool of the process, for the length of a test.
 
 SQLAlchemy notes at the class that engines are listened to, and takes that back never. From then on it
-goes another way with each statement, and so does the outbox (`outlet.py`): the tests that follow in the
-same process would try that one only.
+goes another way with each statement, and the tests that follow in the same process would try that one
+only.
 """
 
 from __future__ import annotations

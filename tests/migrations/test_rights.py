@@ -270,7 +270,7 @@ def test_a_consumer_with_a_right_less_is_refused_with_the_grant_before_it_starts
         inbox = Inbox(engine, group="shipping")
         with pytest.raises(OutboxMissingError) as refused:
             inbox.check()
-        grant = f"GRANT {right} ON qmq_inbox TO {user}"
+        grant = f"GRANT {right} ON {engine.dialect.default_schema_name}.qmq_inbox TO {user}"
         assert f"a consumer with an inbox needs: {grant}, in " in str(refused.value)
         assert "missing" not in str(refused.value), "it is there"
         run_as_owner(server, grant)
@@ -283,9 +283,11 @@ def test_a_producer_that_sees_no_outbox_is_told_of_its_rights_and_of_no_migratio
 ) -> None:
     """PostgreSQL shows everybody which tables there are; there the first send fails."""
     with a_user(server, kind, "producer with `order_by_key`", without="qmq_outbox") as engine:
+        options = ProducerOptions(order_by_key=True)
+        producer = Producer(engine, MemoryTransport(MemoryBroker()), options=options)
         with pytest.raises(OutboxMissingError) as refused:
-            Producer(engine, MemoryTransport(MemoryBroker()))
-        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON qmq_outbox TO 'modest'@'%'" in (
+            producer.send_now(Message("order.placed", 1))
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON shop.qmq_outbox TO 'modest'@'%'" in (
             str(refused.value)
         )
         assert "migrate" not in str(refused.value)

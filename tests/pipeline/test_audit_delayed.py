@@ -100,7 +100,7 @@ def test_P4_what_was_withdrawn_from_its_outbox_before_it_came_is_not_lost(
     directory = DataDirectory(tmp_path / "broker", replace(STORE, dedupe_ids=1_000))
     database = OutboxDatabase(tmp_path / "orders.db")
     sound, (withdrawn,) = messages(MessageIds(3), 5), messages(MessageIds(4), 1)
-    directory.store.cancel((), [withdrawn.message_id])
+    directory.store.cancel((), {withdrawn.subject: [withdrawn.message_id]})
     directory.append([*sound, withdrawn], at_ms=START_MS + 500)
     directory.close()
     database.insert([*sound, withdrawn], created_at_ms=START_MS)
@@ -112,7 +112,7 @@ def test_P4_what_was_withdrawn_from_its_outbox_before_it_came_is_not_lost(
     rows = ingest(spark, config).rows
     assert (rows["messages"], rows["cancelled"]) == (5, 1)
     (row,) = rows_of(config.tables, LOG, kind="cancelled")
-    assert (row["message_id"], row["subject"]) == (withdrawn.message_id.hex(), None)
+    assert (row["message_id"], row["subject"]) == (withdrawn.message_id.hex(), withdrawn.subject)
     found = audit(spark, config)
     assert found.is_clean
     assert (found.committed, found.stored) == (6, 5)

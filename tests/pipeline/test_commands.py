@@ -104,9 +104,8 @@ def test_the_life_of_messages_from_commit_to_replay_through_the_commands(
         same = ("--where", "outcome = 'dead'", "--send", "--same-ids", "--to")
         again = answer("pipeline", "replay", *here, *same, "subject:orders")
         assert (again["sent"], again["repeated"]) == (0, 1)
-        taken = qmq("pipeline", "replay", *here, *same, "subject:orders.other", "--quiet")
-        (line,) = taken.stderr.strip().splitlines()
-        assert (taken.exit_code, "--same-ids" in line, dead in line) == (2, True, True), line
+        other = answer("pipeline", "replay", *here, *same, "subject:orders.other")
+        assert (other["sent"], other["repeated"]) == (1, 0)  # an id counts within its subject
         to_group = ("--where", "TRUE", "--to", "group:billing", "--send")
         assert answer("pipeline", "replay", *here, *to_group)["sent"] == 1
         for send in ((), ("--send",)):

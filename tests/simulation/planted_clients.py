@@ -19,15 +19,11 @@ from qmq_client.errors import HandlerTimeoutError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.sqlite import SqliteInboxDialect
 from qmq_client.message import Message
-from qmq_client.outbox.committed.settling import Settling
-from qmq_client.outbox.database import sqlite
-from qmq_client.outbox.database.claiming import Wanted, wanted_rows
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.transaction.handoff import HandoffQueue, HandOver
 from qmq_client.producer import Producer
 from qmq_client.publishing import publish, publisher
 from qmq_client.publishing.ordering import Turns
+from qmq_client.publishing.publisher import Publisher
 from qmq_watchdog import sweep
 
 
@@ -39,42 +35,8 @@ def what_a_busy_broker_refuses_is_taken_for_sent(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(publish._Batch, "put_off", put_off)
 
 
-def rows_are_removed_whoever_owns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def remove(
-        self: Settling,
-        connection: sa.Connection,
-        message_ids: Sequence[bytes],
-        token: bytes,
-        keep_ms: int | None,
-    ) -> int:
-        outbox = self._outbox
-        return connection.execute(
-            sa.delete(outbox).where(outbox.c.message_id.in_(message_ids))
-        ).rowcount
-
-    monkeypatch.setattr(Settling, "remove", remove)
-
-
-def rows_are_claimed_before_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wanted(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
-        return wanted_rows(f"({now_ms} + {10**15})", keys, placeholder)
-
-    monkeypatch.setattr(sqlite, "wanted_rows", wanted)
-
-
-def unproven_commits_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = HandoffQueue.put
-
-    def put_as_certain(self: HandoffQueue, handed: HandOver) -> None:
-        certain = HandOver(
-            rows=handed.rows,
-            token=handed.token,
-            written_at_s=handed.written_at_s,
-            is_certain=True,
-        )
-        put(self, certain)
-
-    monkeypatch.setattr(HandoffQueue, "put", put_as_certain)
+def hints_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "_there", lambda _, batch, __: batch)
 
 
 def rows_pass_earlier_ones_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +54,7 @@ def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         self: SqliteInboxDialect, connection: sa.Connection, group: str, ids: Sequence[bytes]
     ) -> Noted:
         noted = insert(self, connection, group, ids)
-        driver = driver_of(connection)
+        driver: Any = connection.connection.driver_connection
         driver.commit()
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("SAVEPOINT qmq_inbox")
@@ -112,13 +74,13 @@ def outcomes_are_noted_before_the_handler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def sends_outside_a_transaction_are_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send(self: Producer, connection: sa.Connection, messages: Sequence[Message]) -> list[str]:
-        with connection.begin() as transaction:
-            sent = self.send_many(messages, session=connection)
+    def send(self: Producer, messages: Sequence[Message]) -> list[str]:
+        with self.engine.connect() as connection, connection.begin() as transaction:
+            sent = list(self.send_many(messages, session=connection))
             transaction.rollback()
         return sent
 
-    monkeypatch.setattr(Producer, "_send_alone", send)
+    monkeypatch.setattr(Producer, "send_now_many", send)
 
 
 def dedupe_keys_make_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ PAGE: Final = (ROOT / "docs/decisions/0002-dependencies.md").read_text()
 #: that is found counts: a package under one of two is in the row of either.
 LICENCES: Final = (
     ("LGPL", "LGPL-3.0"),
+    ("GPL-2.0-or-later", "GPL-2.0"),
     ("General Public", "GPL-2.0 with the class path exception"),
     ("Mozilla", "MPL-2.0"),
     ("MPL", "MPL-2.0"),

@@ -11,7 +11,7 @@ PAGES = {
     for name in ("faults.md", "hostile-callers.md")
 }
 FAULTS = [f"F{number}" for number in range(1, 42)]
-ATTACKS = [f"X-{number}" for number in range(1, 29)]
+ATTACKS = [f"X-{number}" for number in range(1, 31)]
 
 
 def named_tests(row: str) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.tidy.house import Source, product
 
@@ -52,6 +53,33 @@ def foreign_to_the_wire(source: Source) -> list[str]:
             if name.partition(".")[0] not in WIRE_MAY_USE:
                 faults.append(f"{source.path}:{node.lineno} imports {name}")
     return faults
+
+
+WITHOUT_GREENLET = """
+import sys
+sys.modules["greenlet"] = None  # importing it raises ImportError
+from qmq_client import *
+import sqlalchemy as sa
+from qmq_client.testing import MemoryBroker, MemoryTransport, drain
+
+engine = sa.create_engine(f"sqlite:///{sys.argv[1]}/shop.db")
+create_tables(engine)
+transport = MemoryTransport(MemoryBroker())
+
+@consumer("orders", group="audit", inbox=engine)
+def audit(body: str) -> None: ...
+
+with Producer(engine, transport) as producer:
+    producer.send_now(Message("orders", "17"))
+    assert producer.flush()
+    assert drain(Consumers([audit], transport)).handled == 1
+"""
+
+
+def test_all_public_names_and_a_plain_program_work_without_greenlet(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", WITHOUT_GREENLET, str(tmp_path)]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_import_qmq_client_loads_no_driver_framework_or_spark() -> None:

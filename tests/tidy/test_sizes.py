@@ -9,7 +9,7 @@ import pytest
 
 from tests.tidy.house import Source, python
 
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 #: Parameters that may be given by position, `self` not counted.
 POSITIONAL_MAX = 6
@@ -46,7 +46,7 @@ def wide_functions(source: Source) -> list[str]:
 
 
 RULES = {
-    "a module is longer than 400 lines": long_modules,
+    "a module is longer than 600 lines": long_modules,
     "a function is longer than 60 lines": long_functions,
     "a function takes more than six positional parameters": wide_functions,
 }
@@ -68,9 +68,9 @@ def test_nowhere_in_the_house(faults: dict[str, list[str]], rule: str) -> None:
 
 
 def test_planted_sizes_over_the_bound_are_found() -> None:
-    long = Source(path="long.py", text="\n" * 401)
+    long = Source(path="long.py", text="\n" * 601)
     assert long_modules(long)
-    assert not long_modules(Source(path="fits.py", text="\n" * 400))
+    assert not long_modules(Source(path="fits.py", text="\n" * 600))
     body = "async def f():\n" + "    pass\n" * 60
     assert long_functions(Source(path="f.py", text=body))
     assert not long_functions(Source(path="f.py", text=body.replace("    pass\n", "", 1)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
@@ -164,7 +165,7 @@ def used(budget: ConnectionBudget, database: Database, *, was_busy: bool) -> Non
 
 
 def open_connections(database: Database) -> int:
-    pool: Any = database.store._sibling.pool
+    pool: Any = database.store._own.engine.pool
     return int(pool.checkedin())
 
 
@@ -348,12 +349,13 @@ def test_a_postgresql_gives_up_each_statement_and_nothing_of_that_stays_in_its_s
     database = open_database(section, {}, limits)
     create_tables(database.engine)
     look = "SHOW statement_timeout"
-    with database.store._dialect.read(database.store._sibling) as reading:
-        assert reading.exec_driver_sql(look).scalar_one() == "7s"
-        reading.rollback()
-        assert reading.exec_driver_sql(look).scalar_one() == "0"
-    with database.store.write() as writing:
-        assert writing.exec_driver_sql(look).scalar_one() == "7s"
+
+    def limit(connection: sa.Connection) -> str:
+        return str(connection.exec_driver_sql(look).scalar_one())
+
+    assert database.store._own.read(limit) == "7s"
+    assert database.store._own.look(limit) == "0"
+    assert database.store.write(limit) == "7s"
     with database.engine.begin() as plain:
         assert plain.exec_driver_sql(look).scalar_one() == "7s"
     database.close()

@@ -18,7 +18,7 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.sweep import Sweep, SweepOptions
+from qmq_watchdog.sweep import KEYS_FOLLOWED_MAX, Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
@@ -105,6 +105,44 @@ def test_O4_those_behind_a_row_that_was_sent_need_not_wait_for_their_time(
     counts = Sweep(kept, MemoryTransport(broker), SweepOptions(batch_rows=7)).step()
     assert (counts.sent, counts.held) == (20, 0)
     assert stored(broker) == [format_message_id(each) for each in ids[:20]]
+
+
+def test_O4_those_behind_a_row_that_was_sent_are_not_forgotten_over_a_claim_that_is_ahead(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    """Two full batches without keys first: the next claim is then begun ahead of time."""
+    put_rows(kept, 30)
+    ids = put_rows(kept, 20, due_in_ms=60_000)
+    with_key(kept, ids, "order-17")
+    with kept.engine.begin() as connection:
+        given_back = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(ids[1:]))
+        connection.execute(given_back.values(token=None))
+        # In the third batch, with others after it
+        soon = sa.update(OUTBOX).where(OUTBOX.c.message_id == ids[0])
+        connection.execute(soon.values(due_at_ms=2))
+        rows = [row.message_id for row in rows_of(kept)][:30]
+        for due_at_ms, some in ((1, rows[:20]), (3, rows[20:])):
+            change = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(some))
+            connection.execute(change.values(due_at_ms=due_at_ms))
+    counts = Sweep(kept, MemoryTransport(broker), SweepOptions(batch_rows=7)).step()
+    assert (counts.sent, counts.held, left(kept) - sent_rows(kept)) == (50, 0, set())
+    assert [each for each in stored(broker) if each in set(map(format_message_id, ids))] == [
+        format_message_id(each) for each in ids
+    ]
+
+
+def test_O4_more_keys_than_one_claim_asks_for_are_all_followed(
+    kept: Database, broker: MemoryBroker
+) -> None:
+    count = KEYS_FOLLOWED_MAX + 5
+    first, second = put_rows(kept, count), put_rows(kept, count, due_in_ms=60_000)
+    with kept.engine.begin() as connection:
+        for number, pair in enumerate(zip(first, second, strict=True)):
+            change = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(pair))
+            connection.execute(change.values(ordering_key=f"order-{number}"))
+        given_back = sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(second))
+        connection.execute(given_back.values(token=None))
+    assert Sweep(kept, MemoryTransport(broker)).step().sent == 2 * count
 
 
 def test_a_long_tail_of_a_key_goes_in_order_over_many_batches(

@@ -19,7 +19,6 @@ from sqlalchemy import event
 
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import LIVE, create_tables
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.record import encode_record
@@ -86,12 +85,17 @@ class Reads:
             return int(cursor.fetchone()[0])
 
 
+def driver_of(connection: sa.Connection) -> Any:
+    """The driver's own connection."""
+    return connection.connection.driver_connection
+
+
 @contextmanager
 def counted(database: Database) -> Iterator[list[int]]:
     """What each transaction of the store read, one number each."""
     reads = Reads(database.engine.dialect.name.replace("mariadb", "mysql"))
     found: list[int] = []
-    sibling = database.store._sibling
+    sibling = database.store._own.engine
 
     def on_end(connection: sa.Connection) -> None:
         found.append(reads.end(connection))
@@ -138,7 +142,7 @@ def put_pile(database: Database, count: int) -> None:
         if connection.dialect.name == "postgresql":
             # ANALYZE keeps a snapshot: meanwhile claims read index entries of rows that are gone
             connection.exec_driver_sql("ALTER TABLE qmq_outbox SET (autovacuum_enabled = off)")
-            copy_rows(driver_of(connection), count, times)
+            copy_rows(connection.connection.driver_connection, count, times)
         else:
             insert_rows(connection, count, times)
 

@@ -8,29 +8,34 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from qmq_client.database.engine import open_engine
 from qmq_client.outbox.committed.store import OutboxStore
-from qmq_client.outbox.database.driver import driver_of
 from qmq_client.outbox.table import create_tables
+from qmq_client.retry import Backoff
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
+from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
-from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.broker_gate import BrokerGate
+from qmq_watchdog.databases import Database, limit_in_time, open_database
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
+from tests.client.transport.hostile_server import answer, hostile_server
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.listening import listening
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import KINDS
 from tests.services.private import PrivateServer
-from tests.watchdog.rows import left, make_database, make_due, put_rows
-from tests.watchdog.transports import WatchedTransport, sent_ids
+from tests.watchdog.rows import left, make_database, make_due, put_rows, rows_of
+from tests.watchdog.transports import HandClock, WatchedTransport, sent_ids
 
 QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0)
 
@@ -98,7 +103,8 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
 
     def freeze(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
         if "min(" in statement and not frozen:
-            frozen.append(driver_of(connection).info.backend_pid)
+            driver: Any = connection.connection.driver_connection
+            frozen.append(driver.info.backend_pid)
             os.kill(frozen[0], signal.SIGSTOP)
 
     def look() -> None:
@@ -192,3 +198,101 @@ def test_W7_tables_that_were_changed_during_an_outage_are_looked_at_again(tmp_pa
         connection.exec_driver_sql("DROP TABLE qmq_version")
     assert sweep.step().sent == 2
     database.close()
+
+
+def restore(path: Path, backup: Path, *, is_moved: bool = True) -> None:
+    """As an operator does it, with the side files of the old one removed: they are not the backup's."""
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        name.unlink(missing_ok=True)
+    if is_moved:
+        backup.rename(path)
+    else:
+        path.write_bytes(backup.read_bytes())
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_W3_a_sqlite_file_that_was_replaced_is_seen_at_the_next_sweep(
+    tmp_path: Path, broker: MemoryBroker, caplog: pytest.LogCaptureFixture, is_moved: bool
+) -> None:
+    """A restore puts another file in its place; connections that are kept stay with the old one."""
+    path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
+    database, other = make_database(path), make_database(backup)
+    put_rows(other, 3)
+    other.close()
+    sweep = Sweep(database, MemoryTransport(broker))
+    put_rows(database)
+    assert sweep.step().sent == 1
+    restore(path, backup, is_moved=is_moved)
+    counts = sweep.step()
+    assert (counts.sent, counts.error) == (3, None)
+    assert "database.replaced" in caplog.text
+    path.unlink()
+    assert "qmq_outbox is missing" in str(sweep.step().error)
+    database.close()
+
+
+def test_W3_the_metrics_of_a_sqlite_file_that_was_replaced_are_those_of_the_new_one(
+    tmp_path: Path, broker: MemoryBroker
+) -> None:
+    path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
+    database, other = make_database(path), make_database(backup)
+    put_rows(other, 3)
+    other.close()
+    clock = HandClock()
+    gate = BrokerGate(Backoff(), lambda: 0.0, clock)
+    job = SweepJob(
+        Sweep(database, MemoryTransport(broker), clock=clock),
+        DaemonOptions(sample_s=15.0),
+        lambda: 0.0,
+        clock=clock,
+        gate=gate,
+    )
+    job.step(never)
+    for _ in range(2):
+        gate.on_failure(at_least_s=1_000.0)
+    restore(path, backup)
+    clock.elapsed_s += 15.0
+    job.step(never)
+    assert job.totals.rows is not None
+    assert job.totals.rows.live == 3
+    job.close()
+
+
+@pytest.mark.parametrize(
+    ("driver", "module", "given"),
+    [
+        ("mysql+pymysql", "pymysql", {"connect_timeout": 1, "read_timeout": 2}),
+        ("mysql+mysqldb", "MySQLdb", {"connect_timeout": 1, "read_timeout": 2}),
+        ("postgresql+psycopg", "psycopg", {"connect_timeout": 2, "tcp_user_timeout": 2_000}),
+        ("postgresql+psycopg2", "psycopg2", {"connect_timeout": 2, "tcp_user_timeout": 2_000}),
+        ("postgresql+pg8000", "pg8000", {"timeout": 2}),
+    ],
+)
+def test_W3_every_connect_and_statement_of_each_driver_has_a_limit(
+    driver: str, module: str, given: dict[str, int]
+) -> None:
+    pytest.importorskip(module)
+    url = f"{driver}://a@127.0.0.1:1/b"
+    engine = open_engine(DatabaseSection(name="shop", url=url), {})
+    limit_in_time(engine, WatchdogSection(connect_s_max=1.0, statement_s_max=2.0))
+    seen: dict[str, object] = {}
+
+    def look(*arguments: dict[str, object]) -> None:
+        seen.update(arguments[-1])
+
+    sa.event.listen(engine, "do_connect", look)
+    with pytest.raises(sa.exc.DBAPIError):
+        engine.connect()
+    engine.dispose()
+    assert given.items() <= seen.items()
+
+
+def test_O7_W8_what_a_proxy_answers_costs_no_attempt_and_parks_nothing(database: Database) -> None:
+    waiting = put_rows(database, 2)
+    page = answer(b"<html>", status="502 Bad Gateway", content_type="text/html")
+    with hostile_server(page) as server, closing(HttpTransport(server.url)) as transport:
+        counts = Sweep(database, transport, SweepOptions(max_attempts=1)).step()
+    assert (counts.claimed, counts.failed, counts.parked, counts.unreachable) == (2, 2, 0, True)
+    assert f"{server.url}/v1/send: status 502 of type 'text/html'" in counts.last_error
+    assert [row.attempts for row in rows_of(database)] == [0, 0]
+    assert left(database) == set(waiting)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from qmq_client.wire.shown import printable, shorten
+from qmq_client.wire.shown import printable, shorten, utc_text
+from tests.kit.broker_process import ROOT
 from tests.wire.hostile import examples
 
 
@@ -72,3 +78,29 @@ def test_what_is_shown_is_one_bounded_line(value: object) -> None:
     assert len(shown) < 360
     assert shown.replace("…", "").isascii()
     assert shown.isprintable()
+
+
+def test_times_of_log_lines_have_milliseconds_and_a_zone() -> None:
+    assert utc_text(1_767_323_045.6789) == "2026-01-02T03:04:05.678Z"
+    assert utc_text(0) == "1970-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize("start", ["broker", "commands"])
+def test_log_lines_of_every_process_begin_with_such_a_time_whatever_the_zone(start: str) -> None:
+    script = {
+        "broker": "from qmq_broker.face.logs import start_logging; start_logging(20)",
+        "commands": "from qmq_client.commands.logs import log_to_stderr; log_to_stderr('info')",
+    }[start]
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{script}; import logging; logging.warning('here')"],
+        env=dict(os.environ, TZ="Asia/Tokyo", PYTHONPATH=f"{ROOT}:{ROOT / 'broker'}"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    stamp, rest = ran.stderr.split(" ", 1)
+    off_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(stamp).timestamp()
+    assert stamp.endswith("Z")
+    assert abs(off_s) < 3_600  # another zone would be off by nine hours
+    assert rest.strip() == "WARNING root here"

@@ -57,9 +57,11 @@ def _batches(batch: Callable[[], int], is_stopped: Callable[[], bool]) -> Iterat
 
 def _purge_inbox(database: Database) -> int:
     """One transaction: the oldest ids of all consumer groups."""
-    assert database.keep_inbox_ms is not None, "asked by the caller"
+    older_than_ms = database.keep_inbox_ms
+    assert older_than_ms is not None, "asked by the caller"
     inbox = inbox_dialect(database.engine, database.inbox)
-    with database.store.write() as connection:
-        return inbox.purge(
-            connection, None, older_than_ms=database.keep_inbox_ms, limit=ROWS_PER_TRANSACTION
+    return database.store.write(
+        lambda connection: inbox.purge(
+            connection, None, older_than_ms=older_than_ms, limit=ROWS_PER_TRANSACTION
         )
+    )

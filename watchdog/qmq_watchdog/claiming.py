@@ -73,11 +73,8 @@ class Claims:
         return ahead.result()
 
     def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
-        """Rows behind those just sent with these ordering keys; None if there are none.
-
-        Also None while a claim is ahead: that one comes first.
-        """
-        if not keys or self._ahead:
+        """Rows behind those sent with these ordering keys; None if there are none."""
+        if not keys:
             return None
         claim = self._claim(limit, keys)
         return claim if claim.rows else None

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.sqlite_file import SqliteFile
 from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
@@ -46,6 +47,11 @@ class Database:
     keep_inbox_ms: int | None = None
     #: Held by whoever uses its connections, or closes them.
     lock: threading.Lock = field(default_factory=threading.Lock)
+    #: Which file SQLite's path leads to.
+    file: SqliteFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", SqliteFile(self.engine.url))
 
     @property
     def role(self) -> Role:
@@ -66,6 +72,13 @@ class Database:
         """Close its connections; it may be used again."""
         self.store.close()
         self.engine.dispose()
+
+    def renew(self) -> bool:
+        """Close connections to a file that was replaced; returns whether it was."""
+        was_replaced = self.file.was_replaced()
+        if was_replaced:
+            self.close()
+        return was_replaced
 
 
 def open_database(
@@ -94,7 +107,7 @@ def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
         event.listen(engine, "do_connect", _LimitOnConnect(limit, limits))
     dialect = dialect_of(engine)
     dialect.statement_s_max = limits.statement_s_max
-    if engine.dialect.driver == "psycopg":
+    if engine.dialect.name == "postgresql":
         event.listen(engine, "begin", _LimitOnBegin(_statement_ms(limits)))
     # Ended by neither driver nor server: an established connection that is silent
     dialect.transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
@@ -131,19 +144,26 @@ class _LimitOnBegin:
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {self.statement_ms}")
 
 
-def _limit_pymysql(options: dict[str, Any], limits: WatchdogSection) -> None:
+def _limit_mysql(options: dict[str, Any], limits: WatchdogSection) -> None:
     options["connect_timeout"] = max(1, round(limits.connect_s_max))
     options["read_timeout"] = options["write_timeout"] = max(1, round(limits.statement_s_max))
 
 
-def _limit_psycopg(options: dict[str, Any], limits: WatchdogSection) -> None:
+def _limit_libpq(options: dict[str, Any], limits: WatchdogSection) -> None:
     options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
     # The server's own limit, set in each transaction, does not help when nothing arrives any more
-    options.setdefault("tcp_user_timeout", _statement_ms(limits))
-    options.setdefault("keepalives_idle", max(1, round(limits.statement_s_max)))
+    options["tcp_user_timeout"] = _statement_ms(limits)
+    options["keepalives_idle"] = max(1, round(limits.statement_s_max))
+
+
+def _limit_pg8000(options: dict[str, Any], limits: WatchdogSection) -> None:
+    options["timeout"] = max(1, round(limits.statement_s_max))  # also of the connect
 
 
 _LIMITS: Final[Mapping[str, Callable[[dict[str, Any], WatchdogSection], None]]] = {
-    "pymysql": _limit_pymysql,
-    "psycopg": _limit_psycopg,
+    "pymysql": _limit_mysql,
+    "mysqldb": _limit_mysql,
+    "psycopg": _limit_libpq,
+    "psycopg2": _limit_libpq,
+    "pg8000": _limit_pg8000,
 }

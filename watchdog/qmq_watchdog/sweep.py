@@ -10,12 +10,14 @@ elsewhere is given back untried.
 
 from __future__ import annotations
 
+import logging
 import math
 import random as random_source
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
@@ -23,7 +25,7 @@ from qmq_client.database.errors import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.forbidden import ForbiddenSubjects
-from qmq_client.publishing.ordering import Turns, turns_of
+from qmq_client.publishing.ordering import Turns, accepted_pairs, turns_of
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import WatchdogSection
@@ -31,14 +33,17 @@ from qmq_client.transport.port import Transport
 from qmq_watchdog.beside import Beside, two_threads
 from qmq_watchdog.claiming import Claim, Claims
 from qmq_watchdog.databases import Database
+from qmq_watchdog.events import log_event
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.settling import Settlement, Settlements
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
 #: the broker is there, little to hold in memory or to give back.
 PROBE_ROWS: Final = 100
-#: Ordering keys whose followers are looked for in one step.
+#: Ordering keys whose followers are looked for in one step …
 KEYS_FOLLOWED_MAX: Final = 500
+#: … and that are remembered until then. Followers of others wait for their time.
+KEYS_KEPT_MAX: Final = 10_000
 #: Claims grow while a batch stays below half of this and shrink above it. This bounds the memory of
 #: batches, except for the first one whose records are larger than those before, which ends at
 #: `CLAIM_BYTES_MAX` of the outbox. Less where the line to the broker is too slow for it …
@@ -157,7 +162,7 @@ class Sweep:
         #: How long the last batch took to send.
         self._batch_s = math.inf
         #: Ordering keys of rows just sent: the rows behind them need not wait for their time.
-        self._keys: list[str] = []
+        self._keys: dict[str, None] = {}
         self._beside = Beside(beside)
         self._claims = Claims(
             lambda: self.database.store, clock, self._beside, lease_ms=self._options.lease_ms
@@ -186,6 +191,7 @@ class Sweep:
         Raises nothing if a database or broker is away; `counts`, given or new, says it.
         """
         counts = SweepCounts() if counts is None else counts
+        self.renew()
         end_s = self._clock.monotonic_s() + self._options.seconds_max
         try:
             with database_errors(self.database.name):
@@ -214,6 +220,12 @@ class Sweep:
             self._limit_rows = min(PROBE_ROWS, self._limit_rows)
         return counts
 
+    def renew(self) -> None:
+        """Before the database is used: notice that its SQLite file was replaced, and open the new one."""
+        if self.database.renew():
+            log_event("database.replaced", level=logging.WARNING, database=self.name)
+            self._is_checked = False
+
     def count_parked(self, counts: SweepCounts) -> None:
         """Count all parked rows, up to a bound."""
         try:
@@ -228,11 +240,11 @@ class Sweep:
         limit = self._rows_allowed(counts)
         if limit < 1:
             return False
-        keys, self._keys = self._keys, []
+        keys = self._keys_to_follow()
         claim = self._claims.take_followers(keys, limit) or self._claims.take(limit)
         rows = claim.rows
         if not rows:
-            return self._claims.is_ahead
+            return self._claims.is_ahead or bool(self._keys)
         counts.claimed += len(rows)
         self._rate.take(len(rows))
         started_s = self._clock.monotonic_s()
@@ -247,6 +259,15 @@ class Sweep:
         outcome = self._send(claim, counts, started_s)
         is_more = claim.is_full or self._claims.is_ahead or bool(self._keys)
         return is_more and not outcome.unreachable
+
+    def _keys_to_follow(self) -> list[str]:
+        """Keys whose followers come next; none while a claim is ahead, which comes first."""
+        if self._claims.is_ahead:
+            return []
+        keys = list(islice(self._keys, KEYS_FOLLOWED_MAX))
+        for key in keys:
+            del self._keys[key]
+        return keys
 
     def _rows_allowed(self, counts: SweepCounts) -> int:
         """How many rows the next claim may have: by its size, this sweep's bound and the rate."""
@@ -286,7 +307,9 @@ class Sweep:
             counts,
         )
         counts.held += len(turns.held)
-        self._keys = _keys_sent(turns.free, outcome)
+        if len(self._keys) < KEYS_KEPT_MAX:
+            accepted = accepted_pairs(turns.free, outcome.sent)
+            self._keys |= dict.fromkeys(key for _, key in sorted(accepted))
         return outcome
 
     def _look_ahead(self, counts: SweepCounts) -> None:
@@ -359,11 +382,3 @@ class Sweep:
 
 def _bytes_of(rows: Sequence[OutboxRow]) -> int:
     return sum(len(row.record) for row in rows)
-
-
-def _keys_sent(rows: Sequence[OutboxRow], outcome: BatchOutcome) -> list[str]:
-    if all(row.ordering_key is None for row in rows):
-        return []
-    sent = set(outcome.sent)
-    keys = {row.ordering_key for row in rows if row.message_id in sent}
-    return sorted(key for key in keys if key is not None)[:KEYS_FOLLOWED_MAX]

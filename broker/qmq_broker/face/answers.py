@@ -12,6 +12,7 @@ from typing import Final
 from qmq_broker.errors import (
     BusyError,
     ConflictError,
+    ConsumerReplacedError,
     CorruptionError,
     DiskFullError,
     GroupConflictError,
@@ -27,6 +28,7 @@ from qmq_client.wire.requests import ErrorAnswer
 _STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (ConflictError, 409),
     (GroupConflictError, 409),
+    (ConsumerReplacedError, 409),
     (InvalidRecordError, 422),
     (InvalidMessageError, 422),
     (ProtocolError, 400),

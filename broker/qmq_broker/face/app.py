@@ -6,6 +6,7 @@ says nothing about the inside.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,7 +27,7 @@ from qmq_broker.face.exchanges.requests import (
     send_whole,
 )
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event
+from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.admin import admin_app
 from qmq_broker.face.routes.hot import HotRoutes, Route, answer_error
 from qmq_broker.service.broker import Broker
@@ -43,9 +44,12 @@ class App:
         """Without a `door`, everybody may do everything."""
         self._door = door or Door(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
-        self._hot = HotRoutes(broker, limits, self._room, instance=instance)
+        self._hot = HotRoutes(broker, limits, self._room, self._door, instance=instance)
+        # Pulls that wait ask again whether they may
+        self._door.on_changed = broker.delivery.waiting.wake_all
         self._admin = admin_app(broker)
         self._refused = broker.measures.refused
+        self._failures = Repeats()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -86,13 +90,16 @@ class App:
         except (ClientGone, ClientDisconnect):
             return
         except Exception as error:  # the top of a request
-            log_event(
-                _LOG,
-                logging.ERROR,
-                "request_failed",
-                error=error,
-                method=scope.get("method"),
-                path=scope.get("path"),
-            )
+            times = self._failures.due(type(error).__name__, asyncio.get_running_loop().time())
+            if times:
+                log_event(
+                    _LOG,
+                    logging.ERROR,
+                    "request_failed",
+                    error=error,
+                    times=times,
+                    method=scope.get("method"),
+                    path=scope.get("path"),
+                )
             if not exchange.is_answering:
                 await exchange.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))

@@ -1,20 +1,32 @@
 """Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
 
-Bodies of messages are never logged.
+Bodies of messages are never logged. A line is handed to a thread, which writes it: whoever reads standard error
+may stop reading, and nobody else waits for that. What does not fit meanwhile is dropped and counted.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 import traceback
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Final
 
-from qmq_client.wire.shown import printable
+from qmq_client.wire.shown import printable, utc_text
 
 #: Characters shown of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
+#: Lines that wait to be written: a second of a busy log, and at most some megabytes.
+LINES_WAITING_MAX: Final = 1_000
+#: At its end a process waits this long for its last lines to be written.
+_FLUSH_S: Final = 2.0
+#: A line that is repeated is logged at once, then after this time, then after twice as long …
+_REPEATED_AFTER_S: Final = 1.0
+#: … and at least this often.
+_REPEATED_AFTER_S_MAX: Final = 64.0
 
 
 def log_event(
@@ -59,8 +71,11 @@ def show(value: object) -> str:
 
 def start_logging(level: int) -> None:
     """Send every log line of this process to standard error."""
-    handler = logging.StreamHandler()
+    # Not through its buffer: a thread that is stuck in there would keep the process from ending.
+    raw = getattr(sys.stderr.buffer, "raw", sys.stderr.buffer)
+    handler = LogWriter(raw.write)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.start()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -69,11 +84,122 @@ def start_logging(level: int) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
+def dropped_lines() -> int:
+    """How many log lines of this process were dropped since its start, because nobody read those before them."""
+    return sum(
+        handler.dropped
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, LogWriter)
+    )
+
+
+class LogWriter(logging.Handler):
+    """Writes log lines in a thread of its own; for any thread, and none of them waits for it."""
+
+    def __init__(self, write: Callable[[bytes], int | None]) -> None:
+        """`write` writes some of the bytes, and says how many; it may block."""
+        super().__init__()
+        self._write = write
+        self._lines: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._is_writing = False
+        #: Since the start.
+        self.dropped = 0
+        self._dropped_told = 0
+
+    def start(self) -> None:
+        """Start writing."""
+        threading.Thread(target=self._run, name="qmq-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Let this line be written, or count it as dropped."""
+        line = self.format(record)
+        with self._changed:
+            if len(self._lines) >= LINES_WAITING_MAX:
+                self.dropped += 1
+                return
+            self._lines.append(line)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything was written, but not for a reader that reads no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._is_writing, _FLUSH_S)
+
+    def step(self) -> None:
+        """Write the lines that wait. Blocks."""
+        with self._changed:
+            lines = list(self._lines)
+            self._lines.clear()
+            dropped, self._dropped_told = self.dropped - self._dropped_told, self.dropped
+            self._is_writing = True
+        if dropped:
+            lines.append(self._told(f"log_lines_dropped lines={dropped} total={self.dropped}"))
+        for line in lines:
+            self._write_whole(line.encode(errors="backslashreplace") + b"\n")
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+            self.step()
+
+    def _told(self, text: str) -> str:
+        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
+        return self.format(record)
+
+    def _write_whole(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._write(data) or 0 :]
+        except (OSError, ValueError):  # nobody reads it any more, or it was closed
+            with self._changed:
+                self.dropped += 1
+                self._dropped_told += 1
+
+
+@dataclass(slots=True)
+class _Repeated:
+    next_at_s: float
+    wait_s: float
+    count: int = 0
+
+
+class Repeats:
+    """Says when a line that may be repeated without end is logged: at once, and then at doubling intervals.
+
+    Belongs to one thread. Requires: the kinds are few.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, _Repeated] = {}
+
+    def due(self, kind: Hashable, now_s: float, count: int = 1) -> int:
+        """How many to tell of now: those of this call and of the calls that told nothing; 0 for no line."""
+        known = self._kinds.get(kind)
+        if known is None:
+            if not count:
+                return 0
+            known = self._kinds[kind] = _Repeated(now_s, _REPEATED_AFTER_S)
+        known.count += count
+        if not known.count or now_s < known.next_at_s:
+            return 0
+        if now_s - known.next_at_s > known.wait_s:  # it was quiet
+            known.wait_s = _REPEATED_AFTER_S
+        told, known.count = known.count, 0
+        known.next_at_s = now_s + known.wait_s
+        known.wait_s = min(2 * known.wait_s, _REPEATED_AFTER_S_MAX)
+        return told
+
+
 class _Formatter(logging.Formatter):
     """One line per record, whatever other libraries put into it."""
 
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03d"
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return utc_text(record.created)
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -39,9 +39,10 @@ from qmq_broker.face.connection.open_files import (
 from qmq_broker.face.connection.protocol import bounded_protocol
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event, values
+from qmq_broker.face.logs import Repeats, log_event, values
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
+from qmq_broker.service.delivery.snapshot import check_groups
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_port import Disk
@@ -106,9 +107,9 @@ def serve(
             there = disk or OsDisk(options.directory)
             if options.is_quarantining:
                 check_format(there, options.store)  # before anything is given up
-                for report in quarantine_damage(there, clock):
+                for report in quarantine_damage(there, clock, check_groups=check_groups):
                     _tell_quarantined(report)
-            store = Store.open(there, clock, options.store)
+            store = Store.open(there, clock, options.store, check_groups=check_groups)
         except StoreError as error:
             return _not_opened(error)
         settings = BrokerSettings(
@@ -126,6 +127,10 @@ def _tell_quarantined(report: QuarantineReport) -> None:
         f"{run.subject} {run.first_sequence} to {run.first_sequence + run.count - 1}"
         for run in report.lost
     ]
+    if report.delayed:
+        lost.append(f"{report.delayed} delayed messages")
+    if report.may_hold_delayed:
+        lost.append("perhaps delayed messages, how many is not known")
     told = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
     log_event(_LOG, logging.ERROR, "quarantined", **told)
 
@@ -149,6 +154,7 @@ class _Process:
         self._face_limits = face_limits
         self._entrance = entrance
         self._signals = 0
+        self._repeats = Repeats()
 
     async def run(self, listener: socket.socket) -> ExitCode:
         """From the opened store to its closing."""
@@ -165,6 +171,7 @@ class _Process:
         broker.on_stop = lambda: self._on_stop(broker, server)
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number, broker, server)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         try:
             replayed = broker.start()
         except StoreError as error:
@@ -247,24 +254,28 @@ class _Process:
                     self._sweep(server, face, loop.time())
                     _tell_dead(broker, loop.time())
             except Exception as error:  # the top of this loop
-                log_event(_LOG, logging.ERROR, "tick_failed", error=error)
+                times = self._repeats.due(f"tick_failed {type(error).__name__}", loop.time())
+                if times:
+                    log_event(_LOG, logging.ERROR, "tick_failed", error=error, times=times)
                 pause_s = _TICK_AFTER_FAILURE_S
             await asyncio.sleep(pause_s)
 
     def _sweep(self, server: BrokerServer, face: App, now_s: float) -> None:
-        refused = self._entrance.step()
-        if refused:
-            log_event(_LOG, logging.WARNING, "strangers_refused", requests=refused)
         counts = end_slow_connections(server.server_state.connections, now_s, self._face_limits)
-        unread = counts.unread + face.take_dropped()
-        if counts.slow or unread:
-            log_event(
-                _LOG,
-                logging.INFO,
-                "slow_connections_closed",
-                slow=counts.slow,
-                unread=unread,
-            )
+        closed = {"slow": counts.slow, "unread": counts.unread + face.take_dropped()}
+        for reason, count in closed.items():
+            connections = self._repeats.due(reason, now_s, count)
+            if connections:
+                log_event(
+                    _LOG,
+                    logging.INFO,
+                    "slow_connections_closed",
+                    reason=reason,
+                    connections=connections,
+                )
+        requests = self._repeats.due("strangers_refused", now_s, self._entrance.step())
+        if requests:
+            log_event(_LOG, logging.WARNING, "strangers_refused", requests=requests)
 
     def _on_signal(self, number: int, broker: Broker, server: BrokerServer) -> None:
         self._signals += 1
@@ -275,6 +286,10 @@ class _Process:
             os._exit(ExitCode.UNCLEAN)
         woken = broker.ask_to_stop(f"{name} received")
         log_event(_LOG, logging.INFO, "stopping", signal=name, waiting_pulls=woken)
+
+    def _on_hang_up(self) -> None:
+        log_event(_LOG, logging.INFO, "reloading", signal="SIGHUP")
+        self._entrance.reload()
 
     def _on_stop(self, broker: Broker, server: BrokerServer) -> None:
         log_event(_LOG, logging.INFO, "draining", reason=broker.serving.reason)

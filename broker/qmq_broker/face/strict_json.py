@@ -1,8 +1,9 @@
 """JSON from strangers: refused where parsers disagree or break.
 
 Refused: encodings other than UTF-8, byte order marks, lone surrogates, NaN and infinities, numbers
-that other parsers reject, duplicate names in one object, nesting beyond a bound. Depth is found by
-scanning, not by catching the recursion that a deep text causes.
+that other parsers reject, duplicate names in one object, nesting and numbers of values beyond a bound. Both are
+found by scanning, not by catching the recursion that a deep text causes. The scan is linear and takes its text in
+slices: in a thread it never holds the interpreter for long.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ from __future__ import annotations
 import json
 import math
 import re
+from array import array
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from qmq_client.wire.errors import InvalidMessageError, ProtocolError
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError, TooLargeError
 from qmq_client.wire.requests import decode_json
 from qmq_client.wire.shown import shorten
 
 #: Nested arrays and objects; far below every parser's own bound.
 JSON_DEPTH_MAX: Final = 64
+#: Values of one request, counted by what stands before them: a parser makes an object of each in one go. A request
+#: of 10,000 messages with all fields has 90,000.
+JSON_VALUES_MAX: Final = 200_000
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_SLICE_BYTES: Final = 64 * 1024
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+#: An opening bracket is one level more, a closing one is one less (255 is -1 as a signed byte).
+_STEPS: Final = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))
 _FIELD: Final = re.compile(r"field `(.*)`")
 _PATH_CHARACTERS_MAX: Final = 60
 _SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
@@ -31,7 +39,7 @@ T = TypeVar("T")
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
-    """A value of type `kind`; raises `ProtocolError` or `InvalidMessageError`."""
+    """A value of type `kind`; raises `ProtocolError` or `InvalidMessageError`, of which `TooLargeError` is one."""
     check_json(data)
     try:
         return decode_json(data, kind)
@@ -60,8 +68,8 @@ def _short_path(path: str) -> str:
 
 
 def check_json(data: bytes) -> None:
-    """Raise `ProtocolError` for JSON that two parsers could read in two ways."""
-    _check_depth(data)
+    """Raise `ProtocolError` for JSON that two parsers could read in two ways, `TooLargeError` for too many values."""
+    _check_shape(data)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -77,19 +85,31 @@ def check_json(data: bytes) -> None:
         raise ProtocolError(f"JSON: {shorten(str(error))}") from error
 
 
-def _check_depth(data: bytes) -> None:
-    """Remove innermost pairs of brackets, level by level, until there were too many levels."""
-    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
+def _check_shape(data: bytes) -> None:
+    """Refuse too many levels and too many values, wherever they are outside of strings."""
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets <= JSON_DEPTH_MAX and brackets + data.count(b",") <= JSON_VALUES_MAX:
         return
-    brackets = _STRING.sub(b"", data).translate(None, _NO_BRACKETS)
-    for _ in range(JSON_DEPTH_MAX):
-        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(inner) == len(brackets):
-            break
-        brackets = inner
-    # The rest is deeper, or never closed: neither is worth a parser's stack
-    if brackets.count(b"[") + brackets.count(b"{") > 0:
-        raise ProtocolError(f"JSON: nested deeper than {JSON_DEPTH_MAX}, or never closed")
+    # Without escapes, every quote begins or ends a string
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    is_inside, depth, values = False, 0, 0
+    for first in range(0, len(plain), _SLICE_BYTES):
+        parts = plain[first : first + _SLICE_BYTES].split(b'"')
+        outside = b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+        steps = array("b", outside.translate(_STEPS, _NO_BRACKETS))
+        levels = list(accumulate(steps, initial=depth))
+        depth = levels[-1]
+        if max(levels) > JSON_DEPTH_MAX:
+            raise ProtocolError(f"JSON: nested deeper than {JSON_DEPTH_MAX}")
+        values += steps.count(1) + outside.count(b",")
+        if values > JSON_VALUES_MAX:
+            raise TooLargeError(
+                field="request",
+                limit=f"{JSON_VALUES_MAX} values in JSON",
+                value=f"more than {JSON_VALUES_MAX}",
+                remedy="Send several requests, frames instead of JSON, or the body as body_base64.",
+            )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -254,11 +254,11 @@ class Query:
         """
         return trace(self._store.actions, subject, sequence, stored_at_ms)
 
-    def fates(self, subject: str, sequence: int) -> list[GroupFate]:
-        """What became of one message in each group of its subject, by group name."""
-        states = [state for state in self._delivery.groups() if state.subject == subject]
-        states.sort(key=lambda state: state.group)
-        return [fate_of(state, sequence) for state in states[:LISTED_MAX]]
+    def fates(self, subject: str, sequence: int, record: bytes, now_ms: int) -> list[GroupFate]:
+        """What became of one message in each group of its subject, by group name, and why."""
+        groups = [one for one in self._delivery.registry if one.state.subject == subject]
+        groups.sort(key=lambda one: one.state.group)
+        return [fate_of(one, sequence, record, now_ms) for one in groups[:LISTED_MAX]]
 
     def _some_records(self, state: GroupState, sequences: Sequence[int]) -> dict[int, bytes]:
         """Records that still exist, by sequence, as many as fit."""

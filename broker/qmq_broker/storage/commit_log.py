@@ -13,13 +13,18 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.ids.repeats import RepeatFinder, StoredFrame, Verdict, Withdrawn
-from qmq_broker.storage.ids.runs import is_remembered, runs_of
+from qmq_broker.storage.ids.runs import is_remembered, runs_of_each
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.kinds import QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_broker.storage.reading import RecordReader
-from qmq_broker.storage.schedule.cancelled import Cancelled, cancelled_frame
+from qmq_broker.storage.schedule.cancelled import (
+    NOTHING_WITHDRAWN,
+    Cancelled,
+    WithdrawnIds,
+    cancelled_frame,
+)
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Mark, Schedule
 from qmq_broker.storage.staging import stage_frame, stored_frame
@@ -83,18 +88,18 @@ class CommitLog:
                 stage_frame(self._queues, one)
             if kind is not FrameKind.MESSAGES:
                 self._schedule.stage(one.frame, offset, one.stored_at_ms)
-            if one.runs:
-                self._window.add(one.runs, offset=offset, stored_at_ms=one.stored_at_ms)
+            if one.ids:
+                self._window.add(one.ids, offset=offset, stored_at_ms=one.stored_at_ms)
         return [_placed(verdict) for verdict in verdicts]
 
     def cancel(
-        self, wanted: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()
+        self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
     ) -> list[Fate | None]:
         """Write cancellations for those of `wanted` that are pending; not durable on return.
 
         Returns the fate of each: `CANCELLED` if it is cancelled now or was before, another fate if
-        it is too late, None if the message is unknown. Messages with the ids `withdrawn` count as
-        stored from now on.
+        it is too late, None if the message is unknown. Messages with the ids `withdrawn`, by
+        subject, count as stored from now on.
         """
         marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
         before = [self._schedule.fate(mark) for mark in marks]
@@ -103,14 +108,18 @@ class CommitLog:
             for mark, one, fate in zip(marks, wanted, before, strict=True)
             if fate is Fate.PENDING
         }
-        unknown = [one for one in dict.fromkeys(withdrawn) if not self._knows(one)]
+        unknown = {
+            subject: left
+            for subject, ids in withdrawn.items()
+            if (left := [one for one in dict.fromkeys(ids) if not self._knows(subject, one)])
+        }
         if new or unknown:
             frame = cancelled_frame(list(new.values()), unknown)
             (offset,) = self.log.append([(frame, ())])
             self._schedule.stage_cancelled(new.values())
             if unknown:
                 at_ms = self.log.last_stored_at_ms
-                self._window.add(runs_of(unknown), offset=offset, stored_at_ms=at_ms)
+                self._window.add(runs_of_each(unknown), offset=offset, stored_at_ms=at_ms)
         return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
 
     def note_time(self) -> None:
@@ -126,10 +135,10 @@ class CommitLog:
             if is_remembered(frame.header, frame.data):
                 verdicts.append(finder.judge(frame))
             elif frame.header.kind in SENT_KINDS:
-                verdicts.append(Verdict(stored=StoredFrame(frame=frame, runs=[])))
+                verdicts.append(Verdict(stored=StoredFrame(frame=frame, ids={})))
             elif frame.header.kind in SETTLING_KINDS:
                 left = self._schedule.unsettled(frame, taken)
-                stored = None if left is None else StoredFrame(frame=left, runs=[])
+                stored = None if left is None else StoredFrame(frame=left, ids={})
                 verdicts.append(Verdict(stored=stored))
             else:
                 raise ValueError(f"a frame of kind {frame.header.kind.name} is not for this log")
@@ -150,9 +159,10 @@ class CommitLog:
                 next_sequences[run.subject] = first + run.count
             one.first_sequences = tuple(first_sequences)
 
-    def _knows(self, message_id: bytes) -> bool:
-        """Whether a message with this id would not be stored again."""
-        return self._window.is_empty_for_good or bool(self._window.find(runs_of([message_id])))
+    def _knows(self, subject: str, message_id: bytes) -> bool:
+        """Whether a message with this id would not be stored again under this subject."""
+        wanted = runs_of_each({subject: [message_id]})
+        return self._window.is_empty_for_good or bool(self._window.find(wanted))
 
     def _read_frame(self, offset: int) -> StoredFrame | Withdrawn:
         """What stands in the log, to compare a repeat with."""

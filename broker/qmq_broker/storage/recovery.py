@@ -29,12 +29,12 @@ from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.files.snapshots import CheckGroups, SnapshotFiles
 from qmq_broker.storage.ids.journal import IdJournal
-from qmq_broker.storage.ids.runs import IdRun, is_remembered, runs_of, scanned_id_runs
+from qmq_broker.storage.ids.runs import SubjectIds, is_remembered, runs_of_each, scanned_ids
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.keepers import Keepers, LogOffsets
-from qmq_broker.storage.logs.action_log import ACTION_KINDS
+from qmq_broker.storage.logs.action_log import ACTION_KINDS, frame_actions
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine, mend
@@ -115,7 +115,15 @@ class Recovered:
 class Recovery:
     """One opening. Requires: the lock is held and the format is right."""
 
-    def __init__(self, disk: Disk, clock: Clock, options: StoreOptions, format_: Format) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        options: StoreOptions,
+        format_: Format,
+        check_groups: CheckGroups = len,
+    ) -> None:
+        self._check_groups = check_groups
         self._disk = disk
         self._clock = clock
         self._store_id = format_.store_id
@@ -133,7 +141,8 @@ class Recovery:
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
         """Examine, derive, mend, raise the epoch.
 
-        Raises `CorruptionError` with nothing changed, except perhaps derived files.
+        Raises `CorruptionError` with nothing changed, except perhaps derived files, and
+        `UnknownFormatError` with nothing changed.
         """
         began_s = self._clock.monotonic_s()
         last = checkpoints.read()
@@ -213,6 +222,8 @@ class Recovery:
         # All that is replayed: damage there must be found before anything changes.
         newest = self._snapshots.newest
         snapshot_offset = 0 if newest is None else newest.offset
+        if newest is not None and newest.content:  # empty if all groups were given up
+            self._check_groups(newest.content)
         first_offset = self._actions.base_of(snapshot_offset)
         actions = examine(
             self._actions,
@@ -220,6 +231,7 @@ class Recovery:
             store_id=self._store_id,
             point=replace(last.action_log if last else START, last_frame_offset=first_offset),
             first_offset=first_offset,
+            check=lambda frame: frame_actions(self._actions, frame),
         )
         if actions.next_offset < snapshot_offset:
             raise CorruptionError(
@@ -248,7 +260,7 @@ class Recovery:
             self._commit, COMMIT_KINDS, store_id=self._store_id, first_offset=first_offset
         )
         for frame in self._good_frames(scan, commit.next_offset):
-            runs = self._staged(frame, is_new=frame.offset >= known_offset)
+            ids = self._staged(frame, is_new=frame.offset >= known_offset)
             if queues.unflushed_bytes > 2 * UNFLUSHED_BYTES_MAX:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
@@ -256,8 +268,8 @@ class Recovery:
                 # What no sync has confirmed may still be lost, so no file may rely on it.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
                     copier.copy_all()
-            if runs is not None and frame.offset >= window_offset:
-                self._window.add(runs, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
+            if ids is not None and frame.offset >= window_offset:
+                self._window.add(ids, offset=frame.offset, stored_at_ms=frame.header.stored_at_ms)
         schedule.make_visible(commit.next_offset, commit.last_stored_at_ms)
 
     def _derive_delayed(self, frame: ScannedFrame, next_offset: int) -> None:
@@ -267,18 +279,18 @@ class Recovery:
             raise self._corruption(frame.offset, str(error)) from error
         self._schedule.make_visible(next_offset, frame.header.stored_at_ms)
 
-    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> list[IdRun] | None:
+    def _staged(self, frame: ScannedFrame, *, is_new: bool) -> SubjectIds | None:
         """Stage one frame; returns the ids by which repeats of what it holds are recognized."""
         try:
             if frame.header.kind is FrameKind.CANCELLED:
                 withdrawn = read_withdrawn(frame.data)
-                return runs_of(withdrawn) if withdrawn else None
+                return runs_of_each(withdrawn) if withdrawn else None
             if is_new:
                 stored = stage_scanned(self._queues, frame)
                 self._queues.make_visible()
-                return None if stored is None else stored.runs
+                return None if stored is None else stored.ids
             if is_remembered(frame.header, frame.data):
-                return scanned_id_runs(frame.header, frame.data)
+                return scanned_ids(frame.header, frame.data)
         except ProtocolError as error:
             raise self._corruption(frame.offset, str(error)) from error
         return None

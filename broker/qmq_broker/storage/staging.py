@@ -7,7 +7,7 @@ start, a rebuild, a verification. Nothing here writes a file.
 from __future__ import annotations
 
 from qmq_broker.storage.ids.repeats import StoredFrame
-from qmq_broker.storage.ids.runs import id_runs, is_remembered
+from qmq_broker.storage.ids.runs import is_remembered, subject_ids
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import LOG_LIMITS, QUEUED_KINDS, SENT_KINDS, SETTLING_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
@@ -28,7 +28,7 @@ def stored_frame(offset: int, data: bytes, *, is_verified: bool = False) -> Stor
     frame = parse_message_frame(data, LOG_LIMITS, is_verified=is_verified)
     return StoredFrame(
         frame=frame,
-        runs=id_runs(frame),
+        ids=subject_ids(frame),
         first_sequences=tuple(run.first_sequence for run in frame.runs),
         physical_offset=offset,
         stored_at_ms=frame.header.stored_at_ms,

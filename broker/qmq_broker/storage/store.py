@@ -25,6 +25,7 @@ from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
 from qmq_broker.storage.files.keepers import Keeper, keep_room_for_keepers
 from qmq_broker.storage.files.sharing import refuse_shared
+from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.index.key_index import KeyIndex
 from qmq_broker.storage.index.key_search import KeySearch
 from qmq_broker.storage.keepers import LogOffsets
@@ -39,7 +40,7 @@ from qmq_broker.storage.reading import Records
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
-from qmq_broker.storage.schedule.cancelled import Cancelled
+from qmq_broker.storage.schedule.cancelled import NOTHING_WITHDRAWN, Cancelled, WithdrawnIds
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.wire.frame import MessageFrame
 
@@ -66,9 +67,9 @@ class Store:
         disk: Disk,
         clock: Clock,
         options: StoreOptions,
-        *,
         lock: DiskLock,
         format_: Format,
+        *,
         checkpoints: CheckpointFiles,
         recovered: Recovered,
     ) -> None:
@@ -123,33 +124,31 @@ class Store:
         )
 
     @classmethod
-    def open(cls, disk: Disk, clock: Clock, options: StoreOptions) -> Store:
+    def open(
+        cls, disk: Disk, clock: Clock, options: StoreOptions, *, check_groups: CheckGroups = len
+    ) -> Store:
         """Take the data directory: lock, format, recovery, new epoch.
 
-        Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
+        `check_groups` raises for the content of a snapshot that the service cannot read. Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
         `CorruptionError` with nothing changed but derived files.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
-        checkpoints = CheckpointFiles(disk)
+        checkpoints: CheckpointFiles | None = None
         recovery: Recovery | None = None
         try:
             refuse_shared(disk)
             format_ = open_format(disk, options)
-            recovery = Recovery(disk, clock, options, format_)
+            checkpoints = CheckpointFiles(disk, format_.store_id)
+            recovery = Recovery(disk, clock, options, format_, check_groups)
             recovered = recovery.run(checkpoints)
             return cls(
-                disk,
-                clock,
-                options,
-                lock=lock,
-                format_=format_,
-                checkpoints=checkpoints,
-                recovered=recovered,
+                disk, clock, options, lock, format_, checkpoints=checkpoints, recovered=recovered
             )
         except BaseException:
             if recovery is not None:
                 recovery.close()
-            checkpoints.close()
+            if checkpoints is not None:
+                checkpoints.close()
             lock.release()
             raise
 
@@ -196,7 +195,7 @@ class Store:
         self._step()
 
     def cancel(
-        self, wanted: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()
+        self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
     ) -> list[Fate | None]:
         """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
         self._check()

@@ -171,6 +171,18 @@ class GroupSteps:
         mark.held.clear()
         yield from self._begin_at(first, row)
 
+    def moved_back(self, row: Row) -> Iterator[Step]:
+        """A start found these messages gone; others got their sequences, and are new to the group."""
+        first, mark = row["next_sequence"], self.mark
+        yield Step(RESET, first, mark.next, row["at"])
+        mark.come_to, mark.next = min(mark.come_to, first), min(mark.next, first)
+        mark.first = None if mark.first is None else min(mark.first, first)
+        for consumer, held in list(mark.held.items()):
+            kept = [(a, min(b, a + first - c), c) for a, b, c in held if c < first]
+            mark.held[consumer] = kept
+            if not kept:
+                del mark.held[consumer]
+
     def passed(self, row: Row) -> Iterator[Step]:
         yield from self._come_to(row["next_sequence"], row)
 
@@ -268,4 +280,5 @@ _APPLY: Final[Mapping[str, Callable[[GroupSteps, Row], Iterator[Step]]]] = {
     "replayed": GroupSteps.replayed,
     "setaside": GroupSteps.set_aside,
     "broughtback": GroupSteps.brought_back,
+    "movedback": GroupSteps.moved_back,
 }

@@ -239,7 +239,7 @@ def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:
             raise
         raise OptionError(
             option="--same-ids",
-            value=f"the broker has message {error.answer.message_id} already, with other content or of another subject",
+            value=f"the broker has message {error.answer.message_id} already, with other content",
             allowed="messages that it has forgotten, or has as they are",
             remedy="Without --same-ids, copies get ids of their own.",
         ) from error

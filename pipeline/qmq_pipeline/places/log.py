@@ -16,7 +16,7 @@ from contextlib import closing
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
-from qmq_broker.errors import CorruptionError, DiskError, StoreError
+from qmq_broker.errors import CorruptionError, DiskError, StoreError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.format_file import Format, read_format
@@ -33,7 +33,12 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
-from qmq_pipeline.errors import DamagedRangeError, ExpiredRangeError, SourceError
+from qmq_pipeline.errors import (
+    DamagedRangeError,
+    ExpiredRangeError,
+    LaterVersionError,
+    SourceError,
+)
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
 
 #: Both logs, by their names in the tables.
@@ -208,7 +213,7 @@ class LogReader:
                     if scan.next_offset == within.next_offset:
                         return
             except StoreError as error:
-                raise self._why(scan.next_offset, within, str(error)) from error
+                raise self._why(scan.next_offset, within, error) from error
             raise self._why(scan.next_offset, within, scan.reason)
 
     def _read_format(self) -> Format:
@@ -234,7 +239,7 @@ class LogReader:
         try:
             header = frame_at_or_behind(self._segments(), within)
         except StoreError as error:  # at a broker: retention has passed since segments were listed
-            raise self._why(offset, within, str(error)) from error
+            raise self._why(offset, within, error) from error
         return next_offset if header is None else header.physical_offset
 
     def _let_go(self) -> None:
@@ -260,7 +265,9 @@ class LogReader:
 
     def _point(self) -> LogPoint:
         """What the newest checkpoint says of the log."""
-        checkpoint = self._translated(lambda: CheckpointFiles(self._disk).read())
+        checkpoint = self._translated(
+            lambda: CheckpointFiles(self._disk, self.format.store_id).read()
+        )
         if checkpoint is None:
             return START
         return checkpoint.commit_log if self._log == COMMIT_LOG else checkpoint.action_log
@@ -274,7 +281,7 @@ class LogReader:
         try:
             seen = self._durable_end(scan)
         except StoreError as error:
-            raise self._why(scan.next_offset, LogRange(begin, durable), str(error)) from error
+            raise self._why(scan.next_offset, LogRange(begin, durable), error) from error
         if scan.next_offset < durable:
             raise self._why(scan.next_offset, LogRange(begin, durable), scan.reason)
         return max(durable, seen), _last_frame(scan, max(durable, seen))
@@ -285,9 +292,11 @@ class LogReader:
             pass
         return scan.next_offset if self._disk.gives_durable_alone else scan.durable_claim
 
-    def _why(self, offset: int, within: LogRange, reason: str) -> SourceError:
+    def _why(self, offset: int, within: LogRange, reason: str | StoreError) -> SourceError:
         """The error for a range that cannot be read at `offset`."""
         self._let_go()
+        if isinstance(reason, UnknownFormatError):
+            return LaterVersionError(source=self._source, reason=str(reason))
         first_offset = self._first_offset()
         if offset < first_offset:
             return ExpiredRangeError(
@@ -296,7 +305,7 @@ class LogReader:
                 f"asked for, but retention has given up everything below {first_offset}",
                 remedy="Ingest more often than the broker retains, or read an archive",
             )
-        return self._damaged(offset, within, reason)
+        return self._damaged(offset, within, str(reason))
 
     def _damaged(self, offset: int, within: LogRange, reason: str) -> DamagedRangeError:
         return DamagedRangeError(
@@ -310,6 +319,8 @@ class LogReader:
         """Turn refusals of the broker's readers into errors of the pipeline."""
         try:
             return work()
+        except UnknownFormatError as error:
+            raise LaterVersionError(source=self._source, reason=str(error)) from error
         except (CorruptionError, DiskError) as error:
             raise DamagedRangeError(
                 source=self._source,

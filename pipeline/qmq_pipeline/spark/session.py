@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from qmq_client.clock import SystemClock
 from qmq_pipeline.errors import JavaError
-from qmq_pipeline.spark.java import cache_folder, find_java
+from qmq_pipeline.spark.java import cache_folder, check_user, find_java
 from qmq_pipeline.spark.shared_classes import (
     SharedClasses,
     boot_id,
@@ -124,6 +124,7 @@ def _start(options: SessionOptions) -> SparkSession:
     classes = SharedClasses()
     arguments: tuple[str, ...] = ()
     if not is_submitted():
+        check_user(os.getuid())
         version = _spark_version()
         settings = {
             **_LOCAL,

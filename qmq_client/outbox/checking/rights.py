@@ -13,7 +13,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.database.driver import error_number
+from qmq_client.outbox.database.dialect import error_code
 from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.table import Tables
 
@@ -149,8 +149,7 @@ def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
 
 def is_denied(error: sa.exc.DBAPIError) -> bool:
     """Whether a statement failed for lack of a right."""
-    sqlstate = getattr(error.orig, "sqlstate", None)
-    return sqlstate == _POSTGRESQL or error_number(error.orig) in _MYSQL
+    return error_code(error.orig) in (_POSTGRESQL, *_MYSQL)
 
 
 def user(connection: sa.Connection) -> str:

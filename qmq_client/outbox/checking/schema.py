@@ -1,7 +1,8 @@
 """Whether the tables of a database are those that this version works with.
 
-Only presence and revision, because every start and every first sweep pays for it; `qmq db check`
-also compares types, sizes, indexes and collations.
+Only presence and revision, and what of a server or a table would break a promise, because the first
+send of each process and every first sweep pay for it; `qmq db check` also compares types, sizes,
+indexes and collations.
 """
 
 from __future__ import annotations
@@ -12,10 +13,52 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.rights import is_hidden
+from qmq_client.errors import OutboxMissingError
+from qmq_client.outbox.checking.rights import Rights, Role, is_denied, is_hidden, lacking_texts
+from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.table import REVISIONS, Tables
 
+_MAKE_TABLES = (
+    " Run `qmq db migrate`, or your own migrations if they have it; for a first try "
+    "`qmq_client.create_tables(engine)`."
+)
+
 _VERSION_SUFFIX = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Why the tables cannot be used, and what to do about it."""
+
+    texts: list[str]
+    remedy: str
+
+
+def faults_of(
+    connection: sa.Connection,
+    dialect: OutboxDialect,
+    tables: Tables,
+    needed: Sequence[sa.Table],
+    role: Role,
+    asks_rights: bool,
+) -> Faults | None:
+    """What is wrong with the needed tables, or None. Reads only; changes nothing of a transaction.
+
+    With `asks_rights`, or if a table is hidden, also which rights of its role this user lacks.
+    """
+    look = look_at_schema(connection, tables, needed)
+    if look.faults:
+        return Faults(look.faults, _MAKE_TABLES)
+    texts = dialect.faults(connection, needed)  # of what a server lacks they say more
+    if not texts and (asks_rights or look.hidden):
+        texts = lacking_texts(connection, role, Rights(connection).lacking(role, tables))
+    return Faults(texts, "") if texts else None
+
+
+def missing_error(engine: sa.Engine, faults: Faults) -> OutboxMissingError:
+    """The error for tables that cannot be used."""
+    database = engine.url.render_as_string(hide_password=True)
+    return OutboxMissingError(f"{'; '.join(faults.texts)} in {database}.{faults.remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +79,9 @@ def look_at_schema(
     hidden: list[sa.Table] = []
     inspector = sa.inspect(connection)
     schema = tables.outbox.schema
-    names = set(inspector.get_table_names(schema))
     for table in needed:
-        if table.name not in names:
+        # One by one: `sql_select_limit` of MySQL would cut a list of all short.
+        if not _has_table(inspector, table.name, schema):
             if is_hidden(connection, table):
                 hidden.append(table)
             else:
@@ -51,7 +94,7 @@ def look_at_schema(
             if column.name not in there
         ]
     version = version_table(tables)
-    if not faults and version.name in names:
+    if not faults and _has_table(inspector, version.name, schema):
         found: set[str] = set()
         with suppress(sa.exc.DBAPIError), connection.begin_nested():
             found = set(connection.scalars(sa.select(version.c.version_num)))
@@ -62,6 +105,15 @@ def look_at_schema(
                 "program is the older one and is what to upgrade"
             )
     return SchemaLook(faults, hidden)
+
+
+def _has_table(inspector: sa.Inspector, name: str, schema: str | None) -> bool:
+    try:
+        return inspector.has_table(name, schema)
+    except sa.exc.DBAPIError as error:
+        if error.connection_invalidated or not is_denied(error):
+            raise
+        return False  # MySQL denies a look at it
 
 
 def version_table(tables: Tables) -> sa.TableClause:

@@ -12,15 +12,14 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.committed.deletes import chunks
-from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.own_connections import OwnConnections
 
 #: Rows of one transaction.
 CHANGED_ROWS_MAX: Final = 10_000
 
 
 def change_by_hand(
-    dialect: OutboxDialect,
-    engine: sa.Engine,
+    own: OwnConnections,
     change: sa.Update | sa.Delete,
     conditions: Sequence[sa.ColumnElement[bool]],
     *,
@@ -35,15 +34,21 @@ def change_by_hand(
     outbox: Any = change.table
     number, changed = outbox.c.id, 0
     chosen = sa.select(number).where(outbox.c.state == state, *conditions)
-    with dialect.read(engine) as connection:
-        passed, last = 0, connection.scalar(chosen.with_only_columns(sa.func.max(number))) or 0
+    greatest = chosen.with_only_columns(sa.func.max(number))
+    passed, last = 0, own.read(lambda connection: connection.scalar(greatest)) or 0
     while passed < last:
         ahead = chosen.where(number > passed, number <= last).order_by(number).limit(rows_max)
-        with dialect.write(engine) as connection:
+
+        def step(
+            connection: sa.Connection, ahead: sa.Select[Any] = ahead
+        ) -> tuple[Sequence[int], int]:
             numbers = connection.scalars(ahead).all()
-            changed += sum(
+            return numbers, sum(
                 connection.execute(change.where(number.in_(some))).rowcount
                 for some in chunks(numbers)
             )
+
+        numbers, count = own.write(step)
+        changed += count
         passed = numbers[-1] if numbers else last
     return changed

@@ -14,8 +14,8 @@ on MariaDB up to the row before its last, because the row behind the end of a ra
 and this one is ours. With the order of the key nothing before the first row is read, whatever else
 the table holds.
 
-Lists are not passed as many parameters where that can be avoided: writing them takes a driver
-longer than finding the rows takes the server.
+Values are written into the statement, not passed as parameters: writing many of those takes a driver
+longer than finding the rows takes the server, and each driver would need its own marks for them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.table_names import table_sql
 
 _MYSQL: Final = ("mysql", "mariadb")
@@ -55,13 +56,17 @@ def delete_by(
     if not values:
         return 0
     table = table_sql(connection, column.table)
-    name = connection.dialect.name
-    mark = "?" if name == "sqlite" else "%s"
-    further = "".join(f" AND victim.{other} = {mark}" for other in where)
+    further = "".join(
+        f" AND victim.{other} = {_literal(connection, value)}" for other, value in where.items()
+    )
     further += "".join(f" AND victim.{other} < {text}" for other, text in below.items())
-    found, listed = _found_by(name, table, column, values)
-    sql = f"DELETE {found}{further}"
-    return connection.exec_driver_sql(sql, (*listed, *where.values())).rowcount
+    found = _found_by(connection, table, column, values)
+    return connection.exec_driver_sql(f"DELETE {found}{further}").rowcount
+
+
+def listed(connection: sa.Connection, values: Sequence[bytes] | Sequence[int]) -> str:
+    """The values as a list for IN."""
+    return ", ".join(_literal(connection, value) for value in values)
 
 
 def has_pieces(connection: sa.Connection) -> bool:
@@ -80,6 +85,7 @@ def delete_pieces(
     a piece is gone, the statement waits for the one behind it.
     """
     table = table_sql(connection, outbox)
+    owner = _literal(connection, token)
     looks_behind = connection.dialect.name in _MYSQL
     scattered: list[int] = []
     deleted = 0
@@ -88,13 +94,11 @@ def delete_pieces(
             scattered += range(first, first + count)
             continue
         last = first + count - 1
-        found = f"id BETWEEN {first:d} AND {last:d} AND token = %s"
+        found = f"id BETWEEN {first:d} AND {last:d} AND token = {owner}"
         if looks_behind:
             scattered.append(last)
-            found = f"id BETWEEN {first:d} AND {last - 1:d} AND token = %s ORDER BY id LIMIT {count - 1:d}"
-        deleted += connection.exec_driver_sql(
-            f"DELETE FROM {table} WHERE {found}", (token,)
-        ).rowcount
+            found = f"id BETWEEN {first:d} AND {last - 1:d} AND token = {owner} ORDER BY id LIMIT {count - 1:d}"
+        deleted += connection.exec_driver_sql(f"DELETE FROM {table} WHERE {found}").rowcount
     return deleted + sum(
         delete_by(connection, outbox.c.id, some, where={"token": token})
         for some in chunks(scattered)
@@ -119,24 +123,31 @@ def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
 
 
 def _found_by(
-    database: str, table: str, column: sa.Column[Any], values: Sequence[bytes] | Sequence[int]
-) -> tuple[str, tuple[object, ...]]:
-    """The statement from its second word to the condition on the column, and its parameters."""
-    if database == "postgresql":
-        # In binary: as text the driver writes a list of bytes for `standard_conforming_strings`, and with
-        # that off the server would find none of them.
-        return f"FROM {table} AS victim WHERE victim.{column.name} = ANY(%b)", (list(values),)
-    if database not in _MYSQL:
-        marks = ", ".join(["?"] * len(values))
-        return f"FROM {table} AS victim WHERE victim.{column.name} IN ({marks})", tuple(values)
+    connection: sa.Connection,
+    table: str,
+    column: sa.Column[Any],
+    values: Sequence[bytes] | Sequence[int],
+) -> str:
+    """The statement from its second word to the condition on the column."""
+    texts = [_literal(connection, value) for value in values]
+    if connection.dialect.name not in _MYSQL:
+        return f"FROM {table} AS victim WHERE victim.{column.name} IN ({', '.join(texts)})"
     if isinstance(values[0], bytes):
-        texts = [f"X'{value.hex()}'" for value in values if isinstance(value, bytes)]
         texts[0] = f"CAST({texts[0]} AS BINARY({len(values[0])}))"
-    else:
-        texts = [str(value) for value in values]
     chosen = " UNION ALL SELECT ".join([f"{texts[0]} AS chosen_key", *texts[1:]])
     return (
         f"{_BY_KEY} victim FROM (SELECT {chosen}) AS chosen STRAIGHT_JOIN {table} AS victim "
-        f"ON victim.{column.name} = chosen.chosen_key",
-        (),
+        f"ON victim.{column.name} = chosen.chosen_key"
     )
+
+
+def _literal(connection: sa.Connection, value: object) -> str:
+    """A value of ours in a statement: bytes, a whole number, or a name without quotes."""
+    if isinstance(value, bytes):
+        return dialect_of(connection.engine).binary(value)
+    if isinstance(value, int):
+        return f"{value:d}"
+    assert isinstance(value, str), "only these are written into statements"
+    assert "'" not in value, "names have no quotes"
+    assert "\\" not in value, "names have no backslashes"
+    return f"'{value}'"

@@ -9,26 +9,27 @@ own pool, never on the application's, and uses only the database's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
-from qmq_client.errors import OutboxMissingError
-from qmq_client.outbox.checking.rights import PRODUCER, Rights, Role, lacking_texts
-from qmq_client.outbox.checking.schema import look_at_schema
+from qmq_client.outbox.checking.rights import PRODUCER, Role
+from qmq_client.outbox.checking.schema import Faults, faults_of, missing_error
 from qmq_client.outbox.committed.by_hand import CHANGED_ROWS_MAX, change_by_hand
 from qmq_client.outbox.committed.choice import conditions, stored_rows
-from qmq_client.outbox.committed.deletes import chunks
+from qmq_client.outbox.committed.deletes import chunks, listed
 from qmq_client.outbox.committed.settling import Settling
 from qmq_client.outbox.committed.waiting import fill_order_locks, waiting_ids
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX, ClaimTerms
 from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.database.driver import keep_one_connection
+from qmq_client.outbox.database.own_connections import OwnConnections
+from qmq_client.outbox.database.table_names import in_own_schema, table_sql
 from qmq_client.outbox.row import (
     ALL_ROWS,
     BatchOutcome,
+    FoundRow,
     OutboxCounts,
     OutboxRow,
     RowFilter,
@@ -42,10 +43,6 @@ _Result = TypeVar("_Result")
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _PURGED_ROWS_MAX: Final = 10_000
-_MAKE_TABLES: Final = (
-    " Run `qmq db migrate`, or your own migrations if they have it; for a first try "
-    "`qmq_client.create_tables(engine)`."
-)
 
 
 class OutboxStore:
@@ -55,17 +52,30 @@ class OutboxStore:
     """
 
     def __init__(self, engine: sa.Engine, tables: Tables = DEFAULT_TABLES) -> None:
+        """Opens no connection."""
         self._dialect = dialect_of(engine)
         self._tables = tables
-        self._outbox = tables.outbox
         self._application = engine
-        self._sibling = self._dialect.open_sibling(engine)
-        #: The longest record that one statement can carry; None if the server sets no limit.
-        self.record_bytes_max: int | None = None
+        self._own = OwnConnections(engine, self._dialect)
         self._now_ms: sa.ColumnElement[int] = sa.literal_column(
             self._dialect.now_ms, sa.BigInteger()
         )
-        self._settling = Settling(self._outbox, self._now_ms, self._dialect.is_refused)
+
+    @cached_property
+    def _resolved(self) -> Tables:
+        """The tables under their whole names; connects if nobody has, to learn the schema."""
+        dialect = self._application.dialect
+        if dialect.name != "sqlite" and dialect.default_schema_name is None:
+            self._own.look(lambda _: None)
+        return in_own_schema(dialect, self._tables)
+
+    @cached_property
+    def _outbox(self) -> sa.Table:
+        return self._resolved.outbox
+
+    @cached_property
+    def _settling(self) -> Settling:
+        return Settling(self._outbox, self._now_ms, self._dialect.is_refused)
 
     @property
     def undeleted(self) -> int:
@@ -73,7 +83,7 @@ class OutboxStore:
 
         Their messages are accepted; see `undeleted.py`.
         """
-        return self._settling.undeleted.count
+        return self._settling.undeleted.count if "_settling" in self.__dict__ else 0
 
     def claim(
         self,
@@ -108,12 +118,38 @@ class OutboxStore:
         def reclaim(connection: sa.Connection) -> set[bytes]:
             owned: set[bytes] = set()
             for ids in chunks(message_ids):
-                owned |= self._dialect.reclaim(
-                    connection, self._outbox, ids, token=token, lease_ms=lease_ms
-                )
+                owned |= self._reclaim(connection, ids, token, lease_ms)
             return owned
 
         return self._written(reclaim)
+
+    def find(self, message_ids: Sequence[bytes], *, with_records: bool) -> list[FoundRow]:
+        """Those of these rows that are committed, in one statement; whoever owns them."""
+        columns = (
+            "message_id, state, token, last_error, record"
+            if with_records
+            else ("message_id, state, token, last_error, NULL")
+        )
+
+        def find(connection: sa.Connection) -> list[FoundRow]:
+            found = connection.exec_driver_sql(
+                f"SELECT {columns}, CASE WHEN due_at_ms <= {self._dialect.now_ms} THEN 1 ELSE 0 END "
+                f"FROM {table_sql(connection, self._outbox)} "
+                f"WHERE message_id IN ({listed(connection, message_ids)})"
+            )
+            return [
+                FoundRow(
+                    message_id=bytes(message_id),
+                    state=state,
+                    token=token and bytes(token),
+                    is_due=bool(is_due),
+                    error=error or "",
+                    record=record and bytes(record),
+                )
+                for message_id, state, token, error, record, is_due in found
+            ]
+
+        return self._own.look(find) if message_ids else []
 
     def settle(
         self,
@@ -177,12 +213,11 @@ class OutboxStore:
 
         See `waiting.py`.
         """
-        with self._dialect.read(self._sibling) as connection:
-            return waiting_ids(connection, self._outbox, keys)
+        return self._own.read(lambda connection: waiting_ids(connection, self._outbox, keys))
 
     def prepare_ordering(self) -> None:
         """Fill the table of locks for ordering keys, if that was not done before."""
-        fill_order_locks(self._dialect, self._sibling, self._tables.order_lock)
+        fill_order_locks(self._own, self._resolved.order_lock)
 
     def oldest_unsent_age_ms(self) -> int | None:
         """Age of the oldest live row; None if there is none.
@@ -196,10 +231,8 @@ class OutboxStore:
             .limit(_OLDEST_AMONG_ROWS)
             .subquery()
         )
-        with self._dialect.read(self._sibling) as connection:
-            age_ms: int | None = connection.scalar(
-                sa.select(self._now_ms - sa.func.min(first.c.created_at_ms))
-            )
+        age = sa.select(self._now_ms - sa.func.min(first.c.created_at_ms))
+        age_ms: int | None = self._own.read(lambda connection: connection.scalar(age))
         return None if age_ms is None else max(0, age_ms)
 
     def counts(self, *, rows_max: int | None = None) -> OutboxCounts:
@@ -217,8 +250,7 @@ class OutboxStore:
                 for kind in kinds
             )
         )
-        with self._dialect.read(self._sibling) as connection:
-            live, due, parked = connection.execute(query).one()
+        live, due, parked = self._own.read(lambda connection: connection.execute(query).one())
         return OutboxCounts(live=live, due=due, parked=parked)
 
     def list_rows(
@@ -235,8 +267,8 @@ class OutboxStore:
         """
         query = stored_rows(self._outbox)
         query = query.where(*self._conditions(chosen, state=state, is_due=is_due))
-        with self._dialect.read(self._sibling) as connection:
-            found = connection.execute(query.limit(min(limit, _LISTED_ROWS_MAX))).all()
+        query = query.limit(min(limit, _LISTED_ROWS_MAX))
+        found = self._own.read(lambda connection: connection.execute(query).all())
         return [StoredRow(**row._mapping) for row in found]
 
     def count_rows(
@@ -251,17 +283,14 @@ class OutboxStore:
         conditions = self._conditions(chosen, state=state, is_due=is_due)
         rows = sa.select(sa.literal(1)).select_from(self._outbox).where(*conditions)
         count = sa.select(sa.func.count()).select_from(rows.limit(rows_max).subquery())
-        with self._dialect.read(self._sibling) as connection:
-            return connection.scalar(count) or 0
+        return self._own.read(lambda connection: connection.scalar(count)) or 0
 
     def read_record(self, message_id: bytes) -> bytes | None:
         """The record of one row as it is stored, perhaps damaged; None if the row is gone."""
         columns = self._outbox.c
         record = sa.cast(columns.record, sa.LargeBinary())
-        with self._dialect.read(self._sibling) as connection:
-            found: bytes | None = connection.scalar(
-                sa.select(record).where(columns.message_id == message_id)
-            )
+        query = sa.select(record).where(columns.message_id == message_id)
+        found: bytes | None = self._own.read(lambda connection: connection.scalar(query))
         return found
 
     def retry(self, chosen: RowFilter = ALL_ROWS, *, rows_max: int = CHANGED_ROWS_MAX) -> int:
@@ -295,9 +324,7 @@ class OutboxStore:
         self, change: sa.Update | sa.Delete, chosen: RowFilter, *, state: int, rows_max: int
     ) -> int:
         fitting = list(self._conditions(chosen, state=state))
-        return change_by_hand(
-            self._dialect, self._sibling, change, fitting, state=state, rows_max=rows_max
-        )
+        return change_by_hand(self._own, change, fitting, state=state, rows_max=rows_max)
 
     def _conditions(
         self, chosen: RowFilter, *, state: int | None, is_due: bool = False
@@ -315,50 +342,63 @@ class OutboxStore:
 
         Checks all tables, or those `needed`: a user of the database may have no right to see
         others. With `asks_rights`, or if a table is hidden, also raises if this user lacks a right
-        that its role needs. Afterwards `record_bytes_max` is the limit of this server.
+        that its role needs.
         """
         looked_at = self._tables.all if needed is None else needed
-        with self._dialect.write(self._sibling) as connection:
-            look = look_at_schema(connection, self._tables, looked_at)
-            remedy = _MAKE_TABLES if look.faults else ""  # of what a server lacks it says more
-            faults = look.faults or self._dialect.faults(connection, looked_at)
-            if not faults and (asks_rights or look.hidden):
-                lacks = Rights(connection).lacking(role, self._tables)
-                faults = lacking_texts(connection, role, lacks)
-            self.record_bytes_max = self._dialect.record_bytes_max(connection)
-        if faults:
-            database = self._application.url.render_as_string(hide_password=True)
-            raise OutboxMissingError(f"{'; '.join(faults)} in {database}.{remedy}")
+
+        def look(connection: sa.Connection) -> Faults | None:
+            return faults_of(connection, self._dialect, self._tables, looked_at, role, asks_rights)
+
+        if faults := self._own.write(look):
+            raise missing_error(self._application, faults)
 
     @property
     def now_ms(self) -> sa.ColumnElement[int]:
         """The clock of this database, as an expression."""
         return self._now_ms
 
-    def write(self) -> AbstractContextManager[sa.Connection]:
-        """A short transaction on this store's own pool, for the care of our other tables."""
-        return self._dialect.write(self._sibling)
+    def write(self, work: Callable[[sa.Connection], _Result]) -> _Result:
+        """Run work in a short transaction on this store's own pool, for the care of our other tables."""
+        return self._own.write(work)
+
+    @property
+    def is_application_busy(self) -> bool:
+        """Whether the application has connections to an SQLite file in use, which a write may disturb.
+
+        A transaction that has read fails at its first write if somebody wrote in between.
+        """
+        pool = self._application.pool
+        is_sqlite = self._application.dialect.name == "sqlite"
+        return is_sqlite and isinstance(pool, sa.QueuePool) and pool.checkedout() > 0
 
     def after_fork(self) -> None:
         """In a forked child: never use or close a connection of the parent."""
-        self._dialect.after_fork(self._sibling)
+        self._own.after_fork()
 
     def rest(self) -> None:
-        """Close this store's connections except one."""
-        keep_one_connection(self._sibling.pool)
+        """Close this store's idle connections except one."""
+        self._own.rest()
 
     def close(self) -> None:
         """Close this store's connections; it may be used again."""
-        self._dialect.close_sibling(self._sibling)
+        self._own.close()
 
     def _written(self, work: Callable[[sa.Connection], _Result]) -> _Result:
         """One short transaction, repeated if it was undone to break a deadlock."""
+        return repeat_when_undone(lambda: self._own.write(work))
 
-        def transaction() -> _Result:
-            with self._dialect.write(self._sibling) as connection:
-                return work(connection)
-
-        return repeat_when_undone(transaction)
+    def _reclaim(
+        self, connection: sa.Connection, ids: Sequence[bytes], token: bytes, lease_ms: int
+    ) -> set[bytes]:
+        table, some = table_sql(connection, self._outbox), listed(connection, ids)
+        is_owned = (
+            f"message_id IN ({some}) AND token = {self._dialect.binary(token)}"  # and so live
+        )
+        connection.exec_driver_sql(
+            f"UPDATE {table} SET due_at_ms = {self._dialect.now_ms} + {lease_ms:d} WHERE {is_owned}"
+        )
+        found = connection.exec_driver_sql(f"SELECT message_id FROM {table} WHERE {is_owned}")
+        return set(map(bytes, found.scalars()))
 
     def _removed(self, remove: Callable[[sa.Connection, bool], int]) -> int:
         """The same for deletions; once more, warily, if the database refused one of the rows."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.own_connections import OwnConnections
 from qmq_client.outbox.table import LIVE, ORDER_LOCKS, PARKED
 
 #: Rows that one query may read; a key with more is queried alone, and only its first rows are read.
@@ -91,13 +91,25 @@ def _first_of(connection: sa.Connection, outbox: sa.Table, pair: _Pair) -> list[
     return [bytes(message_id) for message_id in connection.scalars(query)]
 
 
-def fill_order_locks(dialect: OutboxDialect, sibling: sa.Engine, order_lock: sa.Table) -> None:
+def fill_order_locks(own: OwnConnections, order_lock: sa.Table) -> None:
     """Create the missing rows of the lock table; any number of processes at once."""
-    slot = order_lock.c.slot
-    with dialect.read(sibling) as connection:
-        missing = sorted(set(range(ORDER_LOCKS)).difference(connection.scalars(sa.select(slot))))
-    if not missing:
-        return
-    # A row that another process inserts at the same moment is no error.
-    with suppress(sa.exc.IntegrityError), dialect.write(sibling) as connection:
-        connection.execute(sa.insert(order_lock), [{"slot": each} for each in missing])
+    missing = missing_locks(own.read(lambda connection: _locks(connection, order_lock)))
+    if missing:
+        rows = [{"slot": each} for each in missing]
+        # A row that another process inserts at the same moment is no error.
+        with suppress(sa.exc.IntegrityError):
+            own.write(lambda connection: connection.execute(sa.insert(order_lock), rows))
+
+
+def has_order_locks(connection: sa.Connection, order_lock: sa.Table) -> bool:
+    """Whether all rows of the lock table are there."""
+    return not missing_locks(_locks(connection, order_lock))
+
+
+def missing_locks(found: set[int]) -> list[int]:
+    """The slots without a row, given those that have one."""
+    return sorted(set(range(ORDER_LOCKS)).difference(found))
+
+
+def _locks(connection: sa.Connection, order_lock: sa.Table) -> set[int]:
+    return set(connection.scalars(sa.select(order_lock.c.slot)))

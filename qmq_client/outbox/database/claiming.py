@@ -10,7 +10,7 @@ is unknown before they are read, and a thousand may be more than memory holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -57,12 +57,12 @@ class Wanted(NamedTuple):
         )
 
 
-def wanted_rows(now_ms: str, keys: Sequence[str], placeholder: str) -> Wanted:
+def wanted_rows(now_ms: str, keys: Sequence[str], places: Iterator[str]) -> Wanted:
     """Rows that are due or, with `keys`, rows of these ordering keys that nobody owns."""
     if not keys:
         return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms}", (), "due_at_ms")
-    places = ", ".join([placeholder] * len(keys))
-    where = f"state = {LIVE} AND token IS NULL AND ordering_key IN ({places})"
+    some = ", ".join(next(places) for _ in keys)
+    where = f"state = {LIVE} AND token IS NULL AND ordering_key IN ({some})"
     return Wanted(where, tuple(keys), "id")
 
 
@@ -70,10 +70,10 @@ def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
     """Claimed rows in the order in which they were stored."""
     return [
         OutboxRow(
-            message_id=message_id,
+            message_id=bytes(message_id),  # some drivers give a view
             subject=subject,
             ordering_key=ordering_key,
-            record=record,
+            record=bytes(record),
             attempts=attempts,
             number=number,
         )

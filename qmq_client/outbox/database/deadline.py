@@ -19,11 +19,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.outbox.database.driver import file_number
 from qmq_client.thread_start import start_thread
 
-#: Far above what a batch takes, and below what people call hanging.
-TRANSACTION_S_MAX: Final = 60.0
 #: Interval of the checks; after some without any deadline the thread sleeps until there is one.
 _LOOK_S: Final = 1.0
 _IDLE_LOOKS_MAX: Final = 60
@@ -109,9 +106,10 @@ os.register_at_fork(after_in_child=_forget)
 def answered_within(driver: Any, seconds: float) -> Iterator[None]:
     """Around a transaction: if the block takes longer, the driver's connection is cut.
 
-    `driver` is a blocking connection. Without a `fileno` nothing is done.
+    `driver` is a blocking connection. Without a public `fileno` nothing is done: other drivers take a
+    time limit when they connect.
     """
-    number = file_number(driver)
+    number = _file_number(driver)
     if number is None:
         yield
         return
@@ -129,3 +127,9 @@ def answered_within(driver: Any, seconds: float) -> Iterator[None]:
 def _cut(number: int) -> None:
     with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _file_number(driver: Any) -> int | None:
+    with suppress(Exception):  # closed, or of a kind that has none
+        return int(driver.fileno())
+    return None

@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
+from qmq_client.outbox.database.dialect import error_code
+
 #: Each time another transaction got through, so this many in a row are no coincidence.
 TRIES_MAX: Final = 5
-#: MySQL: deadlock, and the same within a batch of statements.
-_MYSQL: Final = (1213, 1614)
-#: PostgreSQL: deadlock, serialization failure.
-_POSTGRESQL: Final = ("40P01", "40001")
+#: MySQL: deadlock, and the same within a batch of statements. PostgreSQL: deadlock, serialization failure.
+_DEADLOCKS: Final = (1213, 1614, "40P01", "40001")
 _Result = TypeVar("_Result")
 
 
@@ -36,6 +36,4 @@ def repeat_when_undone(transaction: Callable[[], _Result]) -> _Result:
 
 
 def _is_deadlock(error: sa.exc.DBAPIError) -> bool:
-    origin = error.orig
-    number = origin.args[0] if origin is not None and origin.args else None
-    return number in _MYSQL or getattr(origin, "sqlstate", None) in _POSTGRESQL
+    return error_code(error.orig) in _DEADLOCKS

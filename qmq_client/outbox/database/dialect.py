@@ -1,29 +1,23 @@
-"""The port to the differences between databases; one module per database is behind it.
+"""What the outbox needs to know about one kind of database; a module per database is behind it.
 
-A further database is a module with a function `make_dialect` and a line in `_MODULES`; nothing else
-here or in `store.py`, `calls.py`, `tracker.py` and `unit.py` changes.
+A further database is a module with a function `make_dialect` and a line in `_MODULES`.
 """
 
 from __future__ import annotations
 
+import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import ClaimTerms
-from qmq_client.outbox.database.driver import root_engine
-from qmq_client.outbox.database.link import Link
 from qmq_client.outbox.row import OutboxRow
-
-#: Execution option of a connection: how its transactions begin, where the database has more than
-#: one way. `write` announces that the caller will write.
-BEGIN_OPTION: Final = "qmq_begin"
-BEGIN_TO_WRITE: Final = "write"
+from qmq_client.outbox.table import ORDER_LOCKS
 
 _MODULES: Final = {
     "mariadb": "qmq_client.outbox.database.mysql",
@@ -31,106 +25,53 @@ _MODULES: Final = {
     "postgresql": "qmq_client.outbox.database.postgresql",
     "sqlite": "qmq_client.outbox.database.sqlite",
 }
+#: Far above what a batch takes, and below what people call hanging.
+TRANSACTION_S_MAX: Final = 60.0
+LAST_CHARACTER: Final = "\U0010ffff"
 
 
-class IdleRollbacks(Protocol):
-    """Knows which of a pool's ROLLBACKs would be needless round trips."""
-
-    def note_commit(self, link: Link) -> None:
-        """A COMMIT has returned."""
-        ...
-
-    def is_at_rest(self, link: Link) -> bool:
-        """Whether the driver surely executed nothing since a COMMIT, so that a ROLLBACK does nothing."""
-        ...
-
-
-class OutboxDialect(Protocol):
-    """What the outbox needs to know about one kind of database."""
+class OutboxDialect(ABC):
+    """One kind of database. Statements are synchronous; see `own_connections.py` for asynchronous drivers."""
 
     #: SQL text: milliseconds since 1970 UTC by the database's clock.
     now_ms: str
-    #: Seconds until a transaction of the publisher or watchdog is cut if the server is silent.
-    transaction_s_max: float
-    #: Seconds after which the server aborts one of their statements; None: only with the transaction.
-    #: Not used if a driver does that by itself.
-    statement_s_max: float | None
-    #: For a driver that sends a ROLLBACK even if nothing is open; None if it knows better.
-    idle_rollbacks: IdleRollbacks | None
+    #: Ending of an INSERT that passes over ids which exist already.
+    skip_known = " ON CONFLICT (message_id) DO NOTHING"
 
-    def prepare_application(self, engine: sa.Engine) -> None:
-        """Make the application's engine keep the promises; safe to repeat.
+    def __init__(self) -> None:
+        #: Seconds until a transaction of the publisher or watchdog is cut if the server is silent.
+        self.transaction_s_max = TRANSACTION_S_MAX
+        #: Seconds after which the server aborts one of their statements; None: only with the transaction.
+        self.statement_s_max: float | None = None
 
-        Raises `ConfigurationError` if that is not possible.
+    # -- the publisher's and the watchdog's own connections
+
+    @abstractmethod
+    def on_connect(self, connection: Any, dialect: sa.Dialect) -> None:
+        """Set up a new connection of our own, given as the pool's listeners get it; AUTOCOMMIT is on."""
+
+    @abstractmethod
+    def begin(self, connection: sa.Connection, *, is_to_write: bool) -> None:
+        """Begin a short transaction of our own at READ COMMITTED, for which AUTOCOMMIT is on.
+
+        Its durability may be relaxed: a settlement that is lost causes a duplicate, which the broker
+        recognizes.
         """
-        ...
 
-    def before_statement(
-        self, connection: sa.Connection, link: Link, cursor: Any, statement: str
-    ) -> None:
-        """The application is about to execute a statement, in a transaction not known to be open."""
-        ...
+    def check_writable(self, connection: sa.Connection) -> None:  # noqa: B027  # SQLite checks the file
+        """Raise SQLAlchemy's `OperationalError` unless the connection leads to a writable primary."""
 
-    def note_answer(self, link: Link, statement: str) -> None:
-        """The statement was answered: note whether the transaction is open now."""
-        ...
+    @abstractmethod
+    def binary(self, value: bytes) -> str:
+        """A literal for these bytes, whatever the server's settings are."""
 
-    def is_transactional(self, link: Link) -> bool:
-        """Whether what is written next can still be rolled back; False in AUTOCOMMIT.
+    @abstractmethod
+    def claim(
+        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
+    ) -> list[OutboxRow]:
+        """Take live rows for `terms.token`: due ones, or followers; see `claiming.py`."""
 
-        Asks the driver, which always knows. Requires: SQLAlchemy's transaction has begun. Whether
-        it is still open is told by `is_in_transaction`.
-        """
-        ...
-
-    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether a statement failed because a table or a column does not exist."""
-        ...
-
-    def is_overtaken(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether it failed because another transaction wrote after this one had read."""
-        ...
-
-    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether the database refused a statement because of its rows, and would again.
-
-        For example by a trigger, a foreign key or a missing right; not if it was away, busy,
-        locked, full or read-only.
-        """
-        ...
-
-    def is_in_transaction(self, link: Link) -> bool:
-        """Whether the driver's transaction is open, or will be with its first statement.
-
-        False if it was ended behind SQLAlchemy's back. Asks the driver and sends nothing.
-        """
-        ...
-
-    def can_commit(self, link: Link) -> bool:
-        """Whether a COMMIT would store what was written, and would report it if not."""
-        ...
-
-    def is_busy(self, link: Link) -> bool:
-        """Whether another statement would disturb what the application is still reading or writing.
-
-        Such as an unbuffered result of PyMySQL, or a COPY of psycopg.
-        """
-        ...
-
-    def can_encode(self, link: Link, text: str) -> bool:
-        """Whether a text passes unaltered through this connection's character set."""
-        ...
-
-    def undoes_transaction(self, link: Link, error: BaseException | None) -> bool:
-        """Whether this error of the driver ended the whole transaction.
-
-        Whatever the application does next is in another one, and nobody tells it.
-        """
-        ...
-
-    def savepoint_name(self, text: str) -> str:
-        """The same for all texts that mean one savepoint, with quotes or without."""
-        ...
+    # -- the application's connections
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
@@ -139,77 +80,76 @@ class OutboxDialect(Protocol):
 
         So the rows of one key are numbered in commit order.
         """
-        ...
+        slots = sorted({order_slot(row) for row in rows if row.ordering_key is not None})
+        # Always in the same order, so that two calls cannot deadlock.
+        connection.execute(
+            sa.select(order_lock.c.slot)
+            .where(order_lock.c.slot.in_(slots))
+            .order_by(order_lock.c.slot)
+            .limit(len(slots))  # or `sql_select_limit` of MySQL would leave some unlocked
+            .with_for_update()
+        )
 
-    def record_bytes_max(self, connection: sa.Connection) -> int | None:
+    def record_bytes_max(self, _: sa.Connection) -> int | None:
         """The longest record that one statement can carry on this server; None if it sets no limit."""
-        ...
+        return None
 
+    def last_character(self, _: sa.Connection) -> str:
+        """The last character that this connection's character set can spell; a driver refuses others."""
+        return LAST_CHARACTER
+
+    # -- what its errors and settings mean
+
+    @abstractmethod
+    def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether a statement failed because a table or a column does not exist."""
+
+    @abstractmethod
+    def is_refused(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether the database refused a statement because of its rows, and would again.
+
+        For example by a trigger, a foreign key or a missing right; not if it was away, busy,
+        locked, full or read-only.
+        """
+
+    @abstractmethod
     def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
         """Why this server or these tables are unfit, besides missing columns; one text each."""
-        ...
-
-    def open_sibling(self, engine: sa.Engine) -> sa.Engine:
-        """An engine for the same database with a small pool of its own.
-
-        For a database in memory it is the application's own engine, since another would see another
-        database.
-        """
-        ...
-
-    def close_sibling(self, sibling: sa.Engine) -> None:
-        """Close its idle connections, unless it is the application's own; it may be used again."""
-        ...
-
-    def write(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
-        """A short transaction that will write; committed at the end, or rolled back on an error.
-
-        Its durability may be relaxed: a settlement that is lost causes a duplicate, which the
-        broker recognizes.
-        """
-        ...
-
-    def read(self, sibling: sa.Engine) -> AbstractContextManager[sa.Connection]:
-        """A connection that reads committed rows."""
-        ...
-
-    def claim(
-        self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms
-    ) -> list[OutboxRow]:
-        """Take live rows for `terms.token`: due ones, or followers; see `claiming.py`."""
-        ...
-
-    def reclaim(
-        self,
-        connection: sa.Connection,
-        outbox: sa.Table,
-        message_ids: Sequence[bytes],
-        *,
-        token: bytes,
-        lease_ms: int,
-    ) -> set[bytes]:
-        """Extend the leases of those of these live rows that `token` still owns; which they are."""
-        ...
-
-    def after_fork(self, engine: sa.Engine) -> None:
-        """In a forked child: drop the parent's connections without touching them.
-
-        Called for the sibling, and for the application's engine, whose pool is shared as well.
-        """
-        ...
 
 
-#: One for each engine, so that what it learns about the server and its transactions is shared.
+#: One for each engine, so that what it learns about the server is shared.
 _dialects: WeakKeyDictionary[sa.Engine, OutboxDialect] = WeakKeyDictionary()
 
 
 def dialect_of(engine: sa.Engine) -> OutboxDialect:
     """The dialect for this engine's database; raises `ConfigurationError` for an unknown one."""
-    root = root_engine(engine)
-    dialect = _dialects.get(root)
+    dialect = _dialects.get(engine)
     if dialect is None:
-        dialect = _dialects[root] = _make(root)
+        dialect = _dialects[engine] = _make(engine)
     return dialect
+
+
+def order_slot(row: OutboxRow) -> int:
+    """The lock for the row's subject and key."""
+    return zlib.crc32(f"{row.subject}\0{row.ordering_key}".encode()) % ORDER_LOCKS
+
+
+def error_code(error: BaseException | None) -> object:
+    """What a driver's error is known by: MySQL's number, or PostgreSQL's SQLSTATE; None without one.
+
+    Drivers keep it in different public places: psycopg and asyncpg in `sqlstate`, psycopg2 in `pgcode`,
+    pg8000 in the answer's field `C`, MySQL's in the first argument. SQLAlchemy's asynchronous adapters
+    wrap the driver's own error.
+    """
+    if error is None:
+        return None
+    first = error.args[0] if error.args else None
+    for code in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
+        if code is not None and not isinstance(first, int):
+            return code
+    if isinstance(first, dict):
+        return first.get("C")
+    return first if isinstance(first, int) else None
 
 
 def _make(engine: sa.Engine) -> OutboxDialect:

@@ -10,7 +10,7 @@ third statement reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -22,56 +22,60 @@ from qmq_client.outbox.database.claiming import (
     row_id,
     wanted_rows,
 )
+from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.placeholders import placeholders
 from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
 
 #: Index of the record in a claimed row.
 _RECORD: Final = 4
 
-#: Runs a query that returns records: its text and its parameters.
-Reads = Callable[[str, tuple[object, ...]], Sequence[Any]]
-#: A condition on `id` for rows with these numbers, and its parameters.
-Numbered = Callable[[Sequence[int]], tuple[str, tuple[object, ...]]]
-
 
 def claim_locked(
-    connection: sa.Connection,
-    outbox: sa.Table,
-    terms: ClaimTerms,
-    *,
-    now_ms: str,
-    reads: Reads,
-    numbered: Numbered,
+    connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms, dialect: OutboxDialect
 ) -> list[OutboxRow]:
     """Take rows as `OutboxDialect.claim` does. Requires: READ COMMITTED."""
     table = table_sql(connection, outbox)
-    wanted = wanted_rows(now_ms, terms.keys, "%s")
+    wanted = wanted_rows(dialect.now_ms, terms.keys, placeholders(connection.dialect))
     # So many rows of at most this size surely fit; larger records are read once that is known.
     small_bytes = terms.bytes_max // terms.limit
     is_small = f"CASE WHEN octet_length(record) <= {small_bytes:d} THEN"
-    found = reads(
+    found = connection.exec_driver_sql(
         "SELECT id, message_id, subject, ordering_key, "
         f"{is_small} record END, {is_small} attempts ELSE -octet_length(record) END "
         f"FROM {table} WHERE {wanted.text} LIMIT {terms.limit:d} FOR UPDATE SKIP LOCKED",
         wanted.parameters,
-    )
+    ).all()
     fitting = _fitting(found, terms.bytes_max)
     if not fitting:
         return []
-    chosen, numbers = numbered([row_id(row) for row in fitting])
-    taking = f"UPDATE {table} SET token = %s, due_at_ms = {now_ms} + %s WHERE {chosen}"
-    values = (terms.token, terms.lease_ms, *numbers)
+    taking = (
+        f"UPDATE {table} SET token = {dialect.binary(terms.token)}, "
+        f"due_at_ms = {dialect.now_ms} + {terms.lease_ms:d} "
+        f"WHERE {_numbered([row_id(row) for row in fitting])}"
+    )
     large = [row_id(row) for row in fitting if row[_RECORD] is None]
     if large and connection.dialect.update_returning:
         is_large = f"CASE WHEN octet_length(record) > {small_bytes:d} THEN"
-        rest = reads(f"{taking} RETURNING id, {is_large} record END, attempts", values)
+        rest = connection.exec_driver_sql(
+            f"{taking} RETURNING id, {is_large} record END, attempts"
+        ).all()
         return as_outbox_rows(_completed(fitting, rest))
-    connection.exec_driver_sql(taking, values)
+    connection.exec_driver_sql(taking)
     if large:
-        chosen, numbers = numbered(large)
-        rest = reads(f"SELECT id, record, attempts FROM {table} WHERE {chosen}", numbers)
+        rest = connection.exec_driver_sql(
+            f"SELECT id, record, attempts FROM {table} WHERE {_numbered(large)}"
+        ).all()
         fitting = _completed(fitting, rest)
     return as_outbox_rows(fitting)
+
+
+def _numbered(numbers: Sequence[int]) -> str:
+    """A condition for rows with these numbers; as text, since parameters would cost drivers more."""
+    first, last = min(numbers), max(numbers)
+    if last - first + 1 == len(numbers):  # one piece: found by one descent into the index
+        return f"id BETWEEN {first:d} AND {last:d}"
+    return f"id IN ({', '.join(map(str, numbers))})"
 
 
 def _fitting(found: Sequence[Any], bytes_max: int) -> Sequence[Any]:

@@ -46,14 +46,19 @@ def _may(path: str, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def refuse_what_cannot_be_written(driver: Any, _: Any) -> None:
-    """A listener of `connect`: refuses read-only files before anything is claimed, as replicas are refused."""
-    cursor = driver.cursor()
-    path = cursor.execute("PRAGMA database_list").fetchone()[2]
+def refuse_what_cannot_be_written(connection: Any) -> None:
+    """Refuse read-only files before anything is claimed, as replicas are refused.
+
+    `connection`: of the driver, or SQLAlchemy's adapter of an asynchronous one.
+    """
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA database_list")
+    path = cursor.fetchone()[2]
     mode = ""
     with suppress(sqlite3.OperationalError):  # not even to be read, if a log is to be made for that
-        mode = cursor.execute("PRAGMA journal_mode").fetchone()[0]
+        cursor.execute("PRAGMA journal_mode")
+        mode = cursor.fetchone()[0]
     cursor.close()
     if path and (refused := unwritable(path, mode)):
-        driver.close()
+        connection.close()
         raise read_only_error(path, refused)

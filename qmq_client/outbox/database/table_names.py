@@ -1,13 +1,16 @@
-"""The name of a table in statements: one for drivers, one for people and as a value.
+"""The name of a table in statements: one for drivers, one for people and as a value; and its schema.
 
 To a driver that formats its statements a percent sign means more, so it is written twice.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+
+from qmq_client.outbox.table import Tables
 
 
 def table_sql(connection: sa.Connection | sa.Engine, table: Any) -> str:
@@ -18,3 +21,25 @@ def table_sql(connection: sa.Connection | sa.Engine, table: Any) -> str:
 def table_text(connection: sa.Connection | sa.Engine, table: Any) -> str:
     """The quoted name as a person writes it in a statement, or as a parameter of one."""
     return table_sql(connection, table).replace("%%", "%")
+
+
+def in_own_schema(dialect: sa.Dialect, tables: Tables) -> Tables:
+    """The tables under their whole names: in the schema in which the engine's connections begin.
+
+    So a `search_path`, a USE or a temporary table of a transaction leads to no other table.
+    Requires: the engine has connected.
+    """
+    if tables.outbox.schema is not None:
+        return tables
+    schema = "main" if dialect.name == "sqlite" else dialect.default_schema_name
+    return tables if schema is None else _qualified(tables, schema)
+
+
+@lru_cache(maxsize=64)
+def _qualified(tables: Tables, schema: str) -> Tables:
+    metadata = sa.MetaData()
+    return Tables(
+        outbox=tables.outbox.to_metadata(metadata, schema=schema),
+        inbox=tables.inbox.to_metadata(metadata, schema=schema),
+        order_lock=tables.order_lock.to_metadata(metadata, schema=schema),
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
+from qmq_broker.options import StoreOptions
 from qmq_broker.service.delay.rows import Pending, Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.cancelled import Cancelled
@@ -62,8 +63,13 @@ class DelayRig(Rig):
     def __init__(
         self, directory: Path, *, limits: ServiceLimits | None = None, **changes: object
     ) -> None:
+        super().__init__(directory, limits=limits, store_options=self.options_of(changes))
+
+    @staticmethod
+    def options_of(changes: dict[str, Any]) -> StoreOptions:
+        """The options of such a store, with these changes."""
         options = {name: getattr(STORE, name) for name in STORE.__slots__} | changes
-        super().__init__(directory, limits=limits, store_options=type(STORE)(**options))
+        return StoreOptions(**options)
 
     @classmethod
     def forgetful(cls, directory: Path) -> Self:

@@ -172,3 +172,49 @@ def _settle(rig: DelayRig) -> None:
     rig.release()
     for _ in range(3):
         rig.store.step()
+
+
+def one_stored_ahead(directory: Path) -> DelayRig:
+    """A broker whose clock was two days ahead for one message, and is right again."""
+    rig = DelayRig(directory)
+    rig.clock.wall_ms += 2 * DAY_MS
+    rig.pass_ms(0)
+    rig.send(b"stored while the clock was ahead")
+    rig.clock.wall_ms -= 2 * DAY_MS
+    rig.restart()
+    return rig
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_F35_D2_a_message_stored_while_the_clock_was_ahead_holds_no_delayed_one(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    """Else all of them waited until the clock came to where it had been."""
+    rig = one_stored_ahead(tmp_path)
+    rig.send_delayed({b"soon": rig.now_ms + 1_000, b"then": rig.now_ms + HOUR_MS})
+    rig.send_delayed({b"far": rig.now_ms + 3 * DAY_MS})
+    if is_restarted:
+        rig.restart()
+    assert [rig.body(one) for one in rig.find_all()] == [b"soon", b"then", b"far"]
+    assert rig.pass_and_release(900) == 0
+    assert rig.pass_and_release(100) == 1
+    assert rig.pass_and_release(HOUR_MS - 1_001) == 0
+    assert rig.pass_and_release(1) == 1
+    rig.restart()
+    assert rig.pass_and_release(3 * DAY_MS) == 1
+    assert rig.bodies()[1:] == [b"soon", b"then", b"far"]
+    rig.close()
+
+
+def test_F35_a_log_that_is_ahead_of_the_clock_is_reported_until_the_clock_is_there(
+    tmp_path: Path,
+) -> None:
+    rig = one_stored_ahead(tmp_path)
+    query = rig.broker.delayed.query
+    status = query.status()
+    assert status.log_ahead_ms == pytest.approx(2 * DAY_MS, abs=1_000)
+    assert status.clock.startswith("the log is ahead of the clock")
+    for _ in range(2):
+        rig.pass_and_release(DAY_MS)
+    assert (query.status().log_ahead_ms, query.status().clock) == (0, "")
+    rig.close()

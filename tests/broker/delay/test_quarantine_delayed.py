@@ -228,3 +228,31 @@ def test_B4_a_damaged_message_that_the_log_has_not_is_held_and_halts_nothing(
     rig.pass_and_release(900 * HOUR_MS)
     assert rig.broker.delayed.query.status().damaged == 1
     rig.close()
+
+
+def test_B4_a_report_says_how_many_delayed_messages_are_lost_or_that_nobody_knows(
+    tmp_path: Path,
+) -> None:
+    """Else it said that nothing is lost."""
+    for position, delayed, is_unknown in ((70, 2, False), (20, 0, True)):
+        directory = tmp_path / str(position)
+        rig = DelayRig(directory, **RARELY)
+        rig.send(b"one")
+        due_ms = rig.now_ms + HOUR_MS
+        offset = rig.send_delayed({b"a": due_ms, b"b": due_ms}).physical_offset
+        rig.send(b"two")
+        kill(rig)
+        flip(directory / "commitlog" / f"{0:020d}", offset + position)
+        (report,) = quarantine(directory)
+        assert (report.lost, report.delayed, report.may_hold_delayed) == ((), delayed, is_unknown)
+        rig.start()
+        assert rig.broker.delayed.query.status().pending == 0
+        rig.close()
+
+
+def test_B4_what_was_copied_does_not_count_as_lost(tmp_path: Path) -> None:
+    rig, _ = waiting(tmp_path)
+    rig.close()
+    damage_log(rig, 88)
+    (report,) = quarantine(tmp_path)
+    assert (report.delayed, report.may_hold_delayed) == (0, False)

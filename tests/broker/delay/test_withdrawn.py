@@ -64,7 +64,7 @@ def test_D4_a_send_that_arrives_after_its_message_was_withdrawn_is_not_stored(
     rig: DelayRig, client: Client, kind: FrameKind
 ) -> None:
     frame = frame_of(rig, IDS[0], kind=kind)
-    assert cancel(client, TEXTS[0], withdrawn=True) == ["unknown"]
+    assert cancel(client, TEXTS[0], subject=SUBJECT, withdrawn=True) == ["unknown"]
     placed = arrive(rig, frame)
     assert (placed.duplicates, placed.places) == (1, ()), "the sender is told that it is there"
     assert rig.pass_and_release(2 * HOUR_MS) == 0
@@ -75,7 +75,7 @@ def test_D4_a_send_that_arrives_after_its_message_was_withdrawn_is_not_stored(
 def test_D4_the_other_messages_of_such_a_send_are_stored(
     rig: DelayRig, client: Client, kind: FrameKind
 ) -> None:
-    assert cancel(client, TEXTS[1], withdrawn=True) == ["unknown"]
+    assert cancel(client, TEXTS[1], subject=SUBJECT, withdrawn=True) == ["unknown"]
     placed = arrive(rig, frame_of(rig, *IDS, kind=kind))
     assert placed.duplicates == 1
     assert sum(place.count for place in placed.places) == (0 if kind is FrameKind.DELAYED else 2)
@@ -87,7 +87,7 @@ def test_D4_the_other_messages_of_such_a_send_are_stored(
 def test_D4_what_is_sent_under_that_id_with_other_content_is_not_stored_either(
     rig: DelayRig, client: Client
 ) -> None:
-    cancel(client, TEXTS[0], withdrawn=True)
+    cancel(client, TEXTS[0], subject=SUBJECT, withdrawn=True)
     for body in (b"one", b"other"):
         frame = frame_of(rig, IDS[0], kind=FrameKind.MESSAGES, body=body)
         assert arrive(rig, frame).duplicates == 1
@@ -97,7 +97,7 @@ def test_D4_what_is_sent_under_that_id_with_other_content_is_not_stored_either(
 def test_D4_what_was_withdrawn_stays_out_over_a_restart(
     rig: DelayRig, client: Client, end: str
 ) -> None:
-    cancel(client, *TEXTS[:2], withdrawn=True)
+    cancel(client, *TEXTS[:2], subject=SUBJECT, withdrawn=True)
     if end == "stop":
         rig.restart()
     elif end == "kill":
@@ -117,9 +117,9 @@ def test_D4_what_the_broker_knows_is_cancelled_or_too_late_as_ever(
 ) -> None:
     assert left_out(rig, IDS[0]) == 0
     assert left_out(rig, IDS[1], kind=FrameKind.MESSAGES) == 0
-    answer = cancel(client, *TEXTS, withdrawn=True)
+    answer = cancel(client, *TEXTS, subject=SUBJECT, withdrawn=True)
     assert answer == ["cancelled", "too_late", "unknown"]
-    assert cancel(client, *TEXTS, withdrawn=True) == answer
+    assert cancel(client, *TEXTS, subject=SUBJECT, withdrawn=True) == answer
     assert left_out(rig, IDS[0]) == left_out(rig, IDS[1], kind=FrameKind.MESSAGES) == 1
 
 
@@ -132,24 +132,24 @@ def test_O1_what_its_outbox_may_still_send_is_stored_although_somebody_asked_for
 
 def test_B7_a_withdrawn_id_is_forgotten_with_its_window(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path / "small", dedupe_ids=1)
-    cancel(Client(rig), TEXTS[0], withdrawn=True)
+    cancel(Client(rig), TEXTS[0], subject=SUBJECT, withdrawn=True)
     for _ in range(20):
         rig.send(b"other")
     assert left_out(rig, IDS[0]) == 0
     rig.close()
     rig = DelayRig(tmp_path / "none", dedupe_ids=0)
     before = rig.store.written_offset
-    cancel(Client(rig), TEXTS[0], withdrawn=True)
+    cancel(Client(rig), TEXTS[0], subject=SUBJECT, withdrawn=True)
     assert left_out(rig, IDS[0]) == 0 < rig.store.written_offset - before
     rig.close()
 
 
 def test_a_withdrawal_is_written_once_and_its_log_is_sound(rig: DelayRig, client: Client) -> None:
-    cancel(client, *TEXTS[:2], withdrawn=True)
+    cancel(client, *TEXTS[:2], subject=SUBJECT, withdrawn=True)
     before = rig.store.written_offset
-    cancel(client, *TEXTS[:2], withdrawn=True)
+    cancel(client, *TEXTS[:2], subject=SUBJECT, withdrawn=True)
     assert rig.store.written_offset == before
-    cancel(client, *TEXTS[:2], TEXTS[1], withdrawn=True)
+    cancel(client, *TEXTS[:2], TEXTS[1], subject=SUBJECT, withdrawn=True)
     assert rig.store.written_offset == before
     rig.close()
     disk = OsDisk(str(rig.directory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -35,9 +36,18 @@ class Authority:
         self.file = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.file))
 
-    def issue(self, *names: str, as_file: str, common_name: str | None = None) -> tuple[str, str]:
-        """Paths of a certificate for these names and of its key."""
-        made = self._ca.issue_cert(*names, common_name=common_name)
+    def issue(
+        self,
+        *names: str,
+        as_file: str,
+        common_name: str | None = None,
+        not_before: datetime | None = None,
+        not_after: datetime | None = None,
+    ) -> tuple[str, str]:
+        """Paths of a certificate for these names and of its key; valid within these times."""
+        made = self._ca.issue_cert(
+            *names, common_name=common_name, not_before=not_before, not_after=not_after
+        )
         certificate, key = (self._folder / f"{as_file}.{kind}" for kind in ("pem", "key"))
         certificate.write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
         made.private_key_pem.write_to_path(str(key))

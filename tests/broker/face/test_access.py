@@ -165,7 +165,7 @@ GOOD: dict[str, object] = {
 
 
 def listed(*entries: dict[str, object]) -> str:
-    return json.dumps({"tokens": entries})
+    return json.dumps({"version": 1, "tokens": entries})
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,10 @@ def listed(*entries: dict[str, object]) -> str:
     [
         "",
         "[]",
+        "{}",
         "{}x",
+        '{"version":1}',
+        '{"tokens":[]}',
         '{"version":2,"tokens":[]}',
         '{"tokens":[],"more":1}',
         '{"tokens":[{"id":"x"}]}',
@@ -213,7 +216,7 @@ def test_what_is_no_file_of_the_operator_is_refused(tmp_path: Path, kind: str) -
         case "pipe":
             os.mkfifo(path)
         case "writable":
-            path.write_text('{"tokens":[]}')
+            path.write_text('{"version":1,"tokens":[]}')
             path.chmod(0o666)
     with pytest.raises(TokenFileError):
         WatchedTokens(str(path))

@@ -306,7 +306,9 @@ def test_people_see_subjects_groups_dead_letters_and_messages(rig: Rig, client: 
     assert [(m["sequence"], base64.b64decode(m["body_base64"])) for m in messages] == [(1, b"b")]
 
 
-def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client: Client) -> None:
+def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(
+    rig: Rig, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.send(b"a body to be damaged")
     (segment,) = (rig.directory / "commitlog").iterdir()
     data = bytearray(segment.read_bytes())
@@ -317,6 +319,10 @@ def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(rig: Rig, client
     assert "qmq store verify" in error_of(reply).remedy
     (group,) = rig.broker.query.groups()
     assert (group.cursor, group.in_flight) == (0, 0)
+    client.post("/v1/pull", PULL)
+    client.post("/v1/pull", {**PULL, "settlements": [{"token": 1, "acks": [[0, 1]]}]})
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("request_failed path=/v1/pull code=corruption reason=")
 
 
 def test_an_error_nobody_foresaw_says_nothing_about_the_inside(

@@ -129,7 +129,7 @@ def test_a_hot_route_takes_only_posts(client: Client, method: str) -> None:
 def test_an_unknown_path_is_not_found_and_says_so_in_json(client: Client, path: str) -> None:
     reply = client.post(path, b"{}")
     assert reply.status in (404, 405)
-    assert error_of(reply).code in ("not_found", "method_not_allowed")
+    assert error_of(reply).code in ("unknown_path", "method_not_allowed")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_name_given_twice_in_a_query_is_refused(client: Client, path: str) -> 
 @pytest.mark.parametrize("path", ["/v1/files/", "/v1/subjects//", "/healthz/"])
 def test_nobody_is_sent_elsewhere(client: Client, path: str) -> None:
     reply = client.get(path, headers=[(b"host", b"elsewhere")])
-    assert (reply.status, error_of(reply).code) == (404, "not_found")
+    assert (reply.status, error_of(reply).code) == (404, "unknown_path")
     assert b"location" not in reply.headers
 
 

@@ -57,6 +57,31 @@ CASES: dict[str, tuple[bytes, int | None]] = {
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "another host's path": (b"GET http://other/x HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "a port that is none": (b"GET http://a:99999/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "no host": (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+    "no host, as HTTP/1.0 has it": (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+    "a version before": (b"GET /healthz HTTP/0.9\r\nHost: a\r\n\r\n", 400),
+    "a version to come": (b"GET /healthz HTTP/2.0\r\nHost: a\r\n\r\n", 400),
+    "another charset": (
+        b"POST /v1/pull HTTP/1.1\r\nHost: a\r\nContent-Type: application/json; charset=utf-16\r\n"
+        + LENGTH
+        + b"\r\n"
+        + BODY,
+        415,
+    ),
+    "another charset for an operator's route": (
+        b'POST /v1/groups/pause HTTP/1.1\r\nHost: a\r\nContent-Type: application/json;Charset="latin1"\r\n'
+        + LENGTH
+        + b"\r\n"
+        + BODY,
+        415,
+    ),
+    "its own charset": (
+        b"POST /v1/pull HTTP/1.1\r\nHost: a\r\nContent-Type: application/json; charset=UTF-8\r\n"
+        + LENGTH
+        + b"\r\n"
+        + BODY,
+        200,
+    ),
     "a tunnel": (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "no method": (b" / HTTP/1.1\r\n\r\n", 400),
     "an unknown method": (b"BREW /v1/send HTTP/1.1\r\nHost: a\r\n\r\n", 400),
@@ -207,7 +232,7 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(
 def test_many_heads_that_ask_for_another_protocol_are_read_one_by_one(
     broker: BrokerProcess,
 ) -> None:
-    ask = b"GET /healthz HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    ask = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
     with broker.connection() as connection:
         connection.sendall(ask * 90 + LAST)
         answer = read_all(connection)
@@ -300,7 +325,7 @@ def test_B10_a_client_that_does_not_read_is_left(tight: BrokerProcess) -> None:
     ask = b"GET /v1/messages?subject=big&count=4 HTTP/1.1\r\nHost: a\r\n\r\n"
     with tight.connection() as connection:
         connection.sendall(ask * 20)
-        tight.wait_for("unread=1")
+        tight.wait_for("reason=unread connections=1")
 
 
 def test_F37_B10_one_connection_too_many_is_asked_to_come_back(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.kit.waiting import DEADLINE_S, wait_for
 BODY, KEY, HEADER = "canary-body-3141", "canary-key-2718", "canary-header-1618"
 STRANGER = "qmq_0123456789abcdef_" + "ca7a12" * 10 + "5555"
 #: A line of the log: time, level, logger, event, fields.
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w.]+ \w+( [\w.]+=\S.*)*\n\Z")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ [\w.]+ \w+( [\w.]+=\S.*)*\n\Z")
 EVIL_NAMES = [
     "..", "../../etc/passwd", "%2e%2e%2f", "a/b", "a\\b", "a\0b", "a\r\nb", "a\n", " a", "a ", ".hidden",
     "-rf", "CON:", "a" * 128, "é", "e\u0301", "😀", "\u202egpj", "\x1b[31mred", "$(id)", "';--",

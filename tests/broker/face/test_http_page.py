@@ -20,6 +20,7 @@ from qmq_broker.errors import (
     UnknownFormatError,
 )
 from qmq_broker.face.answers import INTERNAL, status_of
+from qmq_broker.face.callers.door import Door
 from qmq_broker.face.exchanges.requests import BodyRoom
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
@@ -28,6 +29,7 @@ from qmq_broker.face.routes.hot import HotRoutes
 from qmq_broker.service.delay import query as delayed_query
 from qmq_client.wire import errors as wire_errors
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
+from qmq_client.wire.requests import UNKNOWN_ROUTES
 from tests.broker.service.rig import Rig
 from tests.conftest import require_program
 from tests.kit.broker_process import BrokerProcess
@@ -49,7 +51,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(enco
 def test_the_page_lists_every_route_and_no_other(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data")
     limits = FaceLimits()
-    hot = HotRoutes(rig.broker, limits, BodyRoom(limits), instance=1)
+    hot = HotRoutes(rig.broker, limits, BodyRoom(limits), Door(None, int), instance=1)
     routes = {f"POST {path}" for path in hot.paths}
     for route in admin_app(rig.broker).routes:
         assert isinstance(route, Route)
@@ -67,7 +69,8 @@ def test_the_page_has_every_code_of_a_refusal_with_its_status() -> None:
         (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
     ]
     assert len(set(listed)) == len(listed)
-    assert set(listed) == codes_of_errors() | codes_of_the_face() | {(500, INTERNAL.code)}
+    found = codes_of_errors() | codes_of_the_face() | set(UNKNOWN_ROUTES.items())
+    assert set(listed) == found | {(500, INTERNAL.code)}
 
 
 def codes_of_errors() -> set[tuple[int, str]]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.broker.face.asgi import Client, error_of
-from tests.broker.face.test_roles import EVERYBODY, Guarded
+from tests.broker.face.guarded import Guarded
+from tests.broker.face.test_roles import EVERYBODY
 from tests.broker.service.rig import Rig
 
 NAME = {"name": "archive"}

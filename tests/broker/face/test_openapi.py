@@ -205,7 +205,7 @@ def test_B6_a_cancellation_without_any_room_is_an_answer_in_the_document(
         raise DiskFullError("no space left on device")
 
     monkeypatch.setattr(rig.store, "cancel", full)
-    body = {"message_ids": [MESSAGE_ID], "withdrawn": True}
+    body = {"message_ids": [MESSAGE_ID], "subject": "orders", "withdrawn": True}
     assert client.post("/v1/delayed/cancel", body).status == 507
     assert "507" in operations(document)["POST /v1/delayed/cancel"]["responses"]
 

@@ -8,25 +8,15 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face.callers.access import parse_right
-from qmq_broker.face.callers.door import Door
-from qmq_broker.face.callers.token_file import WatchedTokens, change_tokens
-from qmq_broker.face.callers.tokens import TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.callers.tokens import new_token
 from qmq_broker.face.routes.admin import admin_app
 from qmq_broker.face.routes.rules import RULES, route_name
-from tests.broker.face.asgi import Client, Reply, error_of
+from tests.broker.face.asgi import Client, error_of
+from tests.broker.face.guarded import CALLERS, Guarded
 from tests.broker.service.rig import Rig
 
 MINE, OTHERS = "orders.eu", "bills"
 IDS = {MINE: "ab" * 16, OTHERS: "cd" * 16}
-#: Callers, with the roles of each.
-CALLERS = {
-    "producer": ["producer:orders.*"],
-    "consumer": ["consumer:orders.*"],
-    "admin": ["admin:orders.*"],
-    "operator": ["admin"],
-    "reader of all": ["consumer"],
-}
 SEND = {"messages": [{"subject": MINE, "body": "a"}]}
 PULL = {"subject": MINE, "group": "g", "consumer": "c"}
 SETTLE = {**PULL, "settlements": [{"token": 1, "acks": [[0, 1]]}]}
@@ -91,34 +81,6 @@ ELSEWHERE = {
     "POST /v1/delayed/reschedule",
 }
 OPEN = {"GET /healthz", "GET /readyz"}
-
-
-class Guarded:
-    """A broker with tokens, and somebody with each of them."""
-
-    def __init__(self, rig: Rig, path: Path) -> None:
-        made = {name: new_token() for name in CALLERS}
-        entries = tuple(
-            TokenEntry(
-                id=made[name][0],
-                name=name.replace(" ", "-"),
-                rights=tuple(parse_right(text) for text in roles),
-                digest=digest_of(made[name][1]).hex(),
-            )
-            for name, roles in CALLERS.items()
-        )
-        change_tokens(str(path), lambda _: TokenList(tokens=entries))
-        self.tokens = {name: text for name, (_, text) in made.items()}
-        self.door = Door(WatchedTokens(str(path)), rig.broker.time.now_ms)
-        self.client = Client(rig, door=self.door)
-
-    def ask(self, caller: str | None, method: str, path: str, body: object = None) -> Reply:
-        headers = []
-        if caller is not None:
-            headers.append((b"authorization", b"Bearer " + self.tokens[caller].encode()))
-        if method == "GET":
-            return self.client.get(path, headers=headers)
-        return self.client.post(path, body, headers=headers)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.face.strict_json import JSON_DEPTH_MAX, check_json, read_json
-from qmq_client.wire.errors import InvalidMessageError, ProtocolError
+from qmq_broker.face.strict_json import JSON_DEPTH_MAX, JSON_VALUES_MAX, check_json, read_json
+from qmq_client.wire.errors import InvalidMessageError, ProtocolError, TooLargeError
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -92,5 +92,21 @@ def test_brackets_in_texts_are_no_nesting() -> None:
     ids=["lists", "objects", "pairs", "one long text", "texts", "a wide list", "names"],
 )
 def test_two_megabytes_of_malice_cost_little(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
+    with pytest.raises((ProtocolError, TooLargeError)):
         check_json(data)
+
+
+@pytest.mark.parametrize(
+    ("value", "brackets"),
+    [(b"1", 0), (b"[]", 1), (b"{}", 1), (b'"a,b"', 0), (b'"[{"', 0), (rb'"\\"', 0), (rb'"\""', 0)],
+)
+def test_values_are_refused_just_above_the_bound(value: bytes, brackets: int) -> None:
+    most = JSON_VALUES_MAX // (1 + brackets)
+    check_json(b"[" + b",".join([value] * most) + b"]")
+    with pytest.raises(TooLargeError) as refused:
+        check_json(b"[" + b",".join([value] * (most + 1)) + b"]")
+    assert "body_base64" in refused.value.remedy
+
+
+def test_commas_and_brackets_in_texts_are_no_values() -> None:
+    check_json(json.dumps([",[{" * 600_000, '\\"' * 1_000, ",[{" * 100]).encode())

@@ -7,6 +7,7 @@ import shutil
 import signal
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -149,6 +150,43 @@ def test_a_renewed_certificate_is_taken_without_a_restart_and_a_broken_one_is_no
         assert serial(broker, authority) == second
 
 
+@pytest.mark.parametrize("client_ca", [False, True])
+@pytest.mark.parametrize(
+    ("years", "reason"), [((-2, -1), "has expired"), ((1, 2), "not yet valid"), ((-1, 1), "")]
+)
+def test_a_certificate_that_every_client_refuses_for_its_time_is_logged_when_it_is_loaded(
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
+    years: tuple[int, int],
+    reason: str,
+    client_ca: bool,
+) -> None:
+    first, last = (datetime.now(UTC) + timedelta(days=365 * each) for each in years)
+    certificate, key = authority.issue(
+        "127.0.0.1", as_file="server", not_before=first, not_after=last
+    )
+    ca = str(authority.file) if client_ca else ""
+    TlsContext(TlsOptions(certificate_file=certificate, key_file=key, client_ca_file=ca))
+    told = [one.getMessage() for one in caplog.records]
+    assert [one.split()[0] for one in told] == (["certificate_out_of_date"] if reason else [])
+    assert not reason or reason in told[0]
+
+
+def test_failed_handshakes_are_logged_once_for_each_kind(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with BrokerProcess(tmp_path / "data", *authority.server_options()) as broker:
+        for _ in range(2):
+            with broker.connection() as plain:
+                plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                read_all(plain)
+        broker.wait_for(" handshake_failed ")
+        assert broker.log.count("kind=HTTP_REQUEST") == 1
+        with pytest.raises(ssl.SSLError), broker.connection() as plain:
+            ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
+        broker.wait_for("kind=TLSV1_ALERT_UNKNOWN_CA")
+
+
 def test_clients_of_an_authority_that_was_replaced_are_let_in_no_longer(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -238,7 +276,7 @@ def test_B10_who_does_not_read_an_answer_through_tls_is_left(
             # One answer, of which the system's own buffers hold less than half.
             path = f"/v1/files/read?path=commitlog/{0:020}&first=0&count=8000000"
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            broker.wait_for("unread=1")
+            broker.wait_for("reason=unread connections=1")
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(

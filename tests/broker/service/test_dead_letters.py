@@ -54,7 +54,7 @@ def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig)
     rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
     rig.restart()
     assert rig.broker.query.dead_letters(SUBJECT, GROUP) == [letter]
-    (waiting,) = rig.broker.query.fates(SUBJECT, 1)
+    (waiting,) = rig.broker.query.fates(SUBJECT, 1, b"", rig.now_ms)
     assert [one.outcome for one in waiting.history] == ["lease ended", "given back"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import BusyError, NoRoomError
-from qmq_broker.service.delivery.holding import clamp
+from qmq_broker.service.delivery.holding import move_back, must_move_back
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import PullRequest, Settlement
@@ -22,9 +22,9 @@ def test_C12_a_group_never_stands_behind_the_durable_end(rig: Rig) -> None:
     rig.settle(rig.pull(max_messages=1).nack(delay_ms=0))
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
-    assert clamp(state, 1) == 1
+    move_back(state, 1, 0)
     assert (state.cursor, state.in_flight, state.waiting) == (1, 1, 0)
-    assert clamp(state, 0) == 1
+    move_back(state, 0, 0)
     assert (state.cursor, state.in_flight, state.waiting) == (0, 0, 0)
     assert rig.pull().bodies == [b"a", b"b"]
 
@@ -36,7 +36,9 @@ def test_C12_an_ordered_group_forgets_what_it_came_to_behind_the_durable_end(rig
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
     assert (state.cursor, state.held) == (3, 2)
-    clamp(state, 1)
+    assert must_move_back(state, 1, 0)
+    move_back(state, 1, 0)
+    assert not must_move_back(state, 1, 0)
     assert (state.cursor, state.held, state.in_flight) == (1, 0, 1)
 
 
@@ -50,7 +52,7 @@ def test_C12_dead_letters_and_what_is_away_behind_the_durable_end_are_forgotten(
     state.aside.put(state.redeliveries.take(2, 4), ticket=1)
     left = []
     for next_sequence in (3, 1):
-        clamp(state, next_sequence)
+        move_back(state, next_sequence, 0)
         left.append((sorted(state.dead), state.aside.count))
     assert left == [([0, 1], 1), ([0], 0)]
 

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.holding import clamp
+from qmq_broker.service.delivery.holding import move_back, must_move_back
+from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.snapshot import GroupImage, SnapshotImage, encode_groups
 from qmq_broker.service.limits import ServiceLimits
@@ -21,6 +22,7 @@ from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
     Keyed,
+    MovedBack,
     Passed,
     Pulled,
     Purged,
@@ -215,7 +217,7 @@ def live_and_break_off(directory: Path, kind: str, seed: int) -> None:
     for count in range(1, len(actions) + 1):
         (state,), _ = groups_at_end(b"", actions[:count], now_ms)
         snapshot = encode_groups([state], now_ms)
-        clamp(state, 2**62)
+        move_back(state, 2**62, 2**62)
         found = places(state)
         where = f"behind action {count}: {actions[count - 1]}"
         everywhere = set().union(*found.values())
@@ -223,3 +225,23 @@ def live_and_break_off(directory: Path, kind: str, seed: int) -> None:
         missing = set(range(state.cursor)) - everywhere - why_done(actions[:count])
         assert not missing, f"lost {where}"
         assert comparable(groups_at_end(snapshot, actions[count:], now_ms)[0]) == whole, where
+        move_back_to_each(actions[:count], state.cursor, now_ms)
+
+
+def move_back_to_each(actions: Sequence[Action], cursor: int, now_ms: int) -> None:
+    """A group that was moved back knows nothing beyond that, and a replay says the same."""
+    for next_sequence in {0, cursor // 2, max(0, cursor - 1)}:
+        (state,), _ = groups_at_end(b"", actions, now_ms)
+        action = MovedBack(now_ms, SUBJECT, GROUP, next_sequence, 0)
+        must = must_move_back(state, next_sequence, 0)
+        before = comparable([state])
+        apply_action(state, action)
+        assert must == (comparable([state]) != before)
+        assert not must_move_back(state, next_sequence, 0)
+        assert state.cursor <= next_sequence
+        known = set().union(*places(state).values())
+        assert not known or max(known) < next_sequence
+        assert not state.aside.copies
+        snapshot = encode_groups([state], now_ms)
+        again = groups_at_end(b"", [*actions, action], now_ms)[0]
+        assert comparable(again) == comparable(groups_at_end(snapshot, [], now_ms)[0])

@@ -126,7 +126,7 @@ CASES: dict[str, Case] = {
         harm=lambda d: d.remove(layout.FORMAT), level=DAMAGED, file=layout.FORMAT, start="halts"
     ),
     "FORMAT of another store": Case(
-        harm=of_another_store(layout.FORMAT), level=DAMAGED, file=FIRST, start="halts"
+        harm=of_another_store(layout.FORMAT), level=DAMAGED, file=layout.FORMAT, start="halts"
     ),
     # CLEAN
     "CLEAN flipped": Case(

@@ -131,8 +131,9 @@ def test_B7_the_window_that_is_restored_is_the_one_that_the_frames_give() -> Non
         after = first + rng.randrange(1, 4)
         counters[instance] = after + rng.randrange(2)
         offset += 100
-        added.append((IdRun(instance, first, after), offset))
-        window.add([added[-1][0]], offset=offset, stored_at_ms=number * 90)
+        subject = rng.choice(["orders", "bills"])
+        added.append({subject: [IdRun(instance, first, after)]})
+        window.add(added[-1], offset=offset, stored_at_ms=number * 90)
         if rng.random() < 0.02:
             ids.write_some(offset + 100)
     while not ids.write_some(offset + 100):
@@ -140,7 +141,7 @@ def test_B7_the_window_that_is_restored_is_the_one_that_the_frames_give() -> Non
     again = DedupeWindow(ids_max=400, age_ms=50_000)
     IdJournal(disk, STORE_ID, again).load(window.first_offset or 0, offset + 100)
     assert (again.ids, again.first_offset) == (window.ids, window.first_offset)
-    assert [again.find([run]) for run, _ in added] == [window.find([run]) for run, _ in added]
+    assert [again.find(ids) for ids in added] == [window.find(ids) for ids in added]
     assert len(disk.names(layout.IDS)) == 1
 
 

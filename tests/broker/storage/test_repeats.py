@@ -62,9 +62,32 @@ def test_B7_the_id_of_a_message_under_another_subject_is_no_repeat_of_it(where: 
         placed = world.store.append([frame("invoices")])
     else:
         placed = world.store.append([frame("orders"), frame("invoices")])
-    assert placed[-1].conflict == message_id
+    assert (placed[-1].conflict, placed[-1].duplicates) == (None, 0)
     world.store.commit_and_step()
-    assert visible(world.store) == {"orders": 1}
+    store = restarted(world)
+    assert visible(store) == {"orders": 1, "invoices": 1}
+    for subject in ("orders", "invoices"):
+        again = store.append([frame(subject)])[0]
+        place = SubjectPlace(subject=subject, first_sequence=0, count=1)
+        assert (again.duplicates, again.places) == (1, (place,))
+    store.commit_and_step()
+    assert visible(store) == {"orders": 1, "invoices": 1}
+
+
+def test_B7_one_frame_may_hold_an_id_under_several_subjects() -> None:
+    world, message_id = World(RecordingDisk()), MessageIds(7).next_id()
+    records = {
+        subject: [
+            encode_record(Record(message_id=message_id, subject=subject, body=b"a", born_at_ms=1))
+        ]
+        for subject in ("orders", "invoices", "bills")
+    }
+    some = {subject: records[subject] for subject in ("orders", "bills")}
+    world.send(parse_message_frame(build_message_frame(some)))
+    placed = world.send(parse_message_frame(build_message_frame(records)))[0]
+    assert placed.duplicates == 2
+    assert [one.subject for one in placed.places] == ["orders", "invoices", "bills"]
+    assert world.visible() == {"orders": 1, "invoices": 1, "bills": 1}
 
 
 def test_B7_a_frame_of_new_and_repeated_messages_stores_the_new_ones() -> None:
@@ -110,18 +133,16 @@ def test_B7_a_message_that_is_twice_in_one_frame_is_stored_once() -> None:
     assert records_of(world.store, "orders") == [record]
 
 
-@pytest.mark.parametrize("subject", ["orders", "invoices"])
-def test_B7_an_id_with_other_content_refuses_its_frame_and_no_other(subject: str) -> None:
+@pytest.mark.parametrize("beside", ["orders", "invoices"])
+def test_B7_an_id_with_other_content_refuses_its_frame_and_no_other(beside: str) -> None:
     world = World(RecordingDisk())
     world.send(world.frame(orders=10))
     message_id = world.history.sent[0].frame.message_ids()[0]
     other = encode_record(
-        Record(message_id=message_id, subject=subject, body=b"other", born_at_ms=1)
+        Record(message_id=message_id, subject="orders", body=b"other", born_at_ms=1)
     )
-    new = world.frame(orders=20).record(0)
-    content = (
-        {"orders": [new, other]} if subject == "orders" else {"orders": [new], subject: [other]}
-    )
+    new = world.frame(**{beside: 20}).record(0)
+    content = {"orders": [new, other]} if beside == "orders" else {beside: [new], "orders": [other]}
     conflicting = parse_message_frame(build_message_frame(content))
     placed = world.store.append([world.frame(orders=1), conflicting, world.frame(orders=2)])
     world.store.commit_and_step()

@@ -15,6 +15,7 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_client.commands.root import root
 from tests.broker.face.test_process import HEADERS, pull_all
 from tests.broker.service.rig import make_frame, new_ids
+from tests.client.transport.hostile_server import answer, hostile_server
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 
@@ -89,6 +90,22 @@ def test_without_a_broker_the_exit_code_says_so() -> None:
         result = run(*command, "--broker", f"http://127.0.0.1:{port}")
         assert result.exit_code == 3
         assert "no connection" in result.output
+
+
+ASKING = ("broker status", "broker drain", "subjects", "lag", "send orders 1", "tail orders")
+
+
+@pytest.mark.parametrize(
+    "status", ["301 Moved", "403 Forbidden", "404 Not Found", "502 Bad Gateway"]
+)
+@pytest.mark.parametrize("command", ASKING)
+def test_an_answer_of_a_proxy_is_an_outage_that_is_named(command: str, status: str) -> None:
+    page = answer(b"<html>", status=status, content_type="text/html")
+    with hostile_server(page) as server:
+        result = CliRunner().invoke(root, [*command.split(), "--broker", server.url])
+    assert result.exit_code == 3
+    told = rf"{server.url}/\S+: status {status[:3]}.*which is not an answer of a broker"
+    assert re.search(told, result.output)
 
 
 def asked(*arguments: str) -> str:

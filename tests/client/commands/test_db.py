@@ -6,17 +6,25 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from click.testing import CliRunner, Result
 
+from qmq_client import Message, Producer, ProducerOptions
 from qmq_client.commands.root import root
 from qmq_client.database.url import KNOWN_DATABASES
 from qmq_client.outbox.database import dialect as outbox_dialect
-from qmq_client.outbox.table import create_tables
+from qmq_client.outbox.table import create_tables, make_tables
+from qmq_migrations.exclusion import include_name
+from qmq_migrations.upgrade import migrate
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database
+
+NOWHERE = "http://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -42,6 +50,7 @@ def test_json_for_programs(url: str) -> None:
         "from": None,
         "to": "qmq0002",
         "is_adopted": False,
+        "notes": [],
     }
     checked = json.loads(db("check", "--database", url, "--json").output)
     assert checked == {"database": "shop", "ok": True, "faults": []}
@@ -165,6 +174,59 @@ def test_migrate_leaves_tables_of_an_alembic_of_the_application_alone_until_told
     assert db("migrate", "--database", url, "--adopt").exit_code == 0
 
 
+def test_migrate_beside_an_alembic_of_the_application_says_what_to_exclude(
+    a_database: Database, tmp_path: Path
+) -> None:
+    engine = a_database.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+        if a_database.kind == "sqlite":
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    told = db("migrate", "--database", a_database.url)
+    assert told.exit_code == 0
+    assert "your next autogenerate would drop qmq_outbox" in told.output
+    assert "from qmq_migrations.exclusion import include_name" in told.output
+    (note,) = json.loads(db("migrate", "--database", a_database.url, "--json").output)["notes"]
+    assert note["fix"].endswith("include_name=include_name)`")
+    config = tmp_path / "qmq.toml"
+    section = f'name = "a"\nurl = "{a_database.url}"\ntable_prefix = "shop_"'
+    config.write_text(f"[[database]]\n{section}\n")
+    told = db("migrate", "--config", str(config))
+    assert "include_name=functools.partial(include_name, prefix='shop_'))`" in told.output
+
+
+def test_autogenerate_with_our_include_name_drops_nothing(a_database: Database) -> None:
+    for prefix in ("qmq_", "shop_"):
+        migrate(a_database.engine(), prefix=prefix)
+
+    def found(**options: Any) -> set[str]:
+        with a_database.engine().connect() as connection:
+            context = MigrationContext.configure(connection, opts=options)
+            return {each[1].name for each in compare_metadata(context, sa.MetaData())}
+
+    ours = {"qmq_inbox", "qmq_order_lock", "qmq_outbox", "qmq_version"}
+    assert ours <= found()
+    assert not ours & found(include_name=include_name)
+    assert not found(
+        include_name=lambda *given: all(
+            include_name(*given, prefix=prefix) for prefix in ("qmq_", "shop_")
+        )
+    )
+
+
+def test_migrate_says_what_the_doctor_would_of_the_journal(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id INTEGER)")
+    told = db("migrate", "--database", url).output
+    assert "shop: journal_mode is delete: " in told
+    assert "  fix: PRAGMA journal_mode = WAL\n" in told
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+    engine.dispose()
+    assert db("migrate", "--database", url).output == "shop: already at qmq0002\n"
+
+
 def test_migrate_does_not_say_that_all_is_done_when_the_tables_are_gone(url: str) -> None:
     db("migrate", "--database", url)
     engine = sa.create_engine(url)
@@ -200,7 +262,12 @@ def test_sql_prints_what_migrate_would_run_and_connects_to_nothing(
             connection.exec_driver_sql(statement)
     engine.dispose()
     assert db("check", "--database", url).exit_code == 0
-    assert db("migrate", "--database", url).output == "shop: already at qmq0002\n"
+    assert db("migrate", "--database", url).output == (
+        "shop: already at qmq0002\n"
+        "shop: journal_mode is delete: Readers and the publisher block each other's commits; "
+        "a COMMIT may fail as busy.\n"
+        "  fix: PRAGMA journal_mode = WAL\n"
+    )
 
 
 @pytest.mark.parametrize("kind", ["oracle", "nosuch"])
@@ -229,6 +296,31 @@ def test_a_prefix_of_the_configuration_names_the_tables(url: str, tmp_path: Path
     engine.dispose()
     assert names == ["shop_inbox", "shop_order_lock", "shop_outbox", "shop_version"]
     assert db("check", "--config", str(config)).exit_code == 0
+
+
+@pytest.mark.parametrize("prefix", ["50%_'s ", "x" * 32])
+def test_every_command_takes_the_prefixes_that_make_tables_takes(
+    a_database: Database, tmp_path: Path, prefix: str
+) -> None:
+    config = tmp_path / "qmq.toml"
+    section = f'name = "a"\nurl = "{a_database.url}"\ntable_prefix = "{prefix}"'
+    config.write_text(f"[[database]]\n{section}\n")
+    here = ("--config", str(config))
+    assert db("migrate", *here).exit_code == 0
+    tables = make_tables(sa.MetaData(), prefix=prefix)
+    engine = a_database.engine()
+    options = ProducerOptions(background=False)
+    with Producer(engine, NOWHERE, tables=tables, options=options) as producer:
+        message_id = producer.send_now(Message("orders", "stored"))
+    assert db("check", *here).output == "a: as it should be\n"
+    listed = CliRunner().invoke(root, ["outbox", "list", *here, "--json"])
+    assert [row["message_id"] for row in json.loads(listed.output)["rows"]] == [message_id]
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.outbox).values(due_at_ms=0))
+    swept = CliRunner().invoke(root, ["watchdog", "sweep", *here, "--broker", NOWHERE, "--json"])
+    assert json.loads(swept.stdout)["claimed"] == 1
+    assert CliRunner().invoke(root, ["doctor", *here]).exit_code == 0
+    assert db("downgrade", "base", *here, "--yes").exit_code == 0
 
 
 def test_which_database_must_be_clear(tmp_path: Path) -> None:

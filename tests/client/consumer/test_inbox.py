@@ -22,13 +22,10 @@ from qmq_client.errors import (
 )
 from qmq_client.inbox import Inbox
 from qmq_client.message import Message
-from qmq_client.outbox.database import sqlite_turns
-from qmq_client.outbox.database.sqlite_turns import TURNS
 from qmq_client.outbox.table import create_tables, make_tables
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, WAIT_S, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
-from tests.kit.waiting import wait_for
 from tests.services.databases import Database
 
 SECOND = 1_000
@@ -334,25 +331,3 @@ def test_a_purge_that_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError):
         Inbox(engine, group=GROUP).purge(older_than, rows_max=rows_max)
-
-
-def test_S12_on_sqlite_an_effect_lets_a_waiting_publisher_go_first(
-    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a busy consumer would win each time, and its publisher would delete ever later."""
-    monkeypatch.setattr(sqlite_turns, "TURN_S_MAX", WAIT_S)
-    engine = make_engine(sqlite_database.url)
-    inbox, begun = Inbox(engine, group=GROUP), threading.Event()
-
-    def have_an_effect() -> None:
-        with inbox.open([b"1" * 16]):
-            begun.set()
-
-    turn, consuming = TURNS.of(engine), threading.Thread(target=have_an_effect)
-    with turn.taken():
-        consuming.start()
-        wait_for(lambda: turn._waiting)
-        assert not begun.is_set()
-    consuming.join(WAIT_S)
-    assert begun.is_set()
-    engine.dispose()

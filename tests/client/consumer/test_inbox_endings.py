@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
 
 from qmq_client.consumer import consumer
 from qmq_client.inbox import Inbox
+from qmq_client.inbox.async_inbox import AsyncInbox
 from qmq_client.outbox.table import create_tables
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
@@ -177,3 +181,56 @@ def test_C5_what_a_failed_commit_left_open_is_undone_and_locks_nobody_out(
         assert other.exec_driver_sql("SELECT label FROM effect").all() == [("done",)]
     engine.dispose()
     others.dispose()
+
+
+@pytest.mark.parametrize("place", ["file", "memory", "asynchronous"])
+def test_C5_a_commit_that_a_deferred_key_refuses_takes_nothing_of_later_effects(
+    tmp_path: Path, place: str
+) -> None:
+    """SQLite keeps that transaction open, and what comes next on the connection would be part of it."""
+    urls = {"file": f"sqlite:///{tmp_path}/shop.db", "memory": "sqlite://"}
+    options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0}
+    if place == "memory":
+        options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+    url = urls.get(place, urls["file"])
+    engine = sa.create_engine(url, **options)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE tally (n INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql(
+            "CREATE TABLE part (n INTEGER REFERENCES tally DEFERRABLE INITIALLY DEFERRED)"
+        )
+    if place == "asynchronous":
+        asyncio.run(_effects_async(sa.make_url(url).set(drivername="sqlite+aiosqlite"), options))
+    else:
+        _effects(Inbox(engine, group=GROUP))
+    assert rows_in_inbox(engine) == {(GROUP, b"2" * 16)}
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT n FROM part").all() == []
+    engine.dispose()
+
+
+_DANGLING = sa.text("INSERT INTO part VALUES (1)")
+_CHECKED = sa.text("PRAGMA foreign_keys = ON")
+
+
+def _effects(inbox: Inbox) -> None:
+    with inbox._session_factory() as session:
+        session.execute(_CHECKED)
+    with pytest.raises(sa.exc.IntegrityError), inbox.open([b"1" * 16]) as work:
+        work.session.execute(_DANGLING)
+    with inbox.open([b"2" * 16]):
+        pass
+
+
+async def _effects_async(url: sa.URL, options: dict[str, Any]) -> None:
+    engine = create_async_engine(url, **options)
+    inbox = AsyncInbox(engine, group=GROUP)
+    async with engine.connect() as connection:
+        await connection.execute(_CHECKED)
+    with pytest.raises(sa.exc.IntegrityError):
+        async with inbox.open([b"1" * 16]) as work:
+            await work.session.execute(_DANGLING)
+    async with inbox.open([b"2" * 16]):
+        pass
+    await inbox.close()

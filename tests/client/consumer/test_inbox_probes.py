@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sqlite3
 import threading
 from itertools import pairwise
 
@@ -213,6 +212,6 @@ def test_a_probe_fails_where_the_inbox_takes_no_ids_though_the_server_answers(
         connection.exec_driver_sql(
             "CREATE TRIGGER full BEFORE INSERT ON qmq_inbox BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
-    with pytest.raises(sqlite3.IntegrityError, match="full"):
+    with pytest.raises(sa.exc.IntegrityError, match="full"):
         Inbox(engine, group=GROUP).probe()
     engine.dispose()

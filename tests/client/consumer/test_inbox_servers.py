@@ -198,9 +198,10 @@ def test_a_purge_keeps_nobody_from_noting_ids_whatever_the_applications_level_is
 
 #: Statements before and after the handler, BEGIN and COMMIT aside: one id, several, several with known
 #: ones among them, where PostgreSQL looks whether they are there, and MySQL tries, looks which they
-#: are, and tries again; and one that is known, at which both look. MySQL itself, which does not tell
-#: what an INSERT has stored, is asked for it once more where something was new.
-COSTS = {"mariadb": [3, 3, 5, 4], "mysql": [4, 4, 6, 4], "postgresql": [2, 2, 3, 2]}
+#: are, and tries again; and one that is known, at which both look. MySQL and MariaDB are first asked
+#: whether a temporary table hides the inbox. MySQL itself, which does not tell what an INSERT has
+#: stored, is asked for it once more where something was new.
+COSTS = {"mariadb": [4, 4, 6, 5], "mysql": [5, 5, 7, 5], "postgresql": [2, 2, 3, 2]}
 
 
 def test_what_an_inbox_adds_to_a_transaction(a_server_database: Database) -> None:
@@ -226,7 +227,7 @@ def test_a_table_that_keeps_what_was_rolled_back_is_refused(mysql_database: Data
     engine = make_engine(mysql_database.url)
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE qmq_inbox ENGINE=MyISAM")
-    with pytest.raises(OutboxMissingError, match="ALTER TABLE qmq_inbox ENGINE=InnoDB"):
+    with pytest.raises(OutboxMissingError, match=r"ALTER TABLE \w+\.qmq_inbox ENGINE=InnoDB"):
         Inbox(sessionmaker(engine), group=GROUP).check()
     engine.dispose()
 

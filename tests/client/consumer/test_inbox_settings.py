@@ -54,13 +54,21 @@ def test_a_database_of_an_inbox_that_is_locked_is_told_before_the_start(
     engine.dispose()
 
 
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
+def test_an_inbox_whose_database_is_away_is_made_all_the_same(bench: Bench, driver: str) -> None:
+    nowhere = sa.create_engine(f"{driver}://nobody@127.0.0.1:1/nothing")
+    consumers = bench.consumers(consumer(SUBJECT, group=GROUP, inbox=nowhere)(lambda body: None))
+    with pytest.raises(DatabaseUnavailableError, match=f"inbox of {SUBJECT}/{GROUP}"):
+        consumers.start()
+
+
 def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
     empty = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
     consumers = bench.consumers(consumer(SUBJECT, group=GROUP, inbox=empty)(lambda body: None))
     with pytest.raises(OutboxMissingError) as caught:
         consumers.start()
     text = str(caught.value)
-    assert f"table qmq_inbox is missing in sqlite:///{tmp_path}/empty.db" in text
+    assert f"table main.qmq_inbox is missing in sqlite:///{tmp_path}/empty.db" in text
     assert "qmq db migrate" in text
     assert consumers._threads.all() == []
     empty.dispose()

@@ -11,6 +11,7 @@ import pytest
 
 from qmq_client import Message, Retry, consumer
 from qmq_client.consumer import Consumers
+from qmq_client.consumer.member import Member
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import message_to_record
 from qmq_client.retry import Backoff
@@ -110,6 +111,33 @@ def test_another_filter_than_the_groups_is_refused_and_told(
         done = member.pull_once(is_blocking=False)
     assert done.has_failed
     assert "group_conflict" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [True, "named"])
+def test_C10_of_two_live_consumers_of_one_name_the_later_gets_all_and_the_earlier_is_told(
+    connect: MakeTransport, subject: str, caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    first, second = Seen(), Seen()
+
+    def member(seen: Seen) -> Member:
+        @consumer(subject, group=GROUP, broadcast=kind, wait_ms=100)
+        def handler(body: int) -> None:
+            seen.note(body)
+
+        return Consumers(handler, connect(), consumer_id="shop").members[0]
+
+    earlier, later = member(first), member(second)
+    assert not earlier.pull_once(is_blocking=False).has_failed
+    put(connect, *[Message(subject, n) for n in range(3)])
+    while len(second.bodies) < 3:
+        assert not later.pull_once().has_failed
+        while later.work_once(is_blocking=False).count:
+            later.settle_once()
+        assert earlier.pull_once(is_blocking=False).has_failed
+    assert second.bodies == [0, 1, 2]
+    assert first.bodies == []
+    assert "pull_failed" in caplog.text
+    assert "consumer_replaced" in caplog.text
 
 
 def test_C7_of_messages_with_one_key_the_next_begins_when_the_one_before_is_done(

@@ -9,37 +9,16 @@ from qmq_client.consumer.delivery import Received
 from qmq_client.consumer.options import ConsumerOptions
 from qmq_client.consumer.prefetch import Prefetch
 from qmq_client.testing import FakeClock
+from tests.client.consumer.prefetching import (
+    LONG_S,
+    handle_one,
+    prefetch_of,
+    received,
+    sizes,
+    take_one,
+    working,
+)
 from tests.kit.waiting import wait_for
-
-LONG_S = 30.0
-
-
-def received(*attempts: int) -> list[Received]:
-    return [
-        Received(
-            subject="s",
-            token=1,
-            sequence=number,
-            pull_sequence=number,
-            attempt=attempt,
-            record=bytes(36),
-            lease_ends_at_s=30.0,
-        )
-        for number, attempt in enumerate(attempts)
-    ]
-
-
-def prefetch_of(clock: FakeClock | None = None, **settings: int) -> Prefetch:
-    options = ConsumerOptions(subject="s", group="g", **settings)  # type: ignore[arg-type]  # integers alone
-    return Prefetch(options, clock or FakeClock())
-
-
-def sizes(prefetch: Prefetch) -> list[int]:
-    taken: list[int] = []
-    while batch := prefetch.take(is_blocking=False):
-        taken.append(len(batch))
-        prefetch.finish(len(batch))
-    return taken
 
 
 def test_the_first_question_is_for_one_batch_per_worker() -> None:
@@ -57,19 +36,6 @@ def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
         asked.append(prefetch.room(is_blocking=False))
         assert prefetch.in_hand == 10 - count
     assert asked == [0, 0, 0, 0, 5, 6, 7, 8, 9, 10]
-
-
-def handle_one(prefetch: Prefetch, clock: FakeClock, message_ms: int, *, settled: int = 1) -> None:
-    """A message comes, and its handler takes so long."""
-    prefetch.put(received(1))
-    take_one(prefetch, clock, message_ms, settled=settled)
-
-
-def take_one(prefetch: Prefetch, clock: FakeClock, message_ms: int, *, settled: int = 1) -> None:
-    """The handler of the next message takes so long."""
-    prefetch.take(is_blocking=False)
-    clock.advance(message_ms)
-    prefetch.finish(settled)
 
 
 def test_what_a_handler_left_without_an_outcome_needs_no_worker_and_counts_alone() -> None:
@@ -243,20 +209,6 @@ def test_messages_without_an_idle_worker_are_put_at_once() -> None:
     )
     prefetch.put(received(1))
     assert prefetch.in_hand == 1
-
-
-def working(prefetch: Prefetch, *, until: threading.Event) -> threading.Thread:
-    """A worker that takes one batch and is not done with it before `until`."""
-
-    def work() -> None:
-        batch = prefetch.take(is_blocking=True)
-        until.wait(LONG_S)
-        if batch:
-            prefetch.finish(len(batch))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    return worker
 
 
 def test_C6_a_worker_without_work_is_given_some_although_all_others_hang() -> None:

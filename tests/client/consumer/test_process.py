@@ -114,7 +114,7 @@ logging.getLogger("qmq").debug("ours")
     ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert "a request" not in ended.stderr
     (line,) = (line for line in ended.stderr.splitlines() if "ours" in line)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} DEBUG qmq ours", line), (
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG qmq ours", line), (
         "as the lines of the broker"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Annotated, Any
 
 import pytest
@@ -118,6 +119,25 @@ def test_C9_a_body_that_breaks_a_models_rules_is_a_dead_letter_with_the_rule(
     assert "malformed" in dead.error
     assert told in dead.error
     assert len(dead.error) <= 500
+
+
+@pytest.mark.parametrize(
+    ("body_type", "body"),
+    [
+        (Order, {"number": "A-1", "amount": "hunter2"}),
+        (list[Order], [{"number": "A-1", "amount": "hunter2"}]),
+        (Parcel, {"grams": "hunter2"}),
+        (Refund, "hunter2"),
+    ],
+)
+def test_what_is_told_of_a_body_that_breaks_a_rule_shows_nothing_of_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture, body_type: Any, body: Any
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert handled_as(bench, body_type, body) == []
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert "JSON body" in dead.error
+    assert "hunter2" not in dead.error + caplog.text
 
 
 def test_a_type_that_pydantic_cannot_check_either_is_refused_at_decoration(bench: Bench) -> None:

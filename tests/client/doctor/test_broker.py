@@ -158,9 +158,19 @@ def test_X1_D3_a_delayed_message_that_cannot_be_read_is_found_with_its_file(tmp_
         wait_for(lambda: examined(process.url) == {}, "it is read again")
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"x" * 100_000])
-def test_somebody_who_is_no_broker_is_found(body: bytes) -> None:
-    with answering(200, body) as url:
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>"),
+        (200, b"[]"),
+        (200, b"x" * 100_000),
+        (502, b"<html>"),
+        (502, b'{"message":"no upstream"}'),
+        (404, b'{"detail":"Not Found"}'),
+    ],
+)
+def test_somebody_who_is_no_broker_is_found(status: int, body: bytes) -> None:
+    with answering(status, body) as url:
         assert list(examined(url)) == ["broker.unreachable"]
 
 

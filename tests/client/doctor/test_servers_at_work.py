@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -93,26 +92,6 @@ def test_X1_an_autovacuum_that_takes_long_is_no_old_transaction(databases: Datab
         finding = finding_of(shop, "transactions.old", thresholds=IMPATIENT)
         assert is_at_work(), "it ended too soon"
         assert finding is None
-
-
-def test_X1_a_publisher_at_another_isolation_level_is_found(shop: sa.Engine) -> None:
-    pooled = sa.create_engine(shop.url)
-
-    def on_checkout(driver: Any, *_: Any) -> None:
-        if shop.dialect.name == "postgresql":
-            driver.isolation_level = 3
-            return
-        cursor = driver.cursor()
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        cursor.close()
-
-    event.listen(pooled, "checkout", on_checkout)
-    finding = finding_of(pooled, "publisher.isolation")
-    assert finding is not None
-    assert "REPEATABLE READ" in finding.read
-    event.remove(pooled, "checkout", on_checkout)
-    assert finding_of(pooled, "publisher.isolation") is None
-    pooled.dispose()
 
 
 class ShiftedClock:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import pymysql
 import sqlalchemy as sa
 
-from qmq_client.outbox.database.driver import driver_of
 from tests.client.world import World
 from tests.kit.waiting import wait_for
 
@@ -24,6 +23,11 @@ _KILL: Final = {
 }
 
 
+def driver_of(connection: sa.Connection) -> Any:
+    """The connection of the driver itself."""
+    return connection.connection.driver_connection
+
+
 def make_lock_rows(world: World) -> None:
     """The table that `deadlock` and `lock_timeout` need."""
     world.change("CREATE TABLE lock_row (id INTEGER PRIMARY KEY, n INTEGER NOT NULL)")
@@ -33,9 +37,15 @@ def make_lock_rows(world: World) -> None:
 
 def server_id(driver: Any) -> int:
     """The number under which the server knows a connection of the driver."""
-    if hasattr(driver, "info"):
+    if hasattr(driver, "thread_id"):  # of MySQL
+        return int(driver.thread_id())
+    if hasattr(driver, "get_server_pid"):  # asyncpg
+        return int(driver.get_server_pid())
+    if hasattr(driver, "info"):  # psycopg and psycopg2
         return int(driver.info.backend_pid)
-    return int(driver.thread_id())
+    with closing(driver.cursor()) as cursor:  # pg8000
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
 
 
 def kill(world: World, connection: sa.Connection) -> None:
@@ -47,7 +57,10 @@ def kill_driver(world: World, driver: Any) -> None:
     """The same for a connection of the driver."""
     if world.kind == "sqlite":
         return
-    statement = _KILL[world.kind].format(server_id(driver))
+    try:
+        statement = _KILL[world.kind].format(server_id(driver))
+    except world.sync_engine.dialect.loaded_dbapi.Error:
+        return  # pg8000, in a transaction that has failed: so does its COMMIT
     with (
         closing(world.truth.connect()) as administrator,
         closing(administrator.cursor()) as cursor,

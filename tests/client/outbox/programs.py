@@ -1,4 +1,4 @@
-"""Random programs against the session tracker: every way to open, nest, end and abuse a transaction.
+"""Random programs of an application: every way to open, nest, end and abuse a transaction.
 
 A program is made from a seed, runs one transaction after the other on pooled connections, and in
 each writes business rows and sends messages with the same labels. Nothing here predicts what the
@@ -20,6 +20,7 @@ from qmq_client.errors import AutocommitError, NoTransactionError, OutboxError
 from qmq_client.transactional import transaction, transactional
 from tests.client.outbox.actions import AbandonError, Actions
 from tests.client.outbox.faces import drive, new_registry, new_session, settled, within
+from tests.client.outbox.hooks import hooked
 from tests.client.outbox.interference import kill
 
 JOIN_MODES: Final = ("conditional_savepoint", "rollback_only", "control_fully", "create_savepoint")
@@ -83,11 +84,13 @@ class Program(Actions):
             self.decorated,
             self.joined_session,
             self.joined_session,
-            self.interleaved,
+            self.hooked_session,
+            self.hooked_session,
             self.autocommit,
         ]
-        if self.world.kind != "sqlite" and not self.world.is_async:
-            kinds.append(self.two_phase)
+        if self.world.kind != "sqlite":  # which has one writer
+            kinds.append(self.interleaved)
+            kinds += [] if self.world.is_async else [self.two_phase]
         return kinds
 
     # -- kinds of transactions
@@ -100,9 +103,8 @@ class Program(Actions):
 
     async def two_phase(self) -> None:
         async with within(new_session(self.world, twophase=True)) as session:
-            # With a message in it we refuse what was undone by an error; without, PostgreSQL answers
-            # PREPARE with a rollback, which psycopg takes for prepared and is of no use afterwards.
-            await self.send_and_write(session)
+            # Where an error was swallowed, PostgreSQL answers PREPARE with a rollback, which psycopg
+            # takes for prepared and is of no use afterwards: so it is plain.
             await self.work(session, is_plain=True)
             await self.end_session(session, ["commit", "commit", "rollback", "close", "raise"])
 
@@ -116,26 +118,28 @@ class Program(Actions):
             await self.do(registry.remove())
 
     async def interleaved(self) -> None:
-        """Two sessions by turns. On SQLite only one of them writes: there is one lock."""
+        """Two sessions by turns."""
         async with (
             within(new_session(self.world)) as one,
             within(new_session(self.world)) as other,
         ):
-            is_sqlite = self.world.kind == "sqlite"
             for _ in range(self.random.randint(1, 3)):
                 await self.send_and_write(one)
-                if is_sqlite:
-                    self.send(["undone"], other)
-                else:
-                    await self.send_and_write(other)
+                await self.send_and_write(other)
             first, second = (one, other) if self.random.random() < 0.5 else (other, one)
             for session in (first, second):
                 ending = self.random.choice(["commit", "rollback", "close"])
-                ending = "rollback" if is_sqlite and session is other else ending
                 self.note(f"{'one' if session is one else 'other'} {ending}")
                 if ending == "commit":
                     await self.do(session.flush())
                 await self.do(getattr(session, ending)())
+
+    async def hooked_session(self) -> None:
+        """An event of the session, of a mapper or of the engine sends, too."""
+        async with within(new_session(self.world)) as session:
+            with hooked(self, session):
+                await self.work(session)
+                await self.end_session(session)
 
     async def decorated(self) -> None:
         # On SQLite two cannot write at once, so there is no second transaction inside.
@@ -204,7 +208,10 @@ class Program(Actions):
                     return
                 if ending == "fail":
                     await self.fail_the_commit(connection)
-                    return  # the failed transaction is open until the connection goes back
+                    # SQLAlchemy gives a connection back as it is whose COMMIT has failed: on SQLite
+                    # with the transaction open, and its lock held.
+                    await self.do(connection.rollback())
+                    return
                 self.maybe_arm(ending)
                 await self.do(getattr(connection, ending)())
 
@@ -222,7 +229,7 @@ class Program(Actions):
                 await self.do(session.connection(execution_options=options))
             await self.do(connection.execute(sa.text("SELECT 1")))
             try:
-                self.send([self.new_label()], connection)
+                await self.send([self.new_label()], connection)
             except (AutocommitError, NoTransactionError):
                 return
             raise AssertionError("a message was taken in AUTOCOMMIT")
@@ -271,12 +278,10 @@ class Program(Actions):
         await self.do(session.commit())
 
     async def _end_by_driver(self, session: Any, _: str) -> None:
-        """By the driver itself, of which nobody hears: what was sent may be lost with the commit."""
+        """By the driver itself, of which nobody hears."""
         await self.do(session.flush())
         what = self.random.choice(["commit", "rollback"])
         self.note(what)
-        if what == "commit":
-            self.excuse_open_labels()
         await self.on_driver(session, what)
         if self.random.random() < 0.5:
             await self.send_and_write(session)

@@ -83,7 +83,7 @@ async def _sent(engine: AsyncEngine) -> list[Any]:
     options = ProducerOptions(background=False)
     with Producer(engine, MemoryTransport(broker), options=options) as producer:
         async with AsyncSession(engine) as session, session.begin():
-            producer.send(Message(SUBJECT, "a"), session=session)
+            await producer.send(Message(SUBJECT, "a"), session=session)
         assert producer.flush().is_done
     await engine.dispose()
     return [message.body for message in broker.messages(SUBJECT)]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as session_maker
 
-from qmq_client.errors import AutocommitError, NoTransactionError, OutboxRowLostError
+from qmq_client.errors import AutocommitError
 from qmq_client.message import Message
-from qmq_client.outbox.database.driver import driver_of
 from tests.client.outbox.interference import kill, server_id
 from tests.client.publishing import sweep
 from tests.client.world import SUBJECT, Order, World, a_world, add
@@ -60,52 +60,37 @@ def test_F8_E7_S1_autocommit_by_any_way_is_refused(
                     world.send("a", session)
 
 
-@pytest.mark.parametrize("is_message_first", [True, False], ids=["send first", "row first"])
-def test_F8_S1_a_savepoint_in_autocommit_is_no_transaction(
-    tmp_path: Path, make_database: MakeDatabase, is_message_first: bool
+@pytest.mark.parametrize("is_undone", [True, False], ids=["undone", "released"])
+def test_F8_S1_a_savepoint_in_autocommit_takes_the_message_along(
+    tmp_path: Path, make_database: MakeDatabase, is_undone: bool
 ) -> None:
     """On SQLite the outermost savepoint begins a transaction, and its release commits."""
     database = make_database("sqlite")
     with (
         a_world(tmp_path, database=database, engine_options=AUTOCOMMIT) as world,
         world.engine.connect() as connection,
-        connection.begin_nested(),
     ):
-        if not is_message_first:
-            connection.execute(sa.insert(Order).values(label="a"))
-        with pytest.raises(AutocommitError):
-            world.send("a", connection)
-        assert world.outcome() == ([], [], set())
+        savepoint = connection.begin_nested()
+        connection.execute(sa.insert(Order).values(label="a"))
+        world.send("a", connection)
+        savepoint.rollback() if is_undone else savepoint.commit()
+        connection.close()
+        orders, _, left = world.outcome()
+        kept = 0 if is_undone else 1  # without a hint of its commit, for the watchdog
+        assert (len(orders), len(left)) == (kept, kept)
 
 
-def test_S1_a_savepoint_in_autocommit_is_forgotten_when_its_connection_has_other_transactions(
-    world: World,
-) -> None:
-    with world.engine.connect() as connection:
-        connection.execution_options(**AUTOCOMMIT)
-        with connection.begin_nested():
-            connection.execute(sa.insert(Order).values(label="a"))
-            with pytest.raises(AutocommitError):
-                world.send("refused", connection)
-    with Session(world.engine) as session, session.begin():  # on the same connection of the driver
-        add(world, session, "b")
-    assert world.outcome() == (["a", "b"], ["b"], set())
-
-
-def test_S1_S11_an_asynchronous_driver_tells_when_a_transaction_has_ended(
+def test_S1_S11_a_rollback_given_as_text_takes_the_message_along(
     a_database: Database, tmp_path: Path
 ) -> None:
     async def main(world: World) -> None:
         async with AsyncSession(world.engine) as session:
             await session.execute(sa.insert(Order).values(label="undone"))
-            world.send("undone", session)
+            await world.send("undone", session)
             await session.execute(sa.text("ROLLBACK"))
-            await session.execute(sa.insert(Order).values(label="later"))
-            with pytest.raises(OutboxRowLostError):
-                await session.commit()
             await session.rollback()
             await session.execute(sa.insert(Order).values(label="again"))
-            world.send("again", session)
+            await world.send("again", session)
             await session.commit()
         await world.engine.dispose()
 
@@ -119,7 +104,13 @@ def test_E8_S3_a_savepoint_as_first_operation_goes_with_the_transaction(any_worl
         with session.begin_nested():
             add(any_world, session, "a")
         session.rollback()
-    assert any_world.outcome() == ([], [], set())
+    orders, _, left = any_world.outcome()
+    # SQLite's driver begins later: the release of such a savepoint commits, rows and messages alike.
+    kept = 1 if any_world.kind == "sqlite" else 0
+    assert (len(orders), len(left)) == (
+        kept,
+        kept,
+    )  # without a hint of its commit, for the watchdog
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
@@ -156,22 +147,28 @@ def test_E10_S1_S2_two_phases_commit_and_roll_back_with_their_messages(server_wo
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_E10_S8_a_send_between_the_two_phases_is_refused(
+def test_E10_S8_a_send_between_the_two_phases_ends_in_an_error(
     server_world: World, is_first: bool
 ) -> None:
-    """What is prepared takes no further row, and its end would not report that."""
+    """What is prepared takes no further row: MySQL refuses it, PostgreSQL the second phase behind it."""
     with server_world.engine.connect() as connection:
         prepared = connection.begin_twophase()
         if not is_first:
             server_world.send("before", connection)
         prepared.prepare()
-        with pytest.raises(NoTransactionError):
+
+        def go_on() -> None:
             server_world.send("between", connection)
-        prepared.commit()
-        with connection.begin():
-            server_world.send("behind", connection)
-    sent = ["behind"] if is_first else ["before", "behind"]
-    assert sorted(server_world.outcome()[1]) == sorted(sent)
+            prepared.commit()
+
+        with pytest.raises(sa.exc.DBAPIError):
+            go_on()
+        connection.invalidate()
+    with suppress(Exception):  # MySQL gives up one that wrote nothing
+        resolve(server_world)
+    server_world.make_due()
+    sweep(server_world)
+    assert "between" not in server_world.outcome()[1]
 
 
 def test_F8_E10_S1_S2_an_orphan_prepared_transaction_hides_its_message_until_it_is_resolved(
@@ -284,7 +281,7 @@ def test_S11_no_statement_of_the_publisher_runs_on_the_thread_of_the_loop(
     options: dict[str, Any] = {"database": a_database, "is_async": True, "background": True}
     with a_world(tmp_path, **options) as world:
         threads: set[int] = set()
-        sibling = world.producer._store._sibling
+        sibling = world.producer._store._own.engine
         sa.event.listen(
             sibling, "before_cursor_execute", lambda *_: threads.add(threading.get_ident())
         )
@@ -311,7 +308,7 @@ def test_F10_E14_S10_a_forked_child_shares_no_connection_and_both_send(
     def send(label: str) -> int:
         with Session(world.engine) as session, session.begin():
             add(world, session, label)
-            return server_id(driver_of(session.connection()))
+            return server_id(session.connection().connection.driver_connection)
 
     parents = send("parent before")
     assert world.producer.flush()

@@ -117,7 +117,7 @@ def test_rows_of_a_claim_in_one_piece_are_deleted_in_as_many_statements_as_that_
     token = os.urandom(16)
     claimed = store.claim(token=token, limit=1_000, lease_ms=600_000)
     texts: list[str] = []
-    event.listen(store._sibling, "before_cursor_execute", lambda *given: texts.append(given[2]))
+    event.listen(store._own.engine, "before_cursor_execute", lambda *given: texts.append(given[2]))
     sent = tuple(row.message_id for row in claimed)
     assert store.settle(BatchOutcome(sent=sent), token=token, claimed=claimed) == 1_000
     # MariaDB takes the last row alone, so that it looks at none behind it.

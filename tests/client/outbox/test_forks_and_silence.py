@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -22,52 +20,23 @@ from tests.faults.proxy import Proxy
 DEADLINE_S = 60.0
 
 
-def close(sessions: list[Session]) -> None:
-    sessions[0].close()
-
-
-def forget(sessions: list[Session]) -> None:
-    sessions.clear()
-    gc.collect()
-
-
-@pytest.mark.parametrize("let_go", [close, forget])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_S10_S2_a_child_that_lets_go_of_a_transaction_leaves_it_to_its_parent(
-    let_go: Callable[[list[Session]], None], any_world: World
+@pytest.mark.parametrize("is_sent_before", [True, False])
+def test_S10_S1_a_fork_in_the_middle_of_a_transaction_leaves_it_to_the_parent(
+    is_sent_before: bool, any_world: World
 ) -> None:
-    world = any_world
-    sessions = [Session(world.engine)]
-    sessions[0].execute(sa.insert(Order).values(label="a"))
-    world.send("a", sessions[0])
-    session = sessions[0]
-    child = os.fork()
-    if not child:
-        del session
-        with suppress(BaseException):
-            let_go(sessions)
-        os._exit(0)
-    os.waitpid(child, 0)
-    with session:
-        session.commit()
-    assert world.outcome() == (["a"], ["a"], set())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_S10_S1_a_fork_before_the_first_send_of_a_transaction(any_world: World) -> None:
     world = any_world
     with Session(world.engine) as session:
         session.execute(sa.insert(Order).values(label="a"))
+        if is_sent_before:
+            world.send("a", session)
         child = os.fork()
         if not child:
-            code = 1
-            with suppress(BaseException):
-                session.close()
-                code = 0
-            os._exit(code)
+            os._exit(0)
         _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, "closing its copy is no error in the child"
-        world.send("a", session)
+        assert os.waitstatus_to_exitcode(status) == 0
+        if not is_sent_before:
+            world.send("a", session)
         session.commit()
     assert world.outcome() == (["a"], ["a"], set())
 

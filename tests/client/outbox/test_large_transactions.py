@@ -1,15 +1,11 @@
-"""Much in one transaction: written early, in statements that the server takes, or refused by its size."""
+"""Much in one transaction: in statements that the server takes, or refused by its size."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -17,114 +13,19 @@ from qmq_client.errors import TooLargeError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
+from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.producer import Producer
 from qmq_client.testing import MemoryBroker, MemoryTransport
 from qmq_watchdog.databases import Database as Watched
 from qmq_watchdog.sweep import Sweep
 from tests.client.doctor.ward import a_server, a_shop, run
-from tests.client.world import OUTBOX, SUBJECT, World, a_world
-from tests.conftest import MakeDatabase
-from tests.services.databases import Database, Databases
+from tests.client.world import OUTBOX, SUBJECT
+from tests.services.databases import Databases
 from tests.services.private import PrivateServer
 
 #: The drivers write each of these with a backslash, so a record is twice as long in a statement.
 ESCAPED = b"\0"
 PACKET_BYTES = 1024 * 1024
-BODY_BYTES = 300
-WAITING = sa.text(f"SELECT count(*) FROM {OUTBOX}")
-#: Two of these bodies wait, a third is too much.
-BUFFER = {"buffer_bytes": 3 * BODY_BYTES}
-
-
-def test_S1_S4_what_waits_for_the_commit_is_written_when_its_bytes_are_too_many(
-    a_database: Database, tmp_path: Path
-) -> None:
-    with a_world(tmp_path, database=a_database, **BUFFER) as world:
-        written = []
-        with Session(world.engine) as session, session.begin():
-            for i in range(7):
-                world.send(f"{i}".ljust(BODY_BYTES), session)
-                written.append(session.scalar(WAITING))
-        assert written == [0, 0, 3, 3, 3, 6, 6]
-        with Session(world.engine) as session:
-            for _ in range(3):
-                world.send("x" * BODY_BYTES, session)
-            assert session.scalar(WAITING) == 10
-            session.rollback()
-        _, sent, left = world.outcome()
-        assert ([int(body) for body in sent], left) == (list(range(7)), set())
-
-
-def send_and_look(world: World, session: Session, count: int) -> list[int]:
-    """Send messages of which three are too many; how many are written after each."""
-    written = []
-    for _ in range(count):
-        world.send("x" * BODY_BYTES, session)
-        written.append(session.scalar(WAITING) or 0)
-    return written
-
-
-def test_S3_what_a_savepoint_took_with_it_is_too_much_no_longer(
-    a_database: Database, tmp_path: Path
-) -> None:
-    with (
-        a_world(tmp_path, database=a_database, **BUFFER) as world,
-        Session(world.engine) as session,
-    ):
-        assert send_and_look(world, session, 1) == [0]
-        savepoint = session.begin_nested()
-        assert send_and_look(world, session, 1) == [0]
-        savepoint.rollback()
-        assert send_and_look(world, session, 2) == [0, 3]
-
-
-def test_S3_what_waits_again_behind_a_savepoint_counts_again(
-    a_database: Database, tmp_path: Path
-) -> None:
-    """It was sent before the savepoint and written inside it."""
-    with (
-        a_world(tmp_path, database=a_database, **BUFFER) as world,
-        Session(world.engine) as session,
-    ):
-        assert send_and_look(world, session, 1) == [0]
-        savepoint = session.begin_nested()
-        assert send_and_look(world, session, 2) == [0, 3]
-        savepoint.rollback()
-        assert send_and_look(world, session, 2) == [0, 3]
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "mysql"])  # on PostgreSQL an error ends it all
-def test_S3_what_a_rollback_that_failed_left_waiting_still_counts(
-    make_database: MakeDatabase, tmp_path: Path, kind: str
-) -> None:
-    with (
-        a_world(tmp_path, database=make_database(kind), **BUFFER) as world,
-        Session(world.engine) as session,
-    ):
-        assert send_and_look(world, session, 2) == [0, 0]
-        with pytest.raises(sa.exc.DBAPIError):
-            session.execute(sa.text("ROLLBACK TO SAVEPOINT nowhere"))
-        assert send_and_look(world, session, 1) == [3]
-
-
-def test_S1_S11_an_asynchronous_session_writes_it_before_its_next_statement(
-    a_database: Database, tmp_path: Path
-) -> None:
-    written = []
-
-    async def work(world: Any) -> None:
-        async with AsyncSession(world.engine) as session, session.begin():
-            await session.execute(sa.text("SELECT 1"))
-            for i in range(7):
-                world.send(f"{i}".ljust(BODY_BYTES), session)
-                written.append(await session.scalar(WAITING))
-        await world.engine.dispose()
-
-    with a_world(tmp_path, database=a_database, is_async=True, **BUFFER) as world:
-        asyncio.run(work(world))
-        assert written == [0, 0, 3, 3, 3, 6, 6]
-        _, sent, left = world.outcome()
-        assert ([int(body) for body in sent], left) == (list(range(7)), set())
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +47,16 @@ def broker() -> MemoryBroker:
 
 @pytest.fixture
 def producer(small_shop: sa.Engine, broker: MemoryBroker) -> Iterator[Producer]:
-    """Its messages wait for the commit, however large they are."""
-    options = ProducerOptions(background=False, buffer_bytes=1024**3)
+    options = ProducerOptions(background=False)
     with Producer(small_shop, MemoryTransport(broker), options=options) as made:
         yield made
 
 
 def record_bytes_max(engine: sa.Engine) -> int:
-    store = OutboxStore(engine)
-    store.check_schema()
-    store.close()
-    assert store.record_bytes_max is not None
-    return store.record_bytes_max
+    with engine.connect() as connection:
+        allowed = dialect_of(engine).record_bytes_max(connection)
+    assert allowed is not None
+    return allowed
 
 
 def test_S1_a_transaction_larger_than_a_packet_goes_in_as_many_statements_as_it_needs(
@@ -190,8 +89,6 @@ def largest_body(producer: Producer, engine: sa.Engine, allowed: int) -> bytes:
     """The body whose record is exactly as large as it may be."""
     with Session(engine) as session:
         producer.send(Message(SUBJECT, ESCAPED * 100_000), session=session)
-        session.flush()
-        session.connection().exec_driver_sql("SET @early = 1")  # what waits is written before it
         length = session.scalar(sa.text(f"SELECT LENGTH(record) FROM {OUTBOX}"))
         assert isinstance(length, int)
         session.rollback()

@@ -27,7 +27,7 @@ def test_E13_S5_S11_a_task_made_in_a_commit_hook_may_send_and_our_hook_makes_non
 
     async def main(world: World) -> None:
         async with AsyncSession(world.engine) as session:
-            world.send("first", session)
+            await world.producer.send(Message(SUBJECT, "first"), session=session)
             await session.execute(sa.insert(Order).values(label="first"))
             before = asyncio.all_tasks()
             await session.commit()
@@ -38,7 +38,7 @@ def test_E13_S5_S11_a_task_made_in_a_commit_hook_may_send_and_our_hook_makes_non
                 story.append("hook")
                 tasks.append(asyncio.create_task(follow(world)))
 
-            world.send("second", session)
+            await world.producer.send(Message(SUBJECT, "second"), session=session)
             await session.execute(sa.insert(Order).values(label="second"))
             await session.commit()
             story.append("committed")

@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import WrongDatabaseError
+from qmq_client.message import Message
 from qmq_client.outbox.table import DEFAULT_TABLES
-from tests.client.world import Order, World, a_world
+from tests.client.world import SUBJECT, Order, World, a_world
 from tests.conftest import MakeDatabase
 from tests.services.databases import Database
 
@@ -51,7 +52,7 @@ def test_S1_S2_a_session_that_reads_elsewhere_sends_before_its_first_write(
     with routing(any_world.sync_engine, elsewhere, WRITES[recipe])() as session:
         session.execute(sa.select(Order)).all()  # on the replica
         any_world.send("a", session)
-        any_world.send("b")  # there is one session only
+        any_world.send("b", session)
         session.add(Order(label="a"))
         session.flush()
         any_world.send("c", session)
@@ -62,17 +63,20 @@ def test_S1_S2_a_session_that_reads_elsewhere_sends_before_its_first_write(
     assert any_world.outcome() == (["a"], ["a", "b", "c"], set())
 
 
+@pytest.mark.parametrize("recipe", WRITES)
+@pytest.mark.parametrize("is_awaited", [True, False])
 def test_S1_S11_an_asynchronous_session_does_so_too(
-    a_database: Database, tmp_path: Path, elsewhere: sa.Engine
+    a_database: Database, tmp_path: Path, elsewhere: sa.Engine, recipe: str, is_awaited: bool
 ) -> None:
     async def main(world: World) -> None:
-        chosen = routing(world.sync_engine, elsewhere, WRITES["one that knows INSERT only"])
+        chosen = routing(world.sync_engine, elsewhere, WRITES[recipe])
         async with AsyncSession(sync_session_class=chosen) as session:
-            world.send("early", session)
-            await session.rollback()
-            world.send("a", session)
-            session.add(Order(label="a"))
-            await session.commit()
+            for label, is_wanted in (("early", False), ("a", True)):
+                sent = world.producer.send(Message(SUBJECT, label), session=session)
+                if is_awaited:
+                    await sent
+                session.add(Order(label=label))
+                await (session.commit() if is_wanted else session.rollback())
         await world.engine.dispose()
 
     with a_world(tmp_path, database=a_database, is_async=True) as world:

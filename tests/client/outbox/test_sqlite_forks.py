@@ -6,8 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +14,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from qmq_client.outbox.database import sqlite_turns
-from qmq_client.outbox.database.sqlite_turns import Turn, Turns
 from tests.client.world import Order, World, add
 from tests.kit.forked import code_of, forked
-from tests.kit.interrupting import at_each_look
 
 DEADLINE_S: Final = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -43,6 +39,7 @@ def test_S1_S2_S10_what_a_child_commits_is_kept_when_its_parent_closes_its_conne
 ) -> None:
     order(world, "of the parent")
     assert world.producer.flush()
+    world.engine.dispose()  # the application's connections are its own affair
     opened, told_opened = os.pipe()
     closed, told_closed = os.pipe()
 
@@ -79,10 +76,12 @@ def test_S10_a_fork_waits_until_other_threads_of_ours_are_outside_of_sqlite(worl
     store = world.make_producer()._store
     is_in, may_go_on = threading.Event(), threading.Event()
 
+    def stay(_: sa.Connection) -> None:
+        is_in.set()
+        assert may_go_on.wait(DEADLINE_S)
+
     def work() -> None:
-        with store.write():
-            is_in.set()
-            assert may_go_on.wait(DEADLINE_S)
+        store.write(stay)
 
     other = threading.Thread(target=work)
     other.start()
@@ -116,130 +115,6 @@ def test_S10_a_transaction_that_is_open_at_the_fork_goes_on_in_the_parent(world:
             pass
         world.send("open", session)
     assert world.outcome() == (["open"], ["open"], set())
-
-
-def engine() -> sa.Engine:
-    """Of a file that is never opened."""
-    return sa.create_engine("sqlite:///shop.db")
-
-
-@pytest.mark.parametrize(
-    "address", ["file::memory:?cache=shared", "file:shop?mode=memory&cache=shared"]
-)
-def test_S10_a_database_in_memory_outlives_a_fork(address: str) -> None:
-    shop = sa.create_engine(f"sqlite:///{address}&uri=true", poolclass=sa.QueuePool)
-    turns = Turns()
-    turns.close_before_forks(shop)
-    with shop.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE orders (number INTEGER)")
-    turns.before_fork()
-    turns.after_fork()
-    assert sa.inspect(shop).get_table_names() == ["orders"]
-    shop.dispose()
-
-
-def fail() -> None:
-    raise KeyboardInterrupt
-
-
-def is_free(turn: Turn) -> bool:
-    """Whether another thread can have it, after a moment."""
-    had = threading.Event()
-
-    def take() -> None:
-        with turn.taken():
-            had.set()
-
-    other = threading.Thread(target=take, daemon=True)
-    other.start()
-    other.join(DEADLINE_S)
-    return had.is_set()
-
-
-def test_S12_a_signal_that_raises_while_a_process_forks_leaves_no_turn_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sqlite_turns, "_UNDER_WAY_S_MAX", 0.1)
-    turns = Turns()
-    turn = turns.of(engine())
-
-    def fork() -> None:
-        with suppress(KeyboardInterrupt):  # Python only reports it
-            turns.before_fork()
-        turns.after_fork()
-
-    for interruption in at_each_look(fail, within=[sqlite_turns.__file__]):
-        with suppress(KeyboardInterrupt):
-            interruption.around(fork)
-        assert is_free(turn), interruption.place
-    assert interruption.at > 10
-
-
-def test_S10_a_fork_that_ends_leaves_the_turns_to_another_threads_fork(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sqlite_turns, "_UNDER_WAY_S_MAX", 10 * DEADLINE_S)
-    turns = Turns()
-    turn = turns.of(engine())
-    begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
-
-    def fork_slowly() -> None:
-        turns.before_fork()
-        begun.set()
-        may_end.wait(DEADLINE_S)
-        turns.after_fork()
-
-    def take() -> None:
-        with turn.taken():
-            had.set()
-
-    slow, publisher = threading.Thread(target=fork_slowly), threading.Thread(target=take)
-    slow.start()
-    assert begun.wait(DEADLINE_S)
-    turns.before_fork()
-    turns.after_fork()
-    publisher.start()
-    assert not had.wait(0.05)
-    may_end.set()
-    assert had.wait(DEADLINE_S)
-    slow.join(DEADLINE_S)
-    publisher.join(DEADLINE_S)
-
-
-def test_a_thread_that_forks_has_the_turn_if_it_wants_it() -> None:
-    turns = Turns()
-    turns.before_fork()
-    with turns.of(engine()).taken():
-        turns.after_fork()
-
-
-def hold(turn: Turn, is_in: threading.Event, may_go_on: threading.Event) -> None:
-    with turn.taken():
-        is_in.set()
-        may_go_on.wait(DEADLINE_S)
-
-
-def test_the_application_goes_on_as_soon_as_the_publisher_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sqlite_turns, "TURN_S_MAX", DEADLINE_S)
-    turn = Turns().of(engine())
-    is_in, may_go_on, gone_on = threading.Event(), threading.Event(), threading.Event()
-    publisher = threading.Thread(target=partial(hold, turn, is_in, may_go_on))
-    publisher.start()
-    assert is_in.wait(DEADLINE_S)
-
-    def begin() -> None:
-        turn.let_the_publisher_go_first()
-        gone_on.set()
-
-    application = threading.Thread(target=begin)
-    application.start()
-    assert not gone_on.wait(0.05)
-    may_go_on.set()
-    assert gone_on.wait(DEADLINE_S / 4)
-    publisher.join(DEADLINE_S)
-    application.join(DEADLINE_S)
 
 
 @pytest.fixture

@@ -9,14 +9,17 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import MetaData, create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from qmq_client import Producer, create_tables
+from qmq_client import Producer, create_tables, create_tables_async, make_tables
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.table import choose_journal
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.testing import MemoryBroker, MemoryTransport
+from tests.services.databases import Database
 
 
 def journal_of(path: Path) -> str:
@@ -41,7 +44,28 @@ def test_a_new_file_gets_a_write_ahead_log_and_another_keeps_its_journal(
     assert journal_of(path) == journal
 
 
-def test_an_asynchronous_application_gets_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_new", "journal"), [(True, "wal"), (False, "delete")])
+def test_an_asynchronous_application_gets_the_same(
+    tmp_path: Path, is_new: bool, journal: str
+) -> None:
+    path = tmp_path / "shop.db"
+    if not is_new:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE business (id)")
+
+    async def make() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        await create_tables_async(engine)
+        await create_tables_async(engine)
+        await engine.dispose()
+
+    asyncio.run(make())
+    assert journal_of(path) == journal
+
+
+def test_the_engine_inside_an_asynchronous_one_may_be_given_inside_its_run_sync(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "shop.db"
 
     async def make() -> None:
@@ -52,6 +76,26 @@ def test_an_asynchronous_application_gets_the_same(tmp_path: Path) -> None:
 
     asyncio.run(make())
     assert journal_of(path) == "wal"
+
+
+def test_an_asynchronous_engine_makes_the_tables_of_each_database(a_database: Database) -> None:
+    tables = make_tables(MetaData(), prefix="our_")
+
+    async def make() -> None:
+        engine = create_async_engine(a_database.async_url)
+        await create_tables_async(engine, tables)
+        await engine.dispose()
+
+    asyncio.run(make())
+    engine = a_database.engine()
+    assert set(inspect(engine).get_table_names()) == {table.name for table in tables.all}
+
+
+def test_create_tables_refuses_an_asynchronous_engine_and_names_its_twin(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    for given in (engine, engine.sync_engine):
+        with pytest.raises(ConfigurationError, match="await create_tables_async"):
+            create_tables(given)  # type: ignore[arg-type]  # what a caller may do
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has no such modes")
@@ -73,3 +117,21 @@ def test_S1_python_s_own_control_of_transactions_is_refused(tmp_path: Path, mode
 def test_S1_the_same_where_python_is_older(mode: bool) -> None:
     with pytest.raises(ConfigurationError, match="Leave `autocommit` out"):
         choose_journal(SimpleNamespace(autocommit=mode))
+
+
+@pytest.mark.parametrize(
+    "prefix", ["a" * 33, "sh\u00f6p_", "shop\n", "shop\0", "\ud800", "x; DROP", 'a"', "a`", "a\\"]
+)
+def test_a_prefix_that_no_command_takes_is_refused_where_it_is_given(prefix: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"prefix.*Use up to 32 printable characters"):
+        make_tables(MetaData(), prefix=prefix)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "a", "url": "b", "table_prefix": prefix}, DatabaseSection)
+
+
+@pytest.mark.parametrize("schema", ["a" * 64, "sh\u00f6p", "shop\t", "x; DROP"])
+def test_a_schema_that_no_command_takes_is_refused_where_it_is_given(schema: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"schema.*Use up to 63 printable characters"):
+        make_tables(MetaData(), schema=schema)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "a", "url": "b", "schema": schema}, DatabaseSection)

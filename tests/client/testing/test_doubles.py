@@ -150,11 +150,23 @@ def test_D4_the_double_does_not_store_what_was_withdrawn_before_it_came() -> Non
     transport, late, known = MemoryTransport(broker), "ab" * 16, "cd" * 16
     broker.put(Message("orders", "known", message_id=known))
     assert transport.cancel((late,)) == ("unknown",)
-    assert transport.cancel((late, known), is_withdrawn=True) == ("unknown", "too_late")
+    assert transport.cancel((late, known), withdrawn_from="orders") == ("unknown", "too_late")
     broker.put(Message("orders", "late", message_id=late))
     broker.put(Message("orders", "late", message_id=late, delay=1))
+    broker.put(Message("bills", "another message", message_id=late))
     clock.advance(1_000)
     assert [message.body for message in broker.messages("orders")] == ["known"]
+    assert [message.body for message in broker.messages("bills")] == ["another message"]
+    assert transport.cancel((known,), withdrawn_from="bills") == ("unknown",)
+
+
+def test_D4_the_double_cancels_an_id_of_two_subjects_in_the_one_that_is_named() -> None:
+    broker = MemoryBroker(clock=FakeClock(now_ms=5))
+    transport, message_id = MemoryTransport(broker), "ab" * 16
+    broker.put(Message("orders", "a", message_id=message_id, delay=1))
+    broker.put(Message("bills", "b", message_id=message_id))
+    assert transport.cancel((message_id,), withdrawn_from="orders") == ("cancelled",)
+    assert transport.cancel((message_id,)) == ("too_late",), "not in every subject"
 
 
 @pytest.mark.parametrize("ordered", [False, True])

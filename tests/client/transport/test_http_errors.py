@@ -12,9 +12,9 @@ from sqlalchemy import create_engine
 
 from qmq_client import Consumers, Producer, consumer, create_tables, pull
 from qmq_client.errors import (
-    BrokerAnswerError,
     BrokerUnreachableError,
     ConfigurationError,
+    NotTheBrokerError,
     TransportError,
 )
 from qmq_client.transport.http import HttpTransport
@@ -28,9 +28,9 @@ MEANING: dict[str, type[TransportError]] = {
     "ConnectError": BrokerUnreachableError,
     "ConnectTimeout": BrokerUnreachableError,
     "CookieConflict": BrokerUnreachableError,
-    "DecodingError": BrokerAnswerError,
+    "DecodingError": NotTheBrokerError,
     "HTTPError": BrokerUnreachableError,
-    "HTTPStatusError": BrokerAnswerError,
+    "HTTPStatusError": NotTheBrokerError,
     "InvalidURL": BrokerUnreachableError,
     "LocalProtocolError": BrokerUnreachableError,
     "NetworkError": BrokerUnreachableError,
@@ -39,7 +39,7 @@ MEANING: dict[str, type[TransportError]] = {
     "ProxyError": BrokerUnreachableError,
     "ReadError": BrokerUnreachableError,
     "ReadTimeout": BrokerUnreachableError,
-    "RemoteProtocolError": BrokerAnswerError,
+    "RemoteProtocolError": NotTheBrokerError,
     "RequestError": BrokerUnreachableError,
     "RequestNotRead": BrokerUnreachableError,
     "ResponseNotRead": BrokerUnreachableError,
@@ -47,7 +47,7 @@ MEANING: dict[str, type[TransportError]] = {
     "StreamConsumed": BrokerUnreachableError,
     "StreamError": BrokerUnreachableError,
     "TimeoutException": BrokerUnreachableError,
-    "TooManyRedirects": BrokerAnswerError,
+    "TooManyRedirects": NotTheBrokerError,
     "TransportError": BrokerUnreachableError,
     "UnsupportedProtocol": BrokerUnreachableError,
     "WriteError": BrokerUnreachableError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tracemalloc
 from contextlib import closing
 
@@ -14,6 +15,7 @@ from qmq_client.errors import (
     BrokerBusyError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    NotTheBrokerError,
     TransportError,
 )
 from qmq_client.transport.http import HttpTransport
@@ -86,16 +88,26 @@ def send_answer(frame: bytes, **changes: int) -> bytes:
     return encode_control(msgspec.structs.replace(good, **changes))
 
 
+HTML = "text/html"
 NONSENSE = {
-    "an HTML page": answer(b"<html></html>", content_type="text/html"),
-    "no type": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"),
-    "JSON instead of a frame": answer(b"{}", content_type="application/json"),
     "bytes that are no frame": answer(b"garbage" * 100),
     "a frame of another kind": answer(build_frame(FrameKind.SEGMENT_HEAD, b"")),
     "a frame cut short": answer(encode_control(SettleAnswer(settled=1))[:-8]),
     "a frame with a flipped bit": answer(encode_control(SettleAnswer(settled=1))[:-1] + b"\x01"),
     "another answer": answer(encode_control(ErrorAnswer(code="x", message="y"))),
     "an empty body": answer(b""),
+    "a broker's own failure": answer(
+        encode_json(ErrorAnswer(code="internal", message="y")),
+        status="500 Internal Server Error",
+        content_type="application/json",
+    ),
+    "an endless body": endless(CHUNKED, b"10000\r\n" + b"x" * 65_536 + b"\r\n"),
+    "a body longer than it says it may be": answer(b"x" * 2_000_000),
+}
+NOT_THE_BROKER = {
+    "an HTML page": answer(b"<html></html>", content_type=HTML),
+    "no type": raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"),
+    "JSON instead of a frame": answer(b"{}", content_type="application/json"),
     "no content": raw(b"HTTP/1.1 204 No Content\r\n\r\n"),
     "compressed bytes": answer(gzip.compress(b"x"), headers=("content-encoding: gzip",)),
     "an unknown coding": answer(b"x", headers=("content-encoding: rot13",)),
@@ -105,9 +117,30 @@ NONSENSE = {
     "a redirect to a metadata address": answer(
         b"", status="307 Temporary Redirect", headers=("location: http://169.254.169.254/",)
     ),
+    "a moved page": answer(b"<html>", status="301 Moved Permanently", content_type=HTML),
     "a server error": answer(b"", status="500 Internal Server Error"),
-    "a gateway's page": answer(b"<html>", status="502 Bad Gateway", content_type="text/html"),
-    "a 404 of something else": answer(b"<html>", status="404 Not Found", content_type="text/html"),
+    "a gateway's page": answer(b"<html>", status="502 Bad Gateway", content_type=HTML),
+    "a gateway's JSON": answer(
+        b'{"message":"no upstream"}', status="502 Bad Gateway", content_type="application/json"
+    ),
+    "a gateway's compressed page": answer(
+        gzip.compress(b"<html>"),
+        status="504 Gateway Timeout",
+        content_type=HTML,
+        headers=("content-encoding: gzip",),
+    ),
+    "a gateway's endless page": endless(
+        b"HTTP/1.1 502 Bad Gateway\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n",
+        b"10000\r\n" + b"x" * 65_536 + b"\r\n",
+    ),
+    "a 401 of something else": answer(b"<html>", status="401 Unauthorized", content_type=HTML),
+    "a 403 of something else": answer(b"<html>", status="403 Forbidden", content_type=HTML),
+    "a 404 of something else": answer(b"<html>", status="404 Not Found", content_type=HTML),
+    "a 404 of another service": answer(
+        b'{"detail":"Not Found"}', status="404 Not Found", content_type="application/json"
+    ),
+    "a 413 of something else": answer(b"<html>", status="413 Too Large", content_type=HTML),
     "a 4xx with broken JSON": answer(
         b'{"code":', status="422 Unprocessable", content_type="application/json"
     ),
@@ -115,21 +148,46 @@ NONSENSE = {
     "an endless status line": endless(b"HTTP/1.1 200 ", b"O" * 65_536),
     "a 10 MB header": endless(OK + b"x-big: ", b"x" * 65_536),
     "endless headers": endless(OK, b"x-one: 1\r\n" * 1_000),
-    "an endless body": endless(CHUNKED, b"10000\r\n" + b"x" * 65_536 + b"\r\n"),
-    "a body longer than it says it may be": answer(b"x" * 2_000_000),
     "a chunk length that is no number": raw(CHUNKED + b"zz\r\nxx\r\n"),
     "two content lengths": raw(OK + b"content-length: 2\r\ncontent-length: 3\r\n\r\nabc"),
 }
 
 
+@pytest.mark.parametrize("is_pull", [False, True], ids=["settle", "C9 pull"])
 @pytest.mark.parametrize("behave", NONSENSE.values(), ids=NONSENSE)
-def test_an_answer_that_makes_no_sense_is_called_that(behave: Behaviour) -> None:
-    assert type(error_of(behave)) is BrokerAnswerError
+def test_an_answer_that_makes_no_sense_is_called_that(behave: Behaviour, is_pull: bool) -> None:
+    assert type(error_of(behave, is_pull=is_pull)) is BrokerAnswerError
 
 
-@pytest.mark.parametrize("behave", NONSENSE.values(), ids=NONSENSE)
-def test_C9_a_pull_meets_nonsense_with_the_same_error(behave: Behaviour) -> None:
-    assert type(error_of(behave, is_pull=True)) is BrokerAnswerError
+@pytest.mark.parametrize("is_pull", [False, True], ids=["settle", "C9 pull"])
+@pytest.mark.parametrize("behave", NOT_THE_BROKER.values(), ids=NOT_THE_BROKER)
+def test_an_answer_of_something_else_is_an_outage_that_names_address_and_answer(
+    behave: Behaviour, is_pull: bool
+) -> None:
+    error = error_of(behave, is_pull=is_pull)
+    assert type(error) is NotTheBrokerError
+    assert re.match(
+        r"http://127\.0\.0\.1:\d+/v1/(pull|settle): (status \d{3}|\w+Error)", f"{error}"
+    )
+
+
+def test_the_server_that_answered_in_the_brokers_place_is_named() -> None:
+    error = error_of(
+        answer(b"<html>", status="502 Bad Gateway", content_type=HTML, headers=("server: nginx",))
+    )
+    assert (
+        "status 502 of type 'text/html', server 'nginx', which is not an answer of a broker"
+        in str(error)
+    )
+
+
+def test_a_busy_proxy_is_heeded_and_named() -> None:
+    error = error_of(
+        answer(b"<html>", status="503 Busy", content_type=HTML, headers=("retry-after: 7",))
+    )
+    assert isinstance(error, BrokerBusyError)
+    assert error.retry_after_s == 7
+    assert "status 503 of type 'text/html', which is not an answer of a broker" in str(error)
 
 
 UNREACHABLE = {
@@ -193,7 +251,7 @@ def test_a_gzip_bomb_is_refused_without_being_opened() -> None:
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert type(error) is BrokerAnswerError
+    assert type(error) is NotTheBrokerError
     assert peak_bytes < 5_000_000
 
 

@@ -80,6 +80,11 @@ class Caller:
         if not self.may((role,), subject):
             raise self.refusal((role,), subject)
 
+    def check_any(self, role: Role) -> None:
+        """Raise `RequestRefusedError` (403) unless the caller may act in this role on some subject."""
+        if not any(right.role in (Role.ADMIN, role) for right in self.rights):
+            raise self.refusal((role,), ALL_SUBJECTS)
+
     def refusal(self, roles: Iterable[Role], subject: str) -> Exception:
         """The 403 that says which right is missing, and names the subject in `value`."""
         wanted = " or ".join(roles)

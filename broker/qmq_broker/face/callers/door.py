@@ -34,11 +34,13 @@ class Door:
         self._now_ms = now_ms
         #: Requests turned away since this was last read.
         self.refused = 0
+        #: Called when the tokens have changed.
+        self.on_changed: Callable[[], object] = lambda: None
 
     def step(self) -> int:
         """Read changed tokens; returns how many requests were turned away since the last step."""
-        if self._tokens is not None:
-            self._tokens.step()
+        if self._tokens is not None and self._tokens.step():
+            self.on_changed()
         refused, self.refused = self.refused, 0
         return refused
 

@@ -7,6 +7,7 @@ place, with a line in the log.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 from typing import Final
@@ -17,6 +18,10 @@ from qmq_broker.options import TlsOptions
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
+#: Of OpenSSL's verification: not valid yet, and expired.
+_WRONG_TIME: Final = (9, 10)
+#: Turns of each side until a handshake in memory has ended: a full one takes two.
+_TURNS_MAX: Final = 8
 #: A chain of certificates; the CAs of a whole company are more.
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -44,6 +49,10 @@ class TlsContext:
         #: For the next connection. Never changed, only replaced: OpenSSL adds authorities to those that
         #: a context has, and sessions begun under those before could be resumed.
         self.context = _new_context(options)
+
+    def forget(self) -> None:
+        """Let the next step read the files, changed or not."""
+        self._stamps = ()
 
     def step(self) -> bool:
         """Check the files once; returns whether there is a new context."""
@@ -73,7 +82,33 @@ def _new_context(options: TlsOptions) -> ssl.SSLContext:
     if options.client_ca_file:
         context.verify_mode = ssl.CERT_REQUIRED
     _load(context, options)
+    if reason := _wrong_time(context, options.certificate_file):
+        file = options.certificate_file
+        log_event(_LOG, logging.ERROR, "certificate_out_of_date", file=file, reason=reason)
     return context
+
+
+def _wrong_time(context: ssl.SSLContext, certificate_file: str) -> str:
+    """Why every client will refuse the certificate at this time; empty if it will not.
+
+    Asks a client in memory that trusts this very certificate: the library shows none of its own.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        client.load_verify_locations(certificate_file)
+        asking = client.wrap_bio(to_client, to_server)
+        shown = context.wrap_bio(to_server, to_client, server_side=True)
+        for side in (asking, shown) * _TURNS_MAX:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message if error.verify_code in _WRONG_TIME else ""
+    except OSError:  # of a client without a certificate of its own, or a file that is gone again
+        return ""
+    return ""
 
 
 def _load(context: ssl.SSLContext, options: TlsOptions) -> None:

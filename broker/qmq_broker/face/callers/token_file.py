@@ -28,6 +28,8 @@ from qmq_broker.storage.files.small_file import replace_whole
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
+#: Of no file.
+_NO_STAMP: Final[Stamp] = (-1, -1, -1, -1, -1)
 _LOCK_SUFFIX: Final = ".lock"
 _DRAFT_SUFFIX: Final = ".draft"
 _RESTORE: Final = "Restore it from a copy, or name a new file to `qmq broker token add`."
@@ -53,6 +55,10 @@ class WatchedTokens:
         # Before the content: the first step reads what changes in between.
         self._stamp: Stamp | None = _stamp(path)
         self.current = Tokens(read_tokens(path).tokens)
+
+    def forget(self) -> None:
+        """Let the next step read the file, changed or not."""
+        self._stamp = _NO_STAMP
 
     def step(self) -> bool:
         """Check the file once; returns whether the tokens were replaced."""

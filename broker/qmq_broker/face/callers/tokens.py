@@ -116,6 +116,10 @@ def digest_of(token: str) -> bytes:
 
 def decode_tokens(data: bytes) -> TokenList:
     """A tokens file; raises `ValueError` with the place that is wrong."""
+    given = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    for field in ("version", "tokens"):  # an emptied file must not take every token back
+        if field not in given:
+            raise ValueError(f"`{field}` is missing")
     listed = msgspec.json.decode(data, type=TokenList)  # its errors are ValueErrors
     ids = [entry.id for entry in listed.tokens]
     if len(set(ids)) < len(ids):

@@ -22,14 +22,16 @@ def id_rows(disk: Disk, format_: Format) -> Iterator[Row]:
     """A row for each run of ids that one frame brought."""
 
     def rows(file: str, _: Chunk, found: IdChunk) -> Iterator[Row]:
-        for instance, first, last, offset in zip(*found.columns, strict=True):
-            yield {
-                "file": file,
-                "generation": found.era.first_offset,
-                "first_id": f"{instance:016x}{first:016x}",
-                "count": last - first + 1,
-                "offset": offset,
-            }
+        for subject, columns in found.columns.items():
+            for instance, first, last, offset in zip(*columns, strict=True):
+                yield {
+                    "file": file,
+                    "generation": found.era.first_offset,
+                    "subject": subject,
+                    "first_id": f"{instance:016x}{first:016x}",
+                    "count": last - first + 1,
+                    "offset": offset,
+                }
 
     return _rows(disk, format_, layout.IDS, decode_id_chunk, rows)
 

@@ -232,14 +232,14 @@ def _text(value: object) -> str:
 
 def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:
     from qmq_broker.face.commands.store_workers import runner, workers_here
-    from qmq_broker.service.delivery.snapshot import decode_groups
+    from qmq_broker.service.delivery.snapshot import check_groups
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.verify import verify_store
 
     return verify_store(
         OsDisk(directory, is_read_only=True),
         SYSTEM_CLOCK,
-        check_groups=lambda content: decode_groups(content, 0),
+        check_groups=check_groups,
         is_deep=is_deep,
         run=runner(directory, workers or workers_here()),
     )

@@ -87,9 +87,9 @@ def _clean(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]
 
 
 def _checkpoint(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
-    for path, slot in slots(disk):
+    for path, slot, reason in slots(disk, format_.store_id):
         if slot is None:
-            yield _damaged(path, 0, None, "not a whole slot")
+            yield _damaged(path, 0, None, reason)
         else:
             yield {"file": path} | msgspec.to_builtins(slot)
 
@@ -288,7 +288,7 @@ def _walk(disk: Disk, format_: Format, log: str, offset: int) -> Iterator[Scanne
             if isinstance(found, ScannedFrame):
                 yield found
             else:
-                yield _no_frame(disk, segments, found)
+                yield _no_frame(disk, segments, found, format_.store_id)
     finally:
         segments.close()
 
@@ -300,13 +300,13 @@ def _logs(format_: Format) -> dict[str, int]:
     }
 
 
-def _no_frame(disk: Disk, segments: Segments, found: DamagedRange) -> Row:
+def _no_frame(disk: Disk, segments: Segments, found: DamagedRange, store_id: bytes) -> Row:
     """A range without frames: unused space behind the end of the log, or damage."""
     first, next_, path = found.first_offset, found.next_offset, segments.path(found.first_offset)
     is_last = next_ >= segments.bases[-1] + segments.segment_bytes
     if (
         is_last
-        and first >= _synced(disk, segments.directory)
+        and first >= _synced(disk, segments.directory, store_id)
         and not torn_bytes_behind(segments, first)
     ):
         is_recycled = segments.is_recycled(segments.base_of(first))
@@ -315,9 +315,9 @@ def _no_frame(disk: Disk, segments: Segments, found: DamagedRange) -> Row:
     return _damaged(path, first, next_, found.reason)
 
 
-def _synced(disk: Disk, log: str) -> int:
+def _synced(disk: Disk, log: str, store_id: bytes) -> int:
     """How far a log was synced, according to the newest checkpoint."""
-    whole = [slot for _, slot in slots(disk) if slot is not None]
+    whole = [slot for _, slot, _ in slots(disk, store_id) if slot is not None]
     newest = max(whole, key=lambda slot: slot.generation, default=None)
     if newest is None:
         return 0

@@ -45,6 +45,7 @@ class DirectExchange:
     __slots__ = (
         "_arriving",
         "_flow",
+        "_is_hurried",
         "_is_lost",
         "_on_end",
         "_refusal",
@@ -78,6 +79,7 @@ class DirectExchange:
         #: Whether the whole body has arrived.
         self.is_whole = False
         self._is_lost = False
+        self._is_hurried = False
         self._refusal: RequestRefusedError | None = None
         self._share: BodyShare | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -119,6 +121,12 @@ class DirectExchange:
         self._arriving.drop()
         self._wake()
 
+    def hurry(self) -> None:
+        """The client sends no more, and may have ended: it gets its answer, but nothing waits for it."""
+        self._is_hurried = True
+        if self.is_whole:
+            self._wake()
+
     def end(self) -> None:
         """The route has returned: nobody wants the body; a client without a whole answer must not wait."""
         self._arriving.drop()
@@ -148,7 +156,7 @@ class DirectExchange:
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
         """See `Exchange`. The waiting ends by itself at its time, or with the connection."""
-        if not self._is_lost:
+        if not (self._is_lost or self._is_hurried):
             timer = asyncio.get_running_loop().call_at(until_s, self._wake)
             self._waiter = woken
             try:

@@ -91,8 +91,8 @@ class Landing(asyncio.BufferedProtocol):
         with suppress(OSError):  # it is closed
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
 
-    def eof_received(self) -> None:
-        self._connection.eof_received()
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
 
     def pause_writing(self) -> None:
         self._connection.pause_writing()

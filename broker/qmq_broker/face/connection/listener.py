@@ -18,7 +18,7 @@ from qmq_broker.face.callers.door import Door
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.face.callers.token_file import WatchedTokens
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import log_event
+from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.options import ServeOptions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,6 +42,12 @@ class Entrance:
         tokens = WatchedTokens(options.tokens_file) if options.tokens_file else None
         tls = TlsContext(options.tls) if options.tls is not None else None
         return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
+
+    def reload(self) -> None:
+        """Let the next step read tokens and certificate, changed or not."""
+        for file in (self.tokens, self.tls):
+            if file is not None:
+                file.forget()
 
     def step(self) -> int:
         """Check the files; returns how many requests were turned away since the last step."""
@@ -132,6 +138,7 @@ class _Doorman:
         self._limits = limits
         self._shaking: Counter[str] = Counter()
         self._tasks: set[asyncio.Future[None]] = set()
+        self._repeats = Repeats()
 
     def start(self, listener: socket.socket) -> None:
         """Start accepting connections."""
@@ -157,7 +164,9 @@ class _Doorman:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:  # no more files, or gone before it was taken
-                log_event(_LOG, logging.WARNING, "not_accepted", reason=error)
+                times = self._repeats.due("not_accepted", loop.time())
+                if times:
+                    log_event(_LOG, logging.WARNING, "not_accepted", reason=error, times=times)
                 await asyncio.sleep(_AFTER_FAILURE_S)
                 continue
             if self._is_full(address[0]):
@@ -172,12 +181,28 @@ class _Doorman:
             or self._shaking[address] >= self._limits.connections_per_address
         )
 
+    def _tell_failed(self, address: str, error: OSError) -> None:
+        """Log why, once for each kind of failure and then at doubling intervals: a port may be scanned."""
+        kind = getattr(error, "reason", None) or type(error).__name__
+        times = self._repeats.due(("handshake_failed", kind), asyncio.get_running_loop().time())
+        if times:
+            log_event(
+                _LOG,
+                logging.WARNING,
+                "handshake_failed",
+                address=address,
+                kind=kind,
+                reason=error,
+                times=times,
+            )
+
     async def _take(self, connection: socket.socket, address: str) -> None:
         self._shaking[address] += 1
         try:
             await self._shake(connection)
-        except OSError:  # of which TLS errors and timeouts are kinds
+        except OSError as error:  # of which TLS errors and timeouts are kinds
             connection.close()
+            self._tell_failed(address, error)
         finally:
             self._shaking[address] -= 1
             if not self._shaking[address]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -32,6 +31,7 @@ from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.connection.direct import DirectExchange, answer_head
 from qmq_broker.face.connection.driven import Driven
+from qmq_broker.face.connection.heads import head_refusal, no_request
 from qmq_broker.face.exchanges.requests import DROP
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from qmq_broker.face.routes.hot import Route
-
-#: Headers that say where a request ends, whom it is for and whose it is: never more than once.
-_ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
@@ -229,6 +226,22 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()
                 self.idle_since_s = self.loop.time()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio asks for
+        """The client sends no more; returns whether the connection stays: until what came before is answered.
+
+        Requires what uvloop does: through TLS nothing can be answered after that.
+        """
+        open_ones = self._unanswered()
+        is_whole = self.receiving_since_s is None
+        if not open_ones or not is_whole or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        if any(one.scope["path"] == "/v1/pull" for one in open_ones if one is not self._direct):
+            return False  # it would wait for a client that may have ended
+        if self._direct is not None:
+            self._direct.hurry()
+        open_ones[-1].keep_alive = False
+        return True
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self.unread_since_s = self.loop.time()
@@ -239,10 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when the parser or one of the callbacks above refused the request."""
-        refusal = self._refusal or refuse(
-            400, "bad_request", "this is no HTTP request", remedy="Speak HTTP/1.1."
-        )
-        self._refuse_raw(refusal)
+        self._refuse_raw(self._refusal or no_request("this is no HTTP request", "Speak HTTP/1.1."))
 
     def end_slow(self) -> None:
         """Answer 408 unless an answer has begun, and close."""
@@ -298,7 +308,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raise what the parser takes for its own refusal, which `send_400_response` then tells."""
         head_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-        what = ambiguity(self.headers)
+        refusal = head_refusal(self.headers, self.parser.get_http_version())
         if head_bytes > self.limits.head_bytes:
             self._refusal = self._head_too_long()
         elif len(self.headers) > self.limits.headers:
@@ -309,14 +319,12 @@ class BoundedProtocol(HttpToolsProtocol):
                 limit=f"{self.limits.headers} headers",
                 remedy="Send fewer headers.",
             )
-        elif what:
-            self._refusal = refuse(400, "ambiguous_request", what, remedy="Say it once.")
+        elif refusal is not None:
+            self._refusal = refusal
         elif len(self.pipeline) >= self.limits.pipelined:
             self._refusal = _busy(f"{len(self.pipeline)} requests are before this one")
         elif self.parser.get_method() == b"CONNECT":
-            self._refusal = refuse(
-                400, "bad_request", "this is no proxy", remedy="Send requests to the broker itself."
-            )
+            self._refusal = no_request("this is no proxy", "Send requests to the broker itself.")
         if self._refusal is not None:
             raise self._refusal
 
@@ -330,16 +338,19 @@ class BoundedProtocol(HttpToolsProtocol):
             remedy="Send less in headers.",
         )
 
+    def _unanswered(self) -> list[DirectExchange | RequestResponseCycle]:
+        return [
+            cycle
+            for cycle in (self._direct, *self._open_cycles)
+            if cycle is not None and not cycle.response_complete
+        ]
+
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
         """Refuse what is being received, unless it was answered, and close.
 
         Whoever asked before would take the refusal for the answer to that: then that one's answer closes.
         """
-        unanswered = [
-            cycle
-            for cycle in (self._direct, *self._open_cycles)
-            if cycle is not None and not cycle.response_complete
-        ]
+        unanswered = self._unanswered()
         is_answered = not self.is_in_head and self.cycle.response_started
         if not self.is_in_head and not is_answered:
             unanswered.pop()  # the one that is refused
@@ -360,23 +371,6 @@ def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
     """The class of connections with these bounds; their transports know them through `Landing`."""
     members = {"face": face, "limits": limits, "addresses": Counter()}
     return type("BoundedProtocol", (BoundedProtocol,), members)
-
-
-def ambiguity(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """What about these headers two servers could read in two ways; empty when nothing."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _ONCE and name in found:
-            return f"header {name.decode()} given twice"
-        found[name] = value
-        if b"\n" in value or b"\r" in value:
-            return "a header line is folded"
-    if b"transfer-encoding" in found:
-        if b"content-length" in found:
-            return "both content-length and transfer-encoding"
-        if found[b"transfer-encoding"].strip().lower() != b"chunked":
-            return "a transfer encoding other than chunked"
-    return ""
 
 
 def raw_answer(refusal: RequestRefusedError) -> bytes:

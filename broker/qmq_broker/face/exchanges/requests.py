@@ -42,6 +42,7 @@ _BUFFERED_BYTES: Final = 64 * 1024
 #: So much of an answer is written at once. Through TLS a connection takes whatever it is given in one
 #: write, and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
 PIECE_BYTES: Final = 256 * 1024
+_CHARSETS: Final = (b"utf-8", b"utf8", b"us-ascii")
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
 #: In the state of a connection: ends it at once, whatever it still holds of an answer.
 DROP: Final = "qmq.drop"
@@ -105,6 +106,7 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
             limit="identity",
             remedy="Send the body as it is.",
         )
+    check_charset(head.content_type)
     encoding = _ENCODINGS.get(_media_type(head.content_type))
     if encoding is None:
         raise refuse(
@@ -332,6 +334,22 @@ def in_pieces(body: bytes, piece_bytes: int) -> Iterator[memoryview]:
     """A long body in the pieces in which it is written, each when the one before has left this process."""
     whole = memoryview(body)
     return (whole[first : first + piece_bytes] for first in range(0, len(body), piece_bytes))
+
+
+def check_charset(content_type: bytes | None) -> None:
+    """Raise `RequestRefusedError` (415) for a body that is said to be in another encoding than UTF-8."""
+    for part in (content_type or b"").split(b";")[1:]:
+        name, _, value = part.strip().lower().partition(b"=")
+        if name.strip() == b"charset" and value.strip().strip(b'"') not in _CHARSETS:
+            raise refuse(
+                415,
+                "charset",
+                "the body is in another encoding",
+                field="content-type",
+                limit="charset=utf-8",
+                value=value.decode("ascii", "replace")[:40],
+                remedy="Send the body as UTF-8.",
+            )
 
 
 def _media_type(value: bytes | None) -> bytes:

@@ -45,7 +45,7 @@ from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX
 from qmq_client.wire.names import check_name
 from qmq_client.wire.operations import StateChange
-from qmq_client.wire.requests import JSON_CONTENT_TYPE
+from qmq_client.wire.requests import JSON_CONTENT_TYPE, UNKNOWN_ROUTES
 from qmq_client.wire.shown import shorten
 
 _PEEKED: Final = 20
@@ -227,7 +227,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     what = {404: "there is nothing at this path", 405: "this method is not for this path"}
     refused = refuse(
         error.status_code,
-        {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "request"),
+        UNKNOWN_ROUTES.get(error.status_code, "request"),
         what.get(error.status_code, "the request was refused"),
         remedy="GET /openapi.json lists what there is.",
     )

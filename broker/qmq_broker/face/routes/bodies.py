@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 from starlette.requests import Request
 
+from qmq_broker.face.exchanges.requests import check_charset, read_head
 from qmq_broker.face.strict_json import read_json
 from qmq_client.wire.errors import TooLargeError
 
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, kind: type[T]) -> T:
-    """The body of a request as `kind`; raises `InvalidMessageError` or `ProtocolError`."""
+    """The body of a request as `kind`; raises `InvalidMessageError`, `ProtocolError` or `RequestRefusedError`."""
+    check_charset(read_head(request.scope).content_type)
     body = b""
     async for part in request.stream():
         body += part

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from qmq_broker.errors import BusyError, CorruptionError, NotFoundError
 from qmq_broker.face.answers import error_answer
 from qmq_broker.face.callers.access import Role
+from qmq_broker.face.callers.door import caller_of
 from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
@@ -26,7 +27,12 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found, HeldError
-from qmq_broker.storage.schedule.cancelled import CANCELLED_MAX, Cancelled
+from qmq_broker.storage.schedule.cancelled import (
+    CANCELLED_MAX,
+    NOTHING_WITHDRAWN,
+    Cancelled,
+    WithdrawnIds,
+)
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.delayed import (
@@ -41,7 +47,7 @@ from qmq_client.wire.delayed import (
 from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
-from qmq_client.wire.names import OWN_PREFIX, check_name
+from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, ErrorAnswer
 from qmq_client.wire.shown import shorten
 
@@ -153,15 +159,15 @@ class _Delayed:
                 remedy="Send several requests.",
             )
         ids = [parse_message_id(text) for text in wanted.message_ids]
+        sees = _theirs(request, wanted.subject)
         self._broker.serving.check_delivers()
-        sees = _theirs(request)
         due_at_ms = wanted.deliver_at_ms
         if wanted.withdrawn:  # before anybody looks: what is unknown then stays unknown
-            await self._cancel((), withdrawn=ids)
-        found = await self._look(lambda: self._find(ids, due_at_ms))
+            await self._cancel((), withdrawn={_named(wanted.subject): ids})
+        found = await self._look(lambda: self._find(ids, due_at_ms, sees))
         known = await self._take_back(ids, found, sees)
         if None in known:
-            found = await self._look_on(lambda: self._find(ids, None))
+            found = await self._look_on(lambda: self._find(ids, None, sees))
             known = await self._take_back(ids, found, sees)
         outcomes = [Cancellation.UNKNOWN if one is None else one for one in known]
         for index, outcome in enumerate(outcomes):
@@ -173,15 +179,16 @@ class _Delayed:
         """Give a pending message another due time."""
         wanted = await read_body(request, RescheduleRequest)
         message_id = parse_message_id(wanted.message_id)
+        sees = _theirs(request, wanted.subject)
         now_ms = self._broker.time.latest_ms()
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
         self._broker.serving.check_takes_messages()
-        sees = _theirs(request)
         for _ in range(TRIES_MAX):
             found = await self._look(lambda: self._query.find(message_id))
             found = [one for one in found if sees(one.message.subject)]
             if not found:
                 break
+            _check_one_subject(found)
             outcome = await self._put_off(found, wanted.deliver_at_ms)
             if outcome is not None:
                 return _json(RescheduleAnswer(outcomes=(outcome,)))
@@ -206,11 +213,11 @@ class _Delayed:
                 if not await self._is_stored(message_id, sees):
                     raise some
                 some = []
-            known.append([one for one in some if sees(one.message.subject)])
+            known.append(some)
         # What became of the others stays so; a message that is put off often was at many places.
         pending = [one for some in known for one in some if one.fate is Fate.PENDING]
         fates = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
-        return [_cancellation([fates.get(one, one.fate) for one in some]) for some in known]
+        return [_cancellation([(one, fates.get(one, one.fate)) for one in some]) for some in known]
 
     async def _put_off(self, found: Sequence[Found], due_at_ms: int) -> Rescheduling | None:
         """Of a message at these places; None when it may be at another one by now."""
@@ -227,21 +234,26 @@ class _Delayed:
         return Rescheduling.RESCHEDULED if (await done).physical_offset else None
 
     def _find(
-        self, ids: Sequence[bytes], due_at_ms: int | None
+        self, ids: Sequence[bytes], due_at_ms: int | None, sees: Callable[[str], bool]
     ) -> dict[bytes, list[Found] | HeldError]:
         """Where they are; those that are not where they should be due are looked for everywhere."""
         if due_at_ms is None:
-            return self._query.find_all(ids)
-        found = self._query.find_all(ids, due_at_ms=due_at_ms)
+            return _seen(self._query.find_all(ids), sees)
+        found = _seen(self._query.find_all(ids, due_at_ms=due_at_ms), sees)
         elsewhere = [
             message_id
             for message_id, some in found.items()
             if not isinstance(some, HeldError) and all(one.fate is Fate.RESCHEDULED for one in some)
         ]
-        return found | self._query.find_all(elsewhere) if elsewhere else found
+        if not elsewhere:
+            return found
+        return found | _seen(self._query.find_all(elsewhere), sees)
 
     async def _cancel(
-        self, found: Sequence[Found], *, withdrawn: Sequence[bytes] = ()
+        self,
+        found: Sequence[Found],
+        *,
+        withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
     ) -> list[Fate | None]:
         """In the writer's thread: durable when it is answered, and so is what was found before."""
         fates: list[Fate | None] = []
@@ -256,8 +268,7 @@ class _Delayed:
     async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
         """Whether it is in a consume queue: released, or never delayed."""
         search = self._broker.query.search
-        found = (await self._look_on(lambda: search.by_id(message_id, 1))).found
-        return any(sees(one.subject) for one in found)
+        return bool((await self._look_on(lambda: search.by_id(message_id, 1, sees))).found)
 
     async def _look(self, look: Callable[[], T]) -> T:
         """The first look of a request; refused where there are enough."""
@@ -281,10 +292,36 @@ def _cancelled(found: Found) -> Cancelled:
     )
 
 
-def _cancellation(fates: Sequence[Fate | None]) -> Cancellation | None:
-    """Of a message by all its places: one that was put off is where it went; None where that is not known."""
-    if not fates:
+def _seen(
+    found: Mapping[bytes, list[Found] | HeldError], sees: Callable[[str], bool]
+) -> dict[bytes, list[Found] | HeldError]:
+    return {
+        message_id: some
+        if isinstance(some, HeldError)
+        else [one for one in some if sees(one.message.subject)]
+        for message_id, some in found.items()
+    }
+
+
+def _cancellation(found: Sequence[tuple[Found, Fate | None]]) -> Cancellation | None:
+    """Of an id by all its places; None where it is not known.
+
+    If several subjects have a message with this id, it is cancelled when all of those are.
+    """
+    by_subject: dict[str, list[Fate | None]] = {}
+    for one, fate in found:
+        by_subject.setdefault(one.message.subject, []).append(fate)
+    outcomes = [_outcome(fates) for fates in by_subject.values()]
+    if not outcomes:
         return Cancellation.UNKNOWN
+    if None in outcomes:
+        return None
+    is_late = Cancellation.TOO_LATE in outcomes
+    return Cancellation.TOO_LATE if is_late else Cancellation.CANCELLED
+
+
+def _outcome(fates: Sequence[Fate | None]) -> Cancellation | None:
+    """Of a message by all its places; None where one that was put off went is not known."""
     ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
     if not ends:
         return None
@@ -299,10 +336,41 @@ def _rescheduling(fates: Sequence[Fate]) -> Rescheduling | None:
     return Rescheduling.CANCELLED if ends[-1] is Fate.CANCELLED else Rescheduling.TOO_LATE
 
 
-def _theirs(request: Request) -> Callable[[str], bool]:
-    """Which subjects' messages this caller may take back; copies of the broker's own are a group's."""
+def _theirs(request: Request, subject: str | None) -> Callable[[str], bool]:
+    """Which subjects' messages the request is about; copies of the broker's own are a group's.
+
+    Raises `RequestRefusedError` (403) if the caller may send to none of them, whether there are such messages or not.
+    """
+    caller = caller_of(request.scope)
+    if subject is not None:
+        check_not_own(check_name(subject, field="subject"))
+        caller.check(Role.PRODUCER, subject)
+        return lambda name: name == subject
+    caller.check_any(Role.PRODUCER)
     sees = sight(request, Role.PRODUCER)
-    return lambda subject: sees(subject) and not subject.startswith(OWN_PREFIX)
+    return lambda name: sees(name) and not name.startswith(OWN_PREFIX)
+
+
+def _named(subject: str | None) -> str:
+    if subject is not None:
+        return subject
+    raise InvalidMessageError(
+        field="subject",
+        limit="the subject of all messages of the request, if they are withdrawn",
+        value="none",
+        remedy="Name it; messages of several subjects need several requests.",
+    )
+
+
+def _check_one_subject(found: Sequence[Found]) -> None:
+    subjects = {one.message.subject for one in found}
+    if len(subjects) > 1:
+        raise InvalidMessageError(
+            field="subject",
+            limit="the subject of the message, if several have one with its id",
+            value=shorten(", ".join(sorted(subjects))),
+            remedy="Name one of them.",
+        )
 
 
 def _question(request: Request) -> tuple[str | None, int, int]:

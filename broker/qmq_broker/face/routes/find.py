@@ -24,7 +24,7 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Places of one message whose lives are told: one, except for repeats after the dedupe window.
+#: Places of one id whose lives are told: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
 
 T = TypeVar("T")
@@ -102,10 +102,9 @@ class Finder:
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
         """All places of a message in subjects that the caller `sees`, and what became of it."""
         result = await self._by_id(parse_message_id(message_id), count, sees)
-        query = self._broker.query
         return _answer(
             result,
-            [_found(one, query.fates(one.subject, one.sequence)) for one in result.found],
+            [_found(one, self._fates(one)) for one in result.found],
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
@@ -120,7 +119,7 @@ class Finder:
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
         places = [
-            _place(one, told, query.fates(one.subject, one.sequence))
+            _place(one, told, self._fates(one))
             for one, told in zip(result.found, traces, strict=True)
         ]
         is_complete = result.is_complete and not result.has_more
@@ -133,12 +132,16 @@ class Finder:
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
 
+    def _fates(self, one: FoundRecord) -> list[GroupFate]:
+        now_ms = self._broker.time.now_ms()
+        return self._broker.query.fates(one.subject, one.sequence, one.record, now_ms)
+
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]
     ) -> SearchResult:
         """All places of a message; if none is left, the copies that groups set aside."""
         query = self._broker.query
-        result = _seen(await self._run(lambda: query.search.by_id(message_id, count)), sees)
+        result = await self._run(lambda: query.search.by_id(message_id, count, sees))
         kept = None if result.found else query.copies.kept()
         if kept is not None:
             found, is_complete = await self._run(lambda: query.copies.by_id(message_id, kept))
@@ -168,11 +171,6 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
         log_end=result.next_offset,
         unsearched_bytes=result.unsearched_bytes,
     )
-
-
-def _seen(result: SearchResult, sees: Callable[[str], bool]) -> SearchResult:
-    result.found[:] = [one for one in result.found if sees(one.subject)]
-    return result
 
 
 def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPlaceTrace:

@@ -6,12 +6,17 @@ Each reads its request, calls the service, and writes one answer. Nothing here i
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
+from starlette.types import Scope
+
+from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
 from qmq_broker.face.callers.access import Role
+from qmq_broker.face.callers.door import Door, caller_of
 from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
 from qmq_broker.face.exchanges.requests import (
     BodyRoom,
@@ -24,6 +29,7 @@ from qmq_broker.face.exchanges.requests import (
     read_head,
 )
 from qmq_broker.face.limits import FaceLimits
+from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
@@ -38,7 +44,11 @@ from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleRequest
 
+_LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
+#: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
+#: thread, where the loop gets its turn every few milliseconds.
+_IN_LOOP_BYTES_MAX: Final = 16 * 1024
 
 T = TypeVar("T")
 _Work = Callable[[Head, Exchange], Awaitable[None]]
@@ -49,13 +59,16 @@ class HotRoutes:
     """Send, pull and settle of one broker."""
 
     def __init__(
-        self, broker: Broker, limits: FaceLimits, room: BodyRoom, *, instance: int
+        self, broker: Broker, limits: FaceLimits, room: BodyRoom, door: Door, *, instance: int
     ) -> None:
         """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
         self._broker = broker
         self._room = room
+        self._door = door
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
+        self._one_aside = asyncio.Lock()
+        self._faults = Repeats()
         self._routes: dict[bytes, Route] = {
             b"/v1/send": partial(self._serve, self._send),
             b"/v1/pull": partial(self._serve, self._pull),
@@ -83,8 +96,20 @@ class HotRoutes:
             finally:
                 self._room.end_request()
         except QmqError as error:
+            self._tell_fault(exchange, error)
             self._broker.measures.refused[error_code(error)] += 1
             await answer_error(exchange, head.answer_encoding(), error)
+
+    def _tell_fault(self, exchange: Exchange, error: QmqError) -> None:
+        """Log what is no fault of the caller's: of the disk, or of files; each kind at doubling intervals."""
+        if not isinstance(error, StoreError):
+            return
+        path = exchange.scope["path"]
+        now_s = asyncio.get_running_loop().time()
+        times = self._faults.due((path, error.code), now_s)
+        if times:
+            fields = {"path": path, "code": error.code, "reason": error, "times": times}
+            log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
     async def _send(self, head: Head, exchange: Exchange) -> None:
         encoding, body_bytes_max = check_head(
@@ -97,7 +122,10 @@ class HotRoutes:
             data = await exchange.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
-                data, message_ids = self._frame_of(data)
+                now_ms = self._broker.time.latest_ms()
+                data, message_ids = await self._aside(
+                    len(data), partial(self._frame_of, data, now_ms)
+                )
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
             frame = self._broker.send(data, partial(make_known, durable), may_send)
@@ -116,9 +144,10 @@ class HotRoutes:
             given = delivery.pull(request, self._broker.time.now_ms(), stale)
             if given is None and request.wait_ms:
                 given = await self._wait(request, stale, exchange)
-        except QmqError:
+        except QmqError as error:
             if not request.settlements or self._broker.serving.state is Serving.POISONED:
                 raise
+            self._tell_fault(exchange, error)
             given = (
                 None  # a refusal would say that they were not carried out; the next pull gets it
             )
@@ -127,11 +156,10 @@ class HotRoutes:
         elif given.is_final:
             await asyncio.to_thread(self._broker.sync_actions)
         reply = head.answer_encoding()
-        body = (
-            build_deliveries(given.head, given.records.lengths, given.records.parts)
-            if reply is Encoding.FRAME
-            else deliveries_to_json(given)
-        )
+        if reply is Encoding.FRAME:
+            body = build_deliveries(given.head, given.records.lengths, given.records.parts)
+        else:
+            body = await self._aside(sum(given.records.lengths), partial(deliveries_to_json, given))
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
         with self._room.answer(len(body), exchange.scope), self._room.waiting():
@@ -150,7 +178,15 @@ class HotRoutes:
             head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
         )
         with self._room.body(head.content_bytes or 0) as share:
-            return decode(encoding, await exchange.body(body_bytes_max, share), kind)
+            data = await exchange.body(body_bytes_max, share)
+            return await self._aside(len(data), partial(decode, encoding, data, kind))
+
+    async def _aside(self, data_bytes: int, work: Callable[[], T]) -> T:
+        """Do work on data of this length: at once if it is short, else in a thread, one at a time."""
+        if data_bytes <= _IN_LOOP_BYTES_MAX:
+            return work()
+        async with self._one_aside:
+            return await asyncio.to_thread(work)
 
     async def _wait(
         self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
@@ -163,16 +199,18 @@ class HotRoutes:
                 waiting = await self._sleep(request, exchange, until_s)
                 if not waiting.is_woken or self._broker.serving.is_stopping:
                     return None
-                given = self._pull_woken(request, stale, waiting)
+                given = self._pull_woken(request, stale, waiting, exchange.scope)
                 if given is not None:
                     return given
 
     def _pull_woken(
-        self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull
+        self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull, scope: Scope
     ) -> HandOut | None:
-        """Pull after a wake; one that is refused passes its wake on."""
+        """Pull after a wake, if the caller still may; one that is refused passes its wake on."""
         delivery = self._broker.delivery
         try:
+            self._door.let_in(scope)
+            caller_of(scope).check(Role.CONSUMER, request.subject)
             self._check_answer(request)
             return delivery.pull(request, self._broker.time.now_ms(), stale)
         except QmqError:
@@ -201,11 +239,11 @@ class HotRoutes:
     def _check_answer(self, request: PullRequest) -> None:
         self._room.check_answer(min(request.max_bytes, self._broker.settings.limits.pull_bytes))
 
-    def _frame_of(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
+    def _frame_of(self, data: bytes, now_ms: int) -> tuple[bytes, tuple[str, ...]]:
         return json_to_frame(
             read_json(data, JsonSend),
             new_id=self._ids.next_id,
-            now_ms=self._broker.time.latest_ms(),
+            now_ms=now_ms,
             limits=self._broker.settings.wire,
         )
 

@@ -134,6 +134,12 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         lambda reading: reading.duplicates,
     ),
     _one(
+        "log_lines_dropped",
+        "counter",
+        "Log lines that were dropped because nobody read those before them.",
+        lambda reading: reading.log_lines_dropped,
+    ),
+    _one(
         "remembered_ids",
         "gauge",
         "Message ids remembered to recognize repeats.",
@@ -377,7 +383,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_clock_trouble",
         "gauge",
-        "1 while releases are held or slowed because the clock was changed.",
+        "1 while the clock was changed and releases are held or slowed, or the log is ahead of the clock.",
         lambda reading: bool(reading.delayed.clock),
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qmq_broker.face.logs import dropped_lines
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS
 from qmq_broker.service.delay.query import DelayStatus
@@ -61,6 +62,7 @@ class Reading:
     delayed: DelayStatus
     delayed_pending: list[tuple[str, int]]
     lost_copies: int
+    log_lines_dropped: int
     keepers: list[KeeperStatus]
     late_s: Steps
 
@@ -99,6 +101,7 @@ class Reading:
             delayed=delayed,
             delayed_pending=_bounded(delayed.subjects),
             lost_copies=broker.setting_aside.lost_copies,
+            log_lines_dropped=dropped_lines(),
             keepers=broker.keeping.statuses(now_ms),
             late_s=(late, counts.late_sum_ms / 1000),
         )

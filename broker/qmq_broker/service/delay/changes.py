@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.schedule.cancelled import CANCELLED_MAX, Cancelled
+from qmq_broker.storage.schedule.cancelled import (
+    CANCELLED_MAX,
+    NOTHING_WITHDRAWN,
+    Cancelled,
+    WithdrawnIds,
+)
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
 
@@ -21,11 +26,14 @@ class DelayChanges:
         self._writer = writer
 
     def cancel(
-        self, places: Sequence[Cancelled], on_done: OnCancelled, withdrawn: Sequence[bytes] = ()
+        self,
+        places: Sequence[Cancelled],
+        on_done: OnCancelled,
+        withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
     ) -> None:
         """Cancel those of these that are pending; `on_done` is called once that is durable.
 
-        Messages with the ids `withdrawn` that are not stored yet never will be.
+        Messages with the ids `withdrawn`, by subject, that are not stored yet never will be.
 
         Requires: the fates of their buckets were read before, so that the writer meets no damage,
         which would end the broker. At most `CANCELLED_MAX` places.

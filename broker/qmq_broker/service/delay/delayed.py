@@ -31,6 +31,6 @@ class Delayed:
             store.schedule, writer, clock, limits, post=post, refusals=store.refusals
         )
         #: Answers queries.
-        self.query = DelayQuery(store.schedule, self.releaser)
+        self.query = DelayQuery(store.schedule, self.releaser, clock)
         #: Cancels messages.
         self.changes = DelayChanges(store, writer)

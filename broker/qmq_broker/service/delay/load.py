@@ -32,6 +32,15 @@ def frozen_sequences(schedule: Schedule) -> dict[int, int]:
     return {bucket: next_ for bucket, next_, pending in schedule.states() if pending}
 
 
+def latest_bucket_ms(schedule: Schedule, due_at_ms: int) -> int:
+    """The last bucket that may hold messages due then or before.
+
+    What is due before the log's own time goes to the bucket of that time, because earlier ones may be
+    removed. The log is ahead of the clock for long after a message was stored while the clock was wrong.
+    """
+    return max(due_at_ms, schedule.stored_at_ms)
+
+
 class Load:
     """One load: everything due up to `until_ms`, or as much as there is room for.
 
@@ -111,11 +120,11 @@ class Load:
     def _buckets(self, last: Key) -> list[int]:
         """Buckets that may hold messages for this load, up to `last`."""
         after_ms = self.after.due_at_ms
+        last_ms = latest_bucket_ms(self._schedule, last.due_at_ms)
         return [
             bucket
             for bucket in sorted(self._frozen)
-            if after_ms - BUCKET_MS_MAX < bucket <= last.due_at_ms
-            and not self._damage.holds(bucket)
+            if after_ms - BUCKET_MS_MAX < bucket <= last_ms and not self._damage.holds(bucket)
         ]
 
     def _unless_damaged(self, bucket: int, parts: Iterator[T]) -> Iterator[T]:

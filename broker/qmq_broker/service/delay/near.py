@@ -16,7 +16,7 @@ from typing import Final
 
 from qmq_broker.clock import Clock
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences
+from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences, latest_bucket_ms
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
@@ -146,7 +146,7 @@ class NearFuture:
 
     def _add(self, arrival: Arrival, after: Key | None = None) -> None:
         """Add new messages to the wheel as far as it reaches; only those behind `after`."""
-        if arrival.bucket > self.loaded_until_ms:
+        if arrival.bucket > latest_bucket_ms(self._schedule, self.loaded_until_ms):
             return
         bucket, first, next_ = arrival
         for columns in self._schedule.columns(bucket, first, next_):

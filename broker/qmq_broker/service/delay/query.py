@@ -15,9 +15,11 @@ from typing import Final
 
 import msgspec
 
+from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError, UnavailableError
-from qmq_broker.service.delay.load import BUCKET_MS_MAX
+from qmq_broker.service.delay.load import BUCKET_MS_MAX, latest_bucket_ms
 from qmq_broker.service.delay.releasing import Releaser
+from qmq_broker.storage.recovery import AHEAD_MS_MAX
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.lists import OnDamage
@@ -90,6 +92,8 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
+    #: How far the time of the last message is ahead of the clock, if that is more than a minute; otherwise 0.
+    log_ahead_ms: int
     #: Unreadable messages, and the first milliseconds of buckets with something unreadable …
     damaged: int
     damaged_buckets: list[int]
@@ -111,8 +115,9 @@ class Found:
 class DelayQuery:
     """Queries on the delayed messages of one broker. Changes nothing."""
 
-    def __init__(self, schedule: Schedule, releaser: Releaser) -> None:
+    def __init__(self, schedule: Schedule, releaser: Releaser, clock: Clock) -> None:
         self._schedule = schedule
+        self._clock = clock
         self._releaser = releaser
 
     def status(self) -> DelayStatus:
@@ -120,6 +125,8 @@ class DelayQuery:
         releaser = self._releaser
         counts, near, held = releaser.counts, releaser.near, releaser.damage.reasons()
         subjects = self._schedule.pending_by_subject()
+        ahead_ms = self._schedule.stored_at_ms - self._clock.now_ms()
+        log_ahead_ms = ahead_ms if ahead_ms > AHEAD_MS_MAX else 0
         return DelayStatus(
             pending=sum(subjects.values()),
             subjects=dict(sorted(subjects.items())),
@@ -132,7 +139,8 @@ class DelayQuery:
             late_p50_ms=counts.late_quantile_ms(0.5),
             late_p99_ms=counts.late_quantile_ms(0.99),
             late_max_ms=counts.late_max_ms,
-            clock=releaser.time.alarm,
+            clock=releaser.time.alarm or _ahead_text(log_ahead_ms),
+            log_ahead_ms=log_ahead_ms,
             damaged=counts.damaged,
             damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
@@ -240,9 +248,8 @@ class DelayQuery:
         for bucket, next_sequence, _ in self._schedule.states():
             if self._releaser.is_stopped:  # nobody waits for it, and it would hold up the end
                 raise UnavailableError("the broker stops", state="draining", retry_after_s=2.0)
-            # A message that was late when it arrived is in a bucket after its due time.
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
-            is_behind = last_ms is not None and bucket > last_ms + BUCKET_MS_MAX
+            is_behind = last_ms is not None and bucket > latest_bucket_ms(self._schedule, last_ms)
             if not (is_before or is_behind):
                 yield from self._schedule.columns(bucket, 0, next_sequence, on_damage=on_damage)
 
@@ -264,3 +271,12 @@ class DelayQuery:
                     continue
                 if fates.get(columns.sequences[index]) is Fate.PENDING:
                     yield due_ms, columns, index
+
+
+def _ahead_text(log_ahead_ms: int) -> str:
+    if not log_ahead_ms:
+        return ""
+    return (
+        f"the log is ahead of the clock by {log_ahead_ms} ms: the clock was wrong when a message was stored, or is "
+        "wrong now. Delayed messages come in time; messages keep that time, and none goes by its age until then"
+    )

@@ -10,6 +10,7 @@ All of this belongs to the loop thread. Reading records may block it for a page 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +19,7 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.service.delivery.checks import check_pull, check_settle
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
-from qmq_broker.service.delivery.holding import clamp
+from qmq_broker.service.delivery.holding import must_move_back
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.picking import Picked, Picker
@@ -36,13 +37,15 @@ from qmq_broker.service.delivery.snapshot import encode_groups
 from qmq_broker.service.delivery.suspects import Turn
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import Acked, Action, Pulled
+from qmq_broker.storage.logs.actions import Acked, Action, MovedBack, Pulled
 from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveriesHead
 from qmq_client.wire.groups import group_of
+from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
 
+_log = logging.getLogger(__name__)
 #: When to try again to end leases that the action log had no room for.
 NO_ROOM_PAUSE_MS: Final = 1_000
 
@@ -96,14 +99,32 @@ class Delivery:
         return self._store.actions.log.written_offset, encode_groups(self.groups(), now_ms)
 
     def start(self, now_ms: int) -> int:
-        """Restore the groups from the action log; returns how many actions were replayed."""
+        """Restore the groups from the action log; returns how many actions were replayed.
+
+        Groups that know messages which are gone are moved back, durably: others will get the
+        sequences of those. Raises `NoRoomError` if the action log has no room for that.
+        """
         actions = self._store.actions
         states, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
         for state in states:
-            queue = self._store.queue(state.subject)
-            clamp(state, 0 if queue is None else queue.next_sequence)
+            self._move_back(state, now_ms)
+        if self.journal.is_unsynced:
+            actions.sync()
+        for state in states:
             self._reschedule(self.registry.restore(state, now_ms), now_ms)
         return count
+
+    def _move_back(self, state: GroupState, now_ms: int) -> None:
+        queue, copies = self._store.queue(state.subject), self._store.queue(COPIES)
+        next_sequence = 0 if queue is None else queue.next_sequence
+        next_copy = 0 if copies is None else copies.next_sequence
+        if must_move_back(state, next_sequence, next_copy):
+            where = (now_ms, state.subject, state.group)
+            self.journal.write([MovedBack(*where, next_sequence, next_copy)], state)
+            _log.warning(
+                "group moved back, messages that it knew are gone: group=%s subject=%s next_sequence=%d",
+                *(state.group, state.subject, next_sequence),
+            )
 
     def groups(self) -> list[GroupState]:
         """The state of every group, read-only."""

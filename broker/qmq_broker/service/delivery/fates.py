@@ -1,4 +1,4 @@
-"""What became of one message in one group: the answer to "did they get it?"."""
+"""What became of one message in one group: "did they get it?", and if not, "why not?"."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.history import History
+from qmq_broker.service.delivery.registry import Group
 
 
 class Fate(StrEnum):
@@ -25,6 +26,18 @@ class Fate(StrEnum):
     DEAD = "dead"
     #: Acked, or passed over because the group began after it or was moved.
     PASSED = "passed"
+
+
+class Why(StrEnum):
+    """Why a group does not get a message now, or did not; empty if nothing is known to be in the way."""
+
+    NOTHING = ""
+    PAUSED = "the group is paused"
+    BEFORE = "messages before it come first"
+    TAGS = "its tags do not fit the group's"
+    SET_ASIDE = "a long retry, set aside"
+    RETRY = "a retry, not due yet"
+    KEY = "an earlier message of its key is not done"
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +68,12 @@ class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     #: The attempts so far, newest last.
     history: tuple[PastAttempt, ...] = ()
+    #: What is in the way, if the group did not get it or waits for its next delivery.
+    why: Why = Why.NOTHING
+    #: Messages that come first.
+    before: int = 0
+    #: When a consumer last asked for messages of the group; 0 for not since the broker started.
+    asked_at_ms: int = 0
 
 
 def past(history: History) -> tuple[PastAttempt, ...]:
@@ -62,8 +81,37 @@ def past(history: History) -> tuple[PastAttempt, ...]:
     return tuple(PastAttempt(**msgspec.structs.asdict(attempt)) for attempt in history)
 
 
-def fate_of(state: GroupState, sequence: int) -> GroupFate:
-    """What became of this message in this group. Requires: the thread of the group."""
+def fate_of(group: Group, sequence: int, record: bytes, now_ms: int) -> GroupFate:
+    """What became of this message in this group, and why. Requires: the thread of the group."""
+    state = group.state
+    fate = _fate_of(state, sequence)
+    if fate.state in {Fate.DEAD, Fate.IN_FLIGHT}:
+        return fate
+    why = _why(state, fate, sequence, record, now_ms)
+    if fate.state is Fate.PASSED:
+        return msgspec.structs.replace(fate, why=why)
+    before = max(0, sequence - state.cursor)
+    return msgspec.structs.replace(fate, why=why, before=before, asked_at_ms=group.asked_at_ms)
+
+
+def _why(state: GroupState, fate: GroupFate, sequence: int, record: bytes, now_ms: int) -> Why:
+    is_wanted = state.filter is None or state.filter.matches(record)
+    if fate.state in {Fate.NOT_YET, Fate.PASSED} and not is_wanted:
+        return Why.TAGS
+    if fate.state is Fate.PASSED:
+        return Why.NOTHING
+    if state.is_paused:
+        return Why.PAUSED
+    if fate.state is Fate.HELD:
+        return Why.KEY
+    if fate.state is Fate.NOT_YET:
+        return Why.BEFORE if sequence > state.cursor else Why.NOTHING
+    if state.aside.runs.at(sequence) is not None:
+        return Why.SET_ASIDE
+    return Why.RETRY if fate.at_ms > now_ms else Why.NOTHING
+
+
+def _fate_of(state: GroupState, sequence: int) -> GroupFate:
     if sequence >= state.cursor:
         return GroupFate(group=state.group, state=Fate.NOT_YET)
     dead = state.dead.get(sequence)

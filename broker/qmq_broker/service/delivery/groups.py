@@ -343,8 +343,8 @@ class GroupState:
         waited = self.redeliveries.take(sequence, sequence + 1)
         if action.reason == EXPIRED:
             self.expired_count += sequence not in self.dead
-            if self.lanes is not None:
-                self.lanes.done(sequence, sequence + 1)
+        if self.lanes is not None and (waited or action.reason == EXPIRED):
+            self.lanes.done(sequence, sequence + 1)
         self.dead[sequence] = DeadLetter(
             sequence=sequence,
             attempts=action.attempts,

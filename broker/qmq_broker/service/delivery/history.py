@@ -23,7 +23,7 @@ GIVEN_BACK: Final = "given back"
 LEASE_ENDED: Final = "lease ended"
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True):
+class Attempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One delivery that did not end in an ack."""
 
     #: Which delivery it was, from 1; from 1 again after a replay.

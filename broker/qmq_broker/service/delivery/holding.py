@@ -73,15 +73,30 @@ def first_copy(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -
     return min(needed, default=None)
 
 
-def clamp(state: GroupState, next_sequence: int) -> int:
-    """Forget what lies beyond the durable end of the subject; returns how many messages that was.
+def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> bool:
+    """Whether `move_back` would change anything."""
+    known = [state.cursor, max(state.dead, default=-1) + 1]
+    known += [run.next for run in state.redeliveries.runs()]
+    known += [run.next for run in state.aside.runs.runs()]
+    known += [lease.next_sequence for _, log in state.consumers() for lease in log.leases()]
+    if state.lanes is not None:
+        known += [sequence + 1 for sequence, _ in state.lanes.sequences()]
+    if max(known) > next_sequence or max(state.aside.copies.values(), default=-1) >= next_copy:
+        return True
+    return bool(state.dead) and not state.given().isdisjoint(state.dead)
 
-    Called once after a replay: messages that a power cut took can no longer be settled.
+
+def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
+    """Forget what lies beyond the end of the subject, and copies beyond the end of their subject.
+
+    Messages that a power cut or a damage took can no longer be settled, and others get their
+    sequences. Copies that are gone are replaced by the originals.
     """
-    forgotten = max(0, state.cursor - next_sequence)
     state.cursor = min(state.cursor, next_sequence)
     state.redeliveries.take(next_sequence, _BEYOND)
     state.aside.forget(next_sequence, _BEYOND)
+    for sequence in [one for one, copy in state.aside.copies.items() if copy >= next_copy]:
+        del state.aside.copies[sequence]
     state.drop_leases_beyond(next_sequence)
     for sequence in [sequence for sequence in state.dead if sequence >= next_sequence]:
         del state.dead[sequence]
@@ -94,4 +109,3 @@ def clamp(state: GroupState, next_sequence: int) -> int:
     ):  # the log broke off between a death and the end of its lease: delivered once more
         for sequence in state.given() & state.dead.keys():
             del state.dead[sequence]
-    return forgotten

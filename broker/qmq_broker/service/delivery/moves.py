@@ -1,18 +1,20 @@
 """Applying an action to a group: the one door for the journal and for a restart.
 
 This module handles actions that move or change a group as a whole: seek, pause, settings, replayed
-dead letters, messages set aside, messages lost by force. `groups.py` handles those on single
+dead letters, messages set aside, messages lost by force or gone at a start. `groups.py` handles those on single
 messages.
 """
 
 from __future__ import annotations
 
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.delivery.holding import move_back
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.logs.actions import (
     Action,
     BroughtBack,
     Configured,
+    MovedBack,
     Paused,
     Purged,
     Replayed,
@@ -38,15 +40,22 @@ def apply_action(state: GroupState, action: Action) -> None:
             _on_replayed(state, action)
         case Purged():
             _on_purged(state, action)
-        case SetAside():
-            waited = state.redeliveries.take(action.first, action.next)
-            state.aside.put(waited, action.ticket)
-        case BroughtBack():
-            back = state.aside.bring_back(action.sequence, action.copy, action.at_ms)
-            if back is not None:
-                state.redeliveries.add(back)
+        case SetAside() | BroughtBack():
+            _on_aside(state, action)
+        case MovedBack():
+            move_back(state, action.next, action.next_copy)
         case _:
             state.apply(action)
+
+
+def _on_aside(state: GroupState, action: SetAside | BroughtBack) -> None:
+    if isinstance(action, SetAside):
+        waited = state.redeliveries.take(action.first, action.next)
+        state.aside.put(waited, action.ticket)
+        return
+    back = state.aside.bring_back(action.sequence, action.copy, action.at_ms)
+    if back is not None:
+        state.redeliveries.add(back)
 
 
 def _on_sought(state: GroupState, action: Sought) -> None:

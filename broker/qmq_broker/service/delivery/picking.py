@@ -1,7 +1,8 @@
 """What one pull is given: selected, read, and checked before anybody gets it.
 
 `handing_out.py` selects by sequence and tag hash. Here the records are read: those whose tags do
-not match after all are passed over, and expired ones become dead letters. An ordered group is fed:
+not match after all are passed over; expired ones, and those whose attempts are used up because the
+group's number of them was lowered meanwhile, become dead letters. An ordered group is fed:
 it reaches messages in order, and each is delivered when it is the first of its key. All passes are
 bounded: a pull that found nothing in them must be repeated at once (`is_unfinished`).
 """
@@ -14,7 +15,7 @@ from itertools import accumulate
 from typing import Final
 
 from qmq_broker.service.delivery.bodies import GroupQueue, group_queue, read_messages
-from qmq_broker.service.delivery.dead_letters import EXPIRED
+from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, EXPIRED
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Room, Selection, join_runs, select
 from qmq_broker.service.delivery.holding import first_original
@@ -87,7 +88,11 @@ class Picker:
         """Read the records, and remove those that do not match or have expired."""
         records = read_messages(self._store, state, selection.entries)
         wanted = state.filter if state.lanes is None else None
-        if wanted is None and selection.runs and max(records.column(FLAGS_POSITION)) < EXPIRES_FLAG:
+        is_checked = wanted is not None or any(
+            run.attempt > state.max_attempts for run in selection.runs
+        )
+        may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
+        if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
         picked = Picked()
         kept: list[DeliveryRun] = []
@@ -105,7 +110,10 @@ class Picker:
                     continue
             expires_at_ms = record_expires_at_ms(record)
             if expires_at_ms is not None and expires_at_ms <= now_ms:
-                picked.actions.append(_expired(state, run, sequence, now_ms))
+                picked.actions.append(_dead(state, run, sequence, EXPIRED, now_ms))
+                continue
+            if run.attempt > state.max_attempts:
+                picked.actions.append(_dead(state, run, sequence, ATTEMPTS_USED_UP, now_ms))
                 continue
             given_to = max(given_to, come_to) if sequence >= state.cursor else given_to
             kept.append(DeliveryRun(first_sequence=sequence, count=1, attempt=run.attempt))
@@ -195,13 +203,14 @@ def _fitting(entries: Sequence[Entry]) -> Sequence[Entry]:
     return entries[: max(1, sum(end <= FED_BYTES for end in ends))]
 
 
-def _expired(state: GroupState, run: DeliveryRun, sequence: int, now_ms: int) -> Dead:
+def _dead(state: GroupState, run: DeliveryRun, sequence: int, reason: str, now_ms: int) -> Dead:
+    waited = state.redeliveries.at(sequence)
     return Dead(
         at_ms=now_ms,
         subject=state.subject,
         group=state.group,
         sequence=sequence,
         attempts=run.attempt - 1,
-        reason=EXPIRED,
-        error="",
+        reason=reason,
+        error=waited.error if waited is not None and reason == ATTEMPTS_USED_UP else "",
     )

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from qmq_broker.errors import BusyError, GroupConflictError
+from qmq_broker.errors import BusyError, ConsumerReplacedError, GroupConflictError
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Turns
 from qmq_broker.service.delivery.journal import Journal
@@ -34,8 +34,8 @@ from qmq_broker.storage.logs.actions import (
 )
 from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_client.wire.groups import group_of
-from qmq_client.wire.requests import PullRequest, Tags
+from qmq_client.wire.groups import Instances, group_of
+from qmq_client.wire.requests import BroadcastMember, PullRequest, Tags
 from qmq_client.wire.start import parse_start
 
 #: The schedule is cleared of visits that were moved only above this many entries.
@@ -46,8 +46,10 @@ class Group:
     """The state of a group, and what is remembered about it only in memory."""
 
     __slots__ = (
+        "asked_at_ms",
         "given",
         "given_again",
+        "instances",
         "leases_ended",
         "next_due_ms",
         "seen_ms",
@@ -60,17 +62,21 @@ class Group:
         self.state = state
         self.turns = Turns()
         self.suspects = Suspects(state)
+        #: Of a broadcast: which process it is.
+        self.instances = Instances()
         #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
-        #: When somebody last asked for the group.
+        #: When somebody last asked for the group; of one from before the start, as the start takes it.
         self.seen_ms = seen_ms
+        #: When a consumer last asked for messages; 0 for not since the start.
+        self.asked_at_ms = 0
         #: Deliveries since the start, redeliveries among them, and messages whose lease ended by
         #: itself.
         self.given = self.given_again = self.leases_ended = 0
 
     def note_seen(self, consumer: str, now_ms: int) -> None:
         """This consumer pulled or settled something."""
-        self.seen_ms = now_ms
+        self.seen_ms = self.asked_at_ms = now_ms
         log = self.state.consumer(consumer)
         if log is not None:
             log.last_seen_ms = now_ms
@@ -125,13 +131,15 @@ class Groups:
         return group
 
     def for_pull(self, request: PullRequest, now_ms: int) -> Group:
-        """The group of this pull, created if missing; raises `GroupConflictError`."""
+        """The group of this pull, created if missing; raises `ServiceError` if that is refused."""
         key = (request.subject, group_of(request))
         group = self._groups.get(key)
         if group is None:
             group = self._make(request, key, now_ms)
         else:
             self._agree(group.state, request, now_ms)
+        if not group.instances.admits(request):
+            raise ConsumerReplacedError(request)
         group.note_seen(request.consumer, now_ms)
         self._check_room_for_consumer(group.state, request.consumer, now_ms)
         return group
@@ -227,7 +235,9 @@ class Groups:
         if request.broadcast is UNSET:
             return 0
         limits = self._limits
-        return limits.named_idle_ms if request.broadcast == "named" else limits.ephemeral_idle_ms
+        broadcast = request.broadcast
+        kind = broadcast.kind if isinstance(broadcast, BroadcastMember) else broadcast
+        return limits.named_idle_ms if kind == "named" else limits.ephemeral_idle_ms
 
     def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
         """Refuse a pull that conflicts with the group's settings; note those that it may change."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delivery.aside import AsideRun
 from qmq_broker.service.delivery.dead_letters import DeadLetter
 from qmq_broker.service.delivery.groups import GroupState
@@ -21,12 +20,14 @@ from qmq_broker.service.delivery.history import Attempt
 from qmq_broker.service.delivery.leases import Lease
 from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.small_file import decode_whole, unknown_content
 from qmq_broker.storage.logs.actions import GroupSettings
 
 SNAPSHOT_VERSION: Final = 1
+_FILES: Final = " or ".join(layout.SNAPSHOTS)
 
 
-class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
+class LeaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `Lease`."""
 
     first: int
@@ -41,7 +42,7 @@ class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
     untried: int = 0
 
 
-class ConsumerImage(msgspec.Struct, frozen=True, array_like=True):
+class ConsumerImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `PullLog`."""
 
     name: str
@@ -52,7 +53,7 @@ class ConsumerImage(msgspec.Struct, frozen=True, array_like=True):
     acked: dict[int, tuple[tuple[int, int], ...]]
 
 
-class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
+class WaitingImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `Redelivery`."""
 
     first: int
@@ -64,7 +65,7 @@ class WaitingImage(msgspec.Struct, frozen=True, array_like=True):
     untried: int = 0
 
 
-class AsideImage(msgspec.Struct, frozen=True, array_like=True):
+class AsideImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `AsideRun`."""
 
     first: int
@@ -77,7 +78,7 @@ class AsideImage(msgspec.Struct, frozen=True, array_like=True):
     untried: int = 0
 
 
-class DeadImage(msgspec.Struct, frozen=True, array_like=True):
+class DeadImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `DeadLetter`."""
 
     sequence: int
@@ -95,7 +96,7 @@ _LEASE, _WAITING, _ASIDE, _DEAD = (
 )
 
 
-class GroupImage(msgspec.Struct, frozen=True, array_like=True):
+class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """See `GroupState`."""
 
     subject: str
@@ -120,7 +121,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True):
     seen_ms: int = 0
 
 
-class SnapshotImage(msgspec.Struct, frozen=True, array_like=True):
+class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All groups."""
 
     version: int
@@ -136,18 +137,21 @@ def encode_groups(states: Iterable[GroupState], now_ms: int) -> bytes:
 
 
 def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
-    """The groups of a snapshot; raises `CorruptionError` if it is not one of this version.
+    """The groups of a snapshot; raises `UnknownFormatError` if it is not one of this version.
 
     If the clock was set back since, all times are moved with it.
     """
-    try:
-        image = msgspec.msgpack.decode(content, type=SnapshotImage)
-        if image.version != SNAPSHOT_VERSION:
-            raise msgspec.DecodeError(f"version {image.version}; known: {SNAPSHOT_VERSION}")
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(segment=layout.SNAPSHOTS[0], offset=0, reason=str(error)) from error
+    image = check_groups(content)
     shift_ms = max(0, image.at_ms - now_ms)
     return [_state(group, shift_ms) for group in image.groups]
+
+
+def check_groups(content: bytes) -> SnapshotImage:
+    """The content of a snapshot; raises `UnknownFormatError` if it is not one of this version."""
+    image = decode_whole(_FILES, content, SnapshotImage)
+    if image.version != SNAPSHOT_VERSION:
+        raise unknown_content(_FILES, f"version {image.version}")
+    return image
 
 
 def _image(state: GroupState) -> GroupImage:

@@ -9,7 +9,8 @@
     24     24    commit log: durable offset, offset of its last frame, stored at of that frame
     48     24    action log: the same
     72     8     commit log offset from which on message ids are remembered
-    80     4012  zeros
+    80     16    store id; zeros in slots of before it was noted
+    96     3996  zeros
     4092   4     CRC-32C of bytes 0 … 4091
 
 Each slot is a one-page file of its own, overwritten in place with its own sync, so a crash during
@@ -23,13 +24,16 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from qmq_broker.errors import UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
 
 SLOT_BYTES: Final = 4096
 _MAGIC: Final = b"QMQCKPT1"
-_FIELDS: Final = struct.Struct(">8s9Q")
+_FIELDS: Final = struct.Struct(">8s9Q16s")
+#: In a slot that does not say of which store it is.
+NO_STORE: Final = bytes(16)
 _CRC: Final = struct.Struct(">I")
 
 
@@ -60,22 +64,27 @@ class Checkpoint:
 
 
 class CheckpointFiles:
-    """The two slots on a disk. Belongs to the writer thread."""
+    """The two slots on a disk, of one store. Belongs to the writer thread."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, store_id: bytes = NO_STORE) -> None:
         self._disk = disk
+        self._store_id = store_id
         self._files: list[DiskFile] = []
 
     def read(self) -> Checkpoint | None:
-        """The newest valid slot, or None; changes nothing."""
+        """The newest valid slot, or None; changes nothing. Raises `UnknownFormatError`."""
         there = set(self._disk.names(layout.ROOT))
         found: Checkpoint | None = None
         for path in layout.CHECKPOINTS:
             if path not in there:
                 continue
             file = self._disk.open(path)
-            slot = decode_slot(file.read(0, SLOT_BYTES))
-            file.close()
+            try:
+                slot, store_id = decode_slot(file.read(0, SLOT_BYTES))
+            finally:
+                file.close()
+            if is_foreign(store_id, self._store_id):
+                continue
             if slot is not None and (found is None or slot.generation > found.generation):
                 found = slot
         return found
@@ -93,7 +102,7 @@ class CheckpointFiles:
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a slot; durable on return. Requires: what it claims about the logs was synced."""
         file = self._files[checkpoint.generation % len(self._files)]
-        file.write(0, [encode_slot(checkpoint)])
+        file.write(0, [encode_slot(checkpoint, self._store_id)])
         file.sync()
 
     def close(self) -> None:
@@ -103,7 +112,12 @@ class CheckpointFiles:
         self._files.clear()
 
 
-def encode_slot(checkpoint: Checkpoint) -> bytes:
+def is_foreign(found: bytes, store_id: bytes) -> bool:
+    """Whether a slot that names the store `found` is not one of `store_id`."""
+    return NO_STORE not in (found, store_id) and found != store_id
+
+
+def encode_slot(checkpoint: Checkpoint, store_id: bytes = NO_STORE) -> bytes:
     """One slot as bytes."""
     points = (checkpoint.commit_log, checkpoint.action_log)
     numbers = [
@@ -112,27 +126,42 @@ def encode_slot(checkpoint: Checkpoint) -> bytes:
         for number in (point.durable_offset, point.last_frame_offset, point.last_stored_at_ms)
     ]
     fields = _FIELDS.pack(
-        _MAGIC, checkpoint.generation, checkpoint.epoch, *numbers, checkpoint.window_offset
+        _MAGIC,
+        checkpoint.generation,
+        checkpoint.epoch,
+        *numbers,
+        checkpoint.window_offset,
+        store_id,
     )
     content = fields.ljust(SLOT_BYTES - _CRC.size, b"\0")
     return content + _CRC.pack(crc32c(content))
 
 
-def decode_slot(data: bytes) -> Checkpoint | None:
-    """The content of a slot; None if it is not whole."""
+def decode_slot(data: bytes) -> tuple[Checkpoint | None, bytes]:
+    """The content of a slot, None if it is not whole; and the store that it names.
+
+    Raises `UnknownFormatError` if it is as it was written, by another version.
+    """
     if len(data) != SLOT_BYTES:
-        return None
+        return None, NO_STORE
     content = data[: -_CRC.size]
-    magic, generation, epoch, *numbers = _FIELDS.unpack_from(data)
-    if magic != _MAGIC or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
-        return None
-    return Checkpoint(
+    magic, generation, epoch, *numbers, store_id = _FIELDS.unpack_from(data)
+    if _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
+        return None, NO_STORE
+    if magic != _MAGIC or any(content[_FIELDS.size :]):
+        raise UnknownFormatError(
+            setting="a checkpoint",
+            found=f"{magic!r}" if magic != _MAGIC else "one with more fields",
+            known=f"{_MAGIC!r}",
+        )
+    checkpoint = Checkpoint(
         generation=generation,
         epoch=epoch,
         commit_log=_point(numbers[0:3]),
         action_log=_point(numbers[3:6]),
         window_offset=numbers[6],
     )
+    return checkpoint, store_id
 
 
 def _point(numbers: list[int]) -> LogPoint:

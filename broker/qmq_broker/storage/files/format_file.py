@@ -17,7 +17,7 @@ from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.small_file import read_file, replace_file, unknown_content, unseal
 
 FORMAT_VERSION: Final = 1
 CHECKSUM: Final = "crc32c"
@@ -45,7 +45,7 @@ class Format:
     queue_entries_per_file: int
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True):
+class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     checksum: str
     store_id: str
@@ -126,18 +126,16 @@ def _parse(data: bytes) -> _Written:
                 setting="format version",
                 found=str(version),
                 known=str(FORMAT_VERSION),
-                remedy="Use a version of this program that knows it.",
             )
         written = msgspec.json.decode(content, type=_Written)
         is_id = len(bytes.fromhex(written.store_id)) == STORE_ID_BYTES
     except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptionError(segment=layout.FORMAT, offset=0, reason=str(error)) from error
+        raise unknown_content(layout.FORMAT, str(error)) from error
     if written.checksum != CHECKSUM or not is_id:
         raise UnknownFormatError(
             setting="checksum",
             found=written.checksum,
             known=CHECKSUM,
-            remedy="Use a version of this program that knows it.",
         )
     return written
 

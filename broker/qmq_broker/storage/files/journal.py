@@ -4,7 +4,7 @@
 
     <journal>/<20 digits>    head, then chunks; named by the offset of the log that it begins at
 
-    head, 40 bytes           magic 8 ("QMQIDSJ1" or "QMQENTJ1"), store id 16, first offset 8, zeros 4,
+    head, 40 bytes           magic 8 ("QMQIDSJ2" or "QMQENTJ1"), store id 16, first offset 8, zeros 4,
                              CRC-32C of these 36 bytes 4
     chunk                    next offset 8, content bytes 4, CRC-32C 4, content
 
@@ -34,7 +34,7 @@ CHUNK_HEAD_BYTES: Final = 16
 #: A file of this length gets no more chunks: a start reads whole files, one at a time.
 FILE_BYTES: Final = 4 * 1024 * 1024
 #: By directory; the last letter is the version.
-MAGICS: Final = {layout.IDS: b"QMQIDSJ1", layout.ENTRIES: b"QMQENTJ1"}
+MAGICS: Final = {layout.IDS: b"QMQIDSJ2", layout.ENTRIES: b"QMQENTJ1"}
 _HEAD: Final = struct.Struct(">8s16sQ4x")
 _CHUNK: Final = struct.Struct(">QI")
 _CRC: Final = struct.Struct(">I")

@@ -28,7 +28,7 @@ _ROOM_BYTES: Final = 3_400
 _FIRST_OFFSETS: Final = slice(6, 8)
 
 
-class Keeper(msgspec.Struct, frozen=True, array_like=True):
+class Keeper(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Somebody who keeps the logs elsewhere, such as an archive."""
 
     name: str
@@ -46,7 +46,7 @@ class Keeper(msgspec.Struct, frozen=True, array_like=True):
     first_actions_offset: Natural = 0
 
 
-class KeeperTable(msgspec.Struct, frozen=True, array_like=True):
+class KeeperTable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All keepers of one store."""
 
     store_id: bytes

@@ -29,7 +29,7 @@ _SUBJECTS_GROWTH: Final = 2
 _FEW_SUBJECTS_BYTES: Final = 4_096
 
 
-class Retained(msgspec.Struct, frozen=True, array_like=True):
+class Retained(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The lower end of the commit log."""
 
     store_id: bytes

@@ -18,13 +18,15 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, NoRoomError
+from qmq_broker.errors import CorruptionError, NoRoomError, UnknownFormatError
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.layout import draft_path
 from qmq_client.wire.checksum import crc32c
 
 _SEAL: Final = re.compile(rb"\ncrc32c ([0-9a-f]{8})\n\Z")
 _SEAL_BYTES: Final = 17
+
+V = TypeVar("V")
 
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:
@@ -94,6 +96,24 @@ def unseal(data: bytes) -> bytes | None:
     return content if int(found[1], 16) == crc32c(content) else None
 
 
+def decode_whole(path: str, content: bytes, kind: type[V]) -> V:
+    """MessagePack whose checksum was right, as a value.
+
+    Raises `UnknownFormatError` if it is none: a file that is as it was written is not damaged.
+    """
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise unknown_content(path, str(error)) from error
+
+
+def unknown_content(path: str, reason: str) -> UnknownFormatError:
+    """The error for a file that is as it was written, and that this version cannot read."""
+    return UnknownFormatError(
+        setting=path, found=f"not as this version writes it ({reason})", known="version 1"
+    )
+
+
 class _OfStore(Protocol):
     @property
     def store_id(self) -> bytes: ...
@@ -105,18 +125,15 @@ T = TypeVar("T", bound=_OfStore)
 def read_truth(disk: Disk, path: str, kind: type[T], store_id: bytes) -> T | None:
     """The content of a small file that cannot be derived from others; None if there is no file.
 
-    Raises `CorruptionError` if it is not whole, or of another store.
+    Raises `CorruptionError` if it is not whole, or of another store, and `UnknownFormatError`.
     """
     data = read_file(disk, path)
     if data is None:
         return None
     content = unseal(data)
-    try:
-        if content is None:
-            raise msgspec.DecodeError("its checksum does not fit")
-        truth = msgspec.msgpack.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(segment=path, offset=0, reason=str(error)) from error
+    if content is None:
+        raise CorruptionError(segment=path, offset=0, reason="its checksum does not fit")
+    truth = decode_whole(path, content, kind)
     if truth.store_id != store_id:
         reason = f"of store {truth.store_id.hex()}; this is store {store_id.hex()}"
         raise CorruptionError(segment=path, offset=0, reason=reason)

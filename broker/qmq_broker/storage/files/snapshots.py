@@ -12,14 +12,19 @@ go. What `content` means is the service's affair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.files.small_file import decode_whole, read_file, replace_file, unseal
+
+#: Raises an error for content of a snapshot that the service would not accept.
+CheckGroups = Callable[[bytes], object]
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One snapshot."""
 
     store_id: bytes
@@ -34,6 +39,7 @@ class SnapshotFiles:
     """The two slots on a disk. Written by one thread."""
 
     def __init__(self, disk: Disk, store_id: bytes) -> None:
+        """Reads both; raises `UnknownFormatError`."""
         self._disk = disk
         self._store_id = store_id
         #: The whole ones, by slot; None for a slot without one.
@@ -68,8 +74,5 @@ class SnapshotFiles:
         content = None if data is None else unseal(data)
         if content is None:
             return None
-        try:
-            snapshot = msgspec.msgpack.decode(content, type=Snapshot)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
+        snapshot = decode_whole(path, content, Snapshot)
         return snapshot if snapshot.store_id == self._store_id else None

@@ -2,12 +2,14 @@
 
 ::
 
-    content of a chunk (files/journal.py)    era 16, last stored at 8, columns; empty for no ids
+    content of a chunk (files/journal.py)    era 16, last stored at 8, number of subjects 4, subjects,
+                                             columns; empty for no ids
     era                                      first offset 8, first stored at 8 (ms) of the generation
+    subject                                  number of its runs 4, name length 1, name
     columns                                  n × instance 8, n × first counter 8,
                                              n × last counter 8, n × frame offset 8
 
-A chunk holds runs of one generation of the window, sorted by instance and counter, so that a start
+A chunk holds runs of one generation of the window, those of each subject sorted by instance and counter, so that a start
 takes whole columns instead of reading a million frames, and ends with the same window. Derived:
 what the journal lacks is read from the frames. Big-endian.
 """
@@ -31,7 +33,10 @@ _log = logging.getLogger(__name__)
 CHUNK_RUNS: Final = 4096
 #: Runs that may wait while the disk has no room for them; beyond that, the journal begins anew.
 WAITING_RUNS_MAX: Final = 1_000_000
-_ERA: Final = struct.Struct(">QQQ")
+#: Era, last stored at, number of subjects.
+_FIXED: Final = struct.Struct(">QQQI")
+#: Of each subject: number of its runs, length of its name.
+_SUBJECT: Final = struct.Struct(">IB")
 _COLUMNS: Final = 4
 
 
@@ -60,7 +65,7 @@ class IdJournal:
             if found is None:
                 self._journal.disbelieve(chunk.first_offset)
                 return
-            if found.columns.instances:
+            if found.columns:
                 self._window.restore(
                     found.era, found.columns, last_stored_at_ms=found.last_stored_at_ms
                 )
@@ -91,7 +96,7 @@ class IdJournal:
         next_offset = durable_offset if is_last else self._waiting[len(taken)].offset
         self._journal.append(next_offset, _content(taken))
         del self._waiting[: len(taken)]
-        self._waiting_runs -= sum(len(one.runs) for one in taken)
+        self._waiting_runs -= sum(map(_run_count, taken))
         self._journal.remove_below(self._window.first_offset or 0)
         return is_last
 
@@ -101,7 +106,7 @@ class IdJournal:
 
     def _note(self, added: Added) -> None:
         self._waiting.append(added)
-        self._waiting_runs += len(added.runs)
+        self._waiting_runs += _run_count(added)
 
     def _portion(self) -> list[Added]:
         """The first waiting frames of one generation, with about `CHUNK_RUNS` runs."""
@@ -109,7 +114,7 @@ class IdJournal:
         for count, one in enumerate(self._waiting):
             if runs >= CHUNK_RUNS or one.era != self._waiting[0].era:
                 return self._waiting[:count]
-            runs += len(one.runs)
+            runs += _run_count(one)
         return self._waiting[:]
 
     def _begin_anew(self, offset: int) -> None:
@@ -125,37 +130,65 @@ class IdChunk(NamedTuple):
     era: Era
     #: When the last frame that holds one of these ids was stored.
     last_stored_at_ms: int
-    columns: RunColumns
+    #: By subject.
+    columns: dict[str, RunColumns]
 
 
 def decode_id_chunk(content: bytes) -> IdChunk | None:
     """The ids of a chunk; None if the content is not valid."""
     if not content:
-        return IdChunk(Era(0, 0), 0, RunColumns(*[array("Q")] * _COLUMNS))
-    column_bytes, rest_bytes = divmod(len(content) - _ERA.size, _COLUMNS)
-    if column_bytes <= 0 or rest_bytes or column_bytes % 8:
+        return IdChunk(Era(0, 0), 0, {})
+    try:
+        *era, last_stored_at_ms, subject_count = _FIXED.unpack_from(content)
+        position, counts = _FIXED.size, dict[str, int]()
+        for _ in range(subject_count):
+            count, name_bytes = _SUBJECT.unpack_from(content, position)
+            position += _SUBJECT.size + name_bytes
+            counts[content[position - name_bytes : position].decode("ascii")] = count
+    except (struct.error, UnicodeDecodeError):
         return None
-    first_offset, first_stored_at_ms, last_stored_at_ms = _ERA.unpack_from(content)
-    columns = []
-    for first in range(_ERA.size, len(content), column_bytes):
-        column = array("Q", content[first : first + column_bytes])
-        if sys.byteorder == "little":
-            column.byteswap()
-        columns.append(column)
-    era = Era(first_offset, first_stored_at_ms)
-    return IdChunk(era, last_stored_at_ms, RunColumns(*columns))
+    column_bytes = 8 * sum(counts.values())
+    if not column_bytes or len(content) != position + _COLUMNS * column_bytes:
+        return None
+    columns = [
+        _words(content[first : first + column_bytes])
+        for first in range(position, len(content), column_bytes)
+    ]
+    found, first = dict[str, RunColumns](), 0
+    for subject, count in counts.items():
+        found[subject] = RunColumns(*(column[first : first + count] for column in columns))
+        first += count
+    return IdChunk(Era(*era), last_stored_at_ms, found)
 
 
 def _content(added: list[Added]) -> bytes:
     """Frames of one generation as the content of a chunk."""
     if not added:
         return b""
-    runs = sorted(
-        (run.instance, run.first_counter, run.next_counter - 1, one.offset)
-        for one in added
-        for run in one.runs
-    )
-    words = array("Q", chain.from_iterable(zip(*runs, strict=True)))
+    runs: dict[str, list[tuple[int, int, int, int]]] = {}
+    for one in added:
+        for subject, some in one.ids.items():
+            runs.setdefault(subject, []).extend(
+                (run.instance, run.first_counter, run.next_counter - 1, one.offset) for run in some
+            )
+    in_order = chain.from_iterable(map(sorted, runs.values()))
+    columns = array("Q", chain.from_iterable(zip(*in_order, strict=True)))
+    if sys.byteorder == "little":
+        columns.byteswap()
+    table = [
+        _SUBJECT.pack(len(some), len(subject)) + subject.encode("ascii")
+        for subject, some in runs.items()
+    ]
+    fixed = _FIXED.pack(*added[0].era, added[-1].stored_at_ms, len(table))
+    return b"".join((fixed, *table, columns.tobytes()))
+
+
+def _run_count(added: Added) -> int:
+    return sum(map(len, added.ids.values()))
+
+
+def _words(data: bytes) -> array[int]:
+    words = array("Q", data)
     if sys.byteorder == "little":
         words.byteswap()
-    return _ERA.pack(*added[0].era, added[-1].stored_at_ms) + words.tobytes()
+    return words

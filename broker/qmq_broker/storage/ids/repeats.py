@@ -1,7 +1,7 @@
 """Telling new messages from repeats: a message id is stored once within the dedupe window.
 
-A repeat with the same content under the same subject is answered with its first place and not
-stored again; with other content the whole frame is refused. A frame that mixes new messages and
+A repeat with the same content is answered with its first place and not stored again; with other content
+the whole frame is refused. The same id under another subject is another message. A frame that mixes new messages and
 repeats is rebuilt without the repeats. Earlier frames of the same append count as stored. A message
 that was withdrawn before it came counts as a repeat, whatever its content.
 
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.ids.runs import IdRun, id_runs
-from qmq_broker.storage.ids.window import DedupeWindow, IdRunPlace, RunTable
+from qmq_broker.storage.ids.runs import IdRun, SubjectIds, subject_ids
+from qmq_broker.storage.ids.window import DedupeWindow, Known, RunTable
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import split_message_id
@@ -45,33 +46,26 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
     """A frame in the log, or one about to be: offset and time are then still unknown."""
 
     frame: MessageFrame
-    runs: list[IdRun]
+    ids: SubjectIds
     first_sequences: tuple[int, ...] = ()
     physical_offset: int = 0
     stored_at_ms: int = 0
-    _index_by_id: dict[bytes, int] = {}
+    _indexes: dict[tuple[str, bytes], int] = {}
 
-    def index_of(self, message_id: bytes) -> int:
-        """Which record has this id. Requires: there is one."""
-        if not self._index_by_id:
-            self._index_by_id.update(
-                (known, index) for index, known in enumerate(self.frame.message_ids())
+    def index_of(self, subject: str, message_id: bytes) -> int:
+        """Which record of this subject has this id. Requires: there is one."""
+        if not self._indexes:
+            self._indexes.update(
+                ((name, record_message_id(record)), index)
+                for index, (name, record) in enumerate(self.frame.records())
             )
-        return self._index_by_id[message_id]
+        return self._indexes[subject, message_id]
 
     def place_of(self, index: int) -> tuple[str, int]:
         """Subject and sequence of a record."""
         for run, first_sequence in zip(self.frame.runs, self.first_sequences, strict=True):
             if index < run.count:
                 return run.subject, first_sequence + index
-            index -= run.count
-        raise IndexError(index)
-
-    def subject_of(self, index: int) -> str:
-        """Subject of a record."""
-        for run in self.frame.runs:
-            if index < run.count:
-                return run.subject
             index -= run.count
         raise IndexError(index)
 
@@ -126,32 +120,38 @@ class RepeatFinder:
         """`read_frame` gives what stands at an offset of the log."""
         self._window = window
         self._read_frame = read_frame
-        #: Ids of earlier frames of this append; the place is an index into `_earlier`.
-        self._new_ids = RunTable()
+        #: Ids of earlier frames of this append, by subject; the place is an index into `_earlier`.
+        self._new_ids: defaultdict[str, RunTable] = defaultdict(RunTable)
         self._earlier: list[StoredFrame] = []
-        #: How many of those the table knows: nothing looks for the last one.
+        #: How many of those the tables know: nothing looks for the last one.
         self._noted = 0
 
     def judge(self, frame: MessageFrame) -> Verdict:
         """Decide what to do with this frame."""
-        runs = id_runs(frame)
-        known = self._window.find(runs)
-        earlier = self._find_earlier(runs) if self._earlier else []
-        is_clean = len(runs) == 1 or all(map(_is_before, runs, runs[1:]))
-        if known or earlier or not is_clean:
+        ids = subject_ids(frame)
+        known = self._window.find(ids)
+        earlier = self._find_earlier(ids) if self._earlier else []
+        if known or earlier or not all(map(_is_clean, ids.values())):
             verdict = self._sorted_out(frame, known, earlier)
         else:
-            verdict = Verdict(stored=StoredFrame(frame=frame, runs=runs))
+            verdict = Verdict(stored=StoredFrame(frame=frame, ids=ids))
         if verdict.stored is not None:
             self._earlier.append(verdict.stored)
         return verdict
 
-    def _find_earlier(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
+    def _find_earlier(self, ids: SubjectIds) -> list[Known]:
         for place, stored in enumerate(self._earlier[self._noted :], start=self._noted):
-            for run in stored.runs:
-                self._new_ids.add(run, place)
+            for subject, runs in stored.ids.items():
+                for run in runs:
+                    self._new_ids[subject].add(run, place)
         self._noted = len(self._earlier)
-        return [found for run in runs for found in self._new_ids.find(run)]
+        return [
+            Known(subject, *found)
+            for subject, runs in ids.items()
+            if subject in self._new_ids
+            for run in runs
+            for found in self._new_ids[subject].find(run)
+        ]
 
     def _readable(self, place: int) -> StoredFrame | Withdrawn | None:
         """A frame to compare with; None if it is damaged: then its messages are stored again."""
@@ -162,40 +162,41 @@ class RepeatFinder:
             return None
 
     def _sorted_out(
-        self, frame: MessageFrame, known: Sequence[IdRunPlace], earlier: Sequence[IdRunPlace]
+        self, frame: MessageFrame, known: Sequence[Known], earlier: Sequence[Known]
     ) -> Verdict:
-        by_place = {place: self._readable(place) for _, place in known}
-        sources: list[tuple[IdRun, StoredFrame | Withdrawn]] = []
-        sources += [(run, found) for run, place in known if (found := by_place[place])]
-        sources += [(run, self._earlier[place]) for run, place in earlier]
-        fresh = StoredFrame(frame=frame, runs=[])
-        #: The new records of this frame by id, with their index in what will be stored.
-        own: dict[bytes, tuple[int, str, bytes]] = {}
+        by_place = {one.place: self._readable(one.place) for one in known}
+        sources: list[tuple[Known, StoredFrame | Withdrawn]] = []
+        sources += [(one, found) for one in known if (found := by_place[one.place])]
+        sources += [(one, self._earlier[one.place]) for one in earlier]
+        fresh = StoredFrame(frame=frame, ids={})
+        #: The new records of this frame, with their index in what will be stored.
+        own: dict[tuple[str, bytes], tuple[int, bytes]] = {}
         verdict = Verdict(stored=None)
         for subject, record in frame.records():
             message_id = record_message_id(record)
-            source = _source(sources, message_id)
+            source = _source(sources, subject, message_id)
             if isinstance(source, Withdrawn):
                 verdict.repeats += 1
                 continue
-            if source is None and message_id not in own:
-                own[message_id] = (len(own), subject, record)
+            message = (subject, message_id)
+            if source is None and message not in own:
+                own[message] = (len(own), record)
                 verdict.origins.append((fresh, len(own) - 1))
                 continue
             if source is None:
-                index, stored_subject, stored_record = own[message_id]
+                index, stored_record = own[message]
                 source = fresh
             else:
-                index = source.index_of(message_id)
-                stored_subject = source.subject_of(index)
+                index = source.index_of(subject, message_id)
                 stored_record = source.frame.record(index)
-            if stored_subject != subject or not is_same_message(stored_record, record):
+            if not is_same_message(stored_record, record):
                 return Verdict(stored=None, conflict=message_id)
             verdict.origins.append((source, index))
             verdict.repeats += 1
         if own:
-            fresh.frame = _without_repeats(frame, own.values())
-            fresh.runs = id_runs(fresh.frame)
+            new = [(subject, record) for (subject, _), (_, record) in own.items()]
+            fresh.frame = _without_repeats(frame, new)
+            fresh.ids = subject_ids(fresh.frame)
             verdict.stored = fresh
         return verdict
 
@@ -236,26 +237,30 @@ def _times(record: bytes) -> tuple[list[int], bytes]:
     return times, b"".join((*parts, record[position:]))
 
 
+def _is_clean(runs: Sequence[IdRun]) -> bool:
+    """Whether no id is in these runs twice."""
+    return len(runs) == 1 or all(map(_is_before, runs, runs[1:]))
+
+
 def _is_before(run: IdRun, other: IdRun) -> bool:
     """Whether all ids of `run` are below those of `other`."""
     return (run.instance, run.next_counter) <= (other.instance, other.first_counter)
 
 
 def _source(
-    sources: Iterable[tuple[IdRun, StoredFrame | Withdrawn]], message_id: bytes
+    sources: Iterable[tuple[Known, StoredFrame | Withdrawn]], subject: str, message_id: bytes
 ) -> StoredFrame | Withdrawn | None:
     instance, counter = split_message_id(message_id)
-    for run, stored in sources:
-        if run.instance == instance and run.first_counter <= counter < run.next_counter:
+    for (name, run, _), stored in sources:
+        is_in = run.instance == instance and run.first_counter <= counter < run.next_counter
+        if is_in and name == subject:
             return stored
     return None
 
 
-def _without_repeats(
-    frame: MessageFrame, records: Iterable[tuple[int, str, bytes]]
-) -> MessageFrame:
+def _without_repeats(frame: MessageFrame, records: Iterable[tuple[str, bytes]]) -> MessageFrame:
     by_subject: dict[str, list[bytes]] = {}
-    for _, subject, record in records:
+    for subject, record in records:
         by_subject.setdefault(subject, []).append(record)
     data = build_message_frame(by_subject, kind=frame.header.kind, limits=LOG_LIMITS)
     return parse_message_frame(data, LOG_LIMITS)

@@ -9,7 +9,7 @@ The expected columns are kept: all but the last two are the same for 65,536 ids 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_client.wire.errors import ProtocolError
-from qmq_client.wire.frame import FrameHeader, MessageFrame
+from qmq_client.wire.frame import FrameHeader, MessageFrame, SubjectRun, parse_subjects
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import MESSAGE_ID_POSITION
@@ -45,6 +45,10 @@ class IdRun(NamedTuple):
     next_counter: int
 
 
+#: Ids by subject: an id says which message it is only together with the subject.
+SubjectIds = Mapping[str, Sequence[IdRun]]
+
+
 def is_remembered(header: FrameHeader, data: bytes) -> bool:
     """Whether the window remembers the ids of this frame: a client sent it, and may send it again.
 
@@ -56,36 +60,56 @@ def is_remembered(header: FrameHeader, data: bytes) -> bool:
 
 
 def id_runs(frame: MessageFrame) -> list[IdRun]:
-    """The ids of a frame as runs.
+    """The ids of a frame as runs, whatever their subjects.
 
     An id that occurs twice in the frame makes two overlapping runs.
     """
     return _id_runs(frame.data, frame.lengths, frame.positions[0])
 
 
-def runs_of(message_ids: Iterable[bytes]) -> list[IdRun]:
-    """These ids as runs, in order. Requires: there is one, and none occurs twice."""
-    return _joined(sorted(map(int.from_bytes, message_ids)))
+def subject_ids(frame: MessageFrame) -> SubjectIds:
+    """The ids of a frame as runs, by subject.
+
+    An id that occurs twice under one subject makes two overlapping runs.
+    """
+    if len(frame.runs) == 1:
+        return {frame.runs[0].subject: id_runs(frame)}
+    return dict(_by_subject(frame.data, frame.runs, frame.lengths, frame.positions[0]))
 
 
-def scanned_id_runs(header: FrameHeader, data: bytes) -> list[IdRun]:
-    """The same for a message frame whose checksums were verified, without decoding its records.
+def runs_of_each(message_ids: Mapping[str, Iterable[bytes]]) -> SubjectIds:
+    """These ids as runs, by subject, in order.
+
+    Requires: every subject has one, and none occurs twice under a subject.
+    """
+    return {
+        subject: _joined(sorted(map(int.from_bytes, ids))) for subject, ids in message_ids.items()
+    }
+
+
+def scanned_ids(header: FrameHeader, data: bytes) -> SubjectIds:
+    """What `subject_ids` gives, of a message frame whose checksums were verified, without decoding its records.
 
     A start does this for every frame in the window. Raises `ProtocolError`.
     """
-    position = header.head_bytes
+    runs, position = parse_subjects(data, header)
+    count = header.record_count
     try:
-        for _ in range(header.subject_count):
-            position += _SUBJECT_FIXED_BYTES + data[position + _SUBJECT_FIXED_BYTES - 1]
-        count = header.record_count
-        if count == 1:
-            first = position + 12 + MESSAGE_ID_POSITION
-            instance, counter = _ID.unpack_from(data, first)
-            return [IdRun(instance, counter, counter + 1)]
         lengths = struct.unpack_from(f">{count}I", data, position)
-        return _id_runs(data, lengths, position + 12 * count)
+        return dict(_by_subject(data, runs, lengths, position + 12 * count))
     except (struct.error, IndexError) as error:
         raise ProtocolError(f"no message frame: {error}") from error
+
+
+def _by_subject(
+    data: bytes, runs: Iterable[SubjectRun], lengths: Sequence[int], position: int
+) -> Iterator[tuple[str, list[IdRun]]]:
+    first = 0
+    for run in runs:
+        some = lengths[first : first + run.count]
+        yield run.subject, _id_runs(data, some, position)
+        first += run.count
+        position += sum(some)
 
 
 def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[IdRun]:

@@ -1,5 +1,8 @@
 """The dedupe window: which message ids were stored lately, and in which frame.
 
+An id is remembered together with its subject: the same id under another subject is another message, so whoever may
+send to one subject has no say over those of another.
+
 An id is a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
 and a million ids are a few thousand runs of 24 bytes each. A window keeps at least the last
 `ids_max` ids or the last `age_ms`, whichever is less, in eight generations; the oldest generation
@@ -20,10 +23,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from qmq_broker.storage.ids.runs import IdRun
+from qmq_broker.storage.ids.runs import IdRun, SubjectIds
 
 GENERATIONS: Final = 8
 
@@ -33,6 +37,15 @@ class IdRunPlace(NamedTuple):
 
     run: IdRun
     #: Offset of the frame, or whatever number the window was given for it.
+    place: int
+
+
+class Known(NamedTuple):
+    """Ids of one subject that were stored before, and where."""
+
+    subject: str
+    run: IdRun
+    #: Offset of the frame.
     place: int
 
 
@@ -46,7 +59,7 @@ class RunColumns(NamedTuple):
 
 
 class RunTable:
-    """Runs of ids that do not overlap, each with a place."""
+    """Runs of ids of one subject that do not overlap, each with a place."""
 
     __slots__ = ("_runs",)
 
@@ -163,14 +176,14 @@ class Added(NamedTuple):
     era: Era
     offset: int
     stored_at_ms: int
-    runs: Sequence[IdRun]
+    ids: SubjectIds
 
 
 class _Generation:
-    __slots__ = ("era", "ids", "last_stored_at_ms", "table")
+    __slots__ = ("era", "ids", "last_stored_at_ms", "tables")
 
     def __init__(self, era: Era) -> None:
-        self.table = RunTable()
+        self.tables: defaultdict[str, RunTable] = defaultdict(RunTable)
         self.ids = 0
         self.era = era
         self.last_stored_at_ms = era.first_stored_at_ms
@@ -201,30 +214,36 @@ class DedupeWindow:
         """Offset of the oldest frame in the window; None if it is empty."""
         return self._generations[-1].era.first_offset if self._generations else None
 
-    def find(self, runs: Iterable[IdRun]) -> list[IdRunPlace]:
-        """The parts of `runs` that are remembered, with the offsets of their frames."""
-        found: list[IdRunPlace] = []
-        for run in runs:
+    def find(self, ids: SubjectIds) -> list[Known]:
+        """Those of these ids that are remembered, with the offsets of their frames."""
+        found: list[Known] = []
+        for subject, runs in ids.items():
             for generation in self._generations:
-                found += generation.table.find(run)
+                table = generation.tables.get(subject)
+                if table is not None:
+                    found += [Known(subject, *known) for run in runs for known in table.find(run)]
         return found
 
-    def add(self, runs: Sequence[IdRun], *, offset: int, stored_at_ms: int) -> None:
+    def add(self, ids: SubjectIds, *, offset: int, stored_at_ms: int) -> None:
         """Remember the ids of a frame. Requires: none of them is remembered yet."""
         if self.is_empty_for_good:
             return
         generation = self._newest(offset, stored_at_ms)
         generation.last_stored_at_ms = stored_at_ms
-        for run in runs:
-            count = run.next_counter - run.first_counter
-            generation.table.add(run, offset)
-            generation.ids += count
-            self.ids += count
+        for subject, runs in ids.items():
+            table = generation.tables[subject]
+            for run in runs:
+                table.add(run, offset)
+                count = run.next_counter - run.first_counter
+                generation.ids += count
+                self.ids += count
         self.forget(stored_at_ms)
-        self.on_added(Added(generation.era, offset, stored_at_ms, runs))
+        self.on_added(Added(generation.era, offset, stored_at_ms, ids))
 
-    def restore(self, era: Era, columns: RunColumns, *, last_stored_at_ms: int) -> None:
-        """Restore what was added to one generation before a restart, sorted.
+    def restore(
+        self, era: Era, columns: Mapping[str, RunColumns], *, last_stored_at_ms: int
+    ) -> None:
+        """Restore what was added to one generation before a restart: sorted columns by subject.
 
         Requires: it follows what was restored before.
         """
@@ -234,10 +253,11 @@ class DedupeWindow:
             self._generations.insert(0, _Generation(era))
         generation = self._generations[0]
         generation.last_stored_at_ms = last_stored_at_ms
-        generation.table.add_sorted(columns)
-        count = sum(columns.lasts) - sum(columns.firsts) + len(columns.firsts)
-        generation.ids += count
-        self.ids += count
+        for subject, runs in columns.items():
+            generation.tables[subject].add_sorted(runs)
+            count = sum(runs.lasts) - sum(runs.firsts) + len(runs.firsts)
+            generation.ids += count
+            self.ids += count
         self.forget(last_stored_at_ms)
 
     def forget(self, now_ms: int) -> None:

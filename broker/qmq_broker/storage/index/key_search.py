@@ -100,12 +100,16 @@ class KeySearch:
         self._store_id = store_id
         self._bounds = bounds
 
-    def by_id(self, message_id: bytes, count: int) -> SearchResult:
-        """Every place of a message: more than one if it was sent again after the dedupe window."""
+    def by_id(
+        self, message_id: bytes, count: int, sees: Callable[[str], bool] = lambda _: True
+    ) -> SearchResult:
+        """Every place of a message in subjects that `sees` accepts: more than one if it was sent again after
+        the dedupe window, or if several subjects have one with this id.
+        """
         wanted = _Wanted(
             hash_=id_hash(*split_message_id(message_id)),
             needle=message_id,
-            is_it=lambda _, record: record_message_id(record) == message_id,
+            is_it=lambda name, record: record_message_id(record) == message_id and sees(name),
         )
         return _Search(self, wanted, TimeRange(), count).run()
 

@@ -18,7 +18,7 @@ import msgspec
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs.actions import Action, decode_actions
-from qmq_broker.storage.logs.frame_scan import FrameScan
+from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, ScanSource
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
@@ -108,7 +108,7 @@ class ActionLog:
             if frame.offset >= self._first_new_offset:
                 return
             if frame.header.kind is FrameKind.ACTIONS:
-                yield from self._decode(frame.offset, frame.data)
+                yield from frame_actions(self._segments, frame)
         if scan.next_offset < self._first_new_offset:
             offset = scan.next_offset
             raise CorruptionError(
@@ -138,7 +138,7 @@ class ActionLog:
                 return
             if frame.header.kind is FrameKind.ACTIONS:
                 next_offset = frame.offset + frame.header.frame_bytes
-                yield next_offset, self._decode(frame.offset, frame.data)
+                yield next_offset, frame_actions(self._segments, frame)
 
     def _frames(self, actions: Sequence[Action]) -> Iterator[bytes]:
         """Frames that fit a segment: a list that does not fit is halved."""
@@ -152,10 +152,11 @@ class ActionLog:
         yield from self._frames(actions[:half])
         yield from self._frames(actions[half:])
 
-    def _decode(self, offset: int, data: bytes) -> list[Action]:
-        try:
-            return decode_actions(sized_part(data, FRAME_HEADER_BYTES))
-        except ProtocolError as error:
-            raise CorruptionError(
-                segment=self._segments.path(offset), offset=offset, reason=str(error)
-            ) from error
+
+def frame_actions(segments: ScanSource, frame: ScannedFrame) -> list[Action]:
+    """The actions of a frame; raises `CorruptionError`, or `UnknownFormatError` for later ones."""
+    try:
+        return decode_actions(sized_part(frame.data, FRAME_HEADER_BYTES))
+    except ProtocolError as error:
+        path = segments.path(frame.offset)
+        raise CorruptionError(segment=path, offset=frame.offset, reason=str(error)) from error

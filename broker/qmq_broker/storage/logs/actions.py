@@ -2,7 +2,8 @@
 
 Each action is a tagged MessagePack array; the tag is its first element and never reused. That is
 how this format is versioned: a new kind needs no new version of the directory, and a program that
-does not know it refuses the log. New fields go to the end and have a default. The service decides
+does not know it refuses the log. New fields go to the end and have a default; a program that does not
+know them refuses the log, too. `runs` get no new fields: they are a part of answers as well. The service decides
 what actions mean; replaying them in order gives the state of every group. Ranges are half open, of
 pull sequences unless a field says otherwise.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 import msgspec
+from msgspec import inspect
 
 from qmq_broker.errors import UnknownFormatError
 from qmq_client.wire.deliveries import DeliveryRun
@@ -19,7 +21,7 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.requests import decode_msgpack
 
 
-class GroupAction(msgspec.Struct, frozen=True, array_like=True):
+class GroupAction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What all actions have: the time, and the group. Each kind adds its fields after these."""
 
     at_ms: int
@@ -102,7 +104,7 @@ class Skipped(GroupAction, frozen=True, tag=8):
     next: int
 
 
-class BackoffTerms(msgspec.Struct, frozen=True, array_like=True):
+class BackoffTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How long a group waits before it delivers a message again."""
 
     first_ms: int
@@ -110,7 +112,7 @@ class BackoffTerms(msgspec.Struct, frozen=True, array_like=True):
     max_ms: int
 
 
-class GroupSettings(msgspec.Struct, frozen=True, array_like=True):
+class GroupSettings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The settings of a group besides its number of attempts."""
 
     #: Only messages with at least one of these …
@@ -203,6 +205,15 @@ class BroughtBack(GroupAction, frozen=True, tag=18):
     copy: int | None
 
 
+class MovedBack(GroupAction, frozen=True, tag=19):
+    """A start found that messages of the group are gone; it forgets what it knew of them."""
+
+    #: The consume queue sequence at which the subject ends.
+    next: int
+    #: The same for the subject of copies.
+    next_copy: int
+
+
 Action = (
     GroupDefined
     | Pulled
@@ -222,41 +233,55 @@ Action = (
     | Ended
     | SetAside
     | BroughtBack
+    | MovedBack
 )
 
+_KINDS: Final[dict[int, type[GroupAction]]] = {
+    kind.__struct_config__.tag: kind for kind in get_args(Action)
+}
 #: This version knows the kinds from 1 to this.
-KIND_MAX: Final = max(kind.__struct_config__.tag for kind in get_args(Action))
+KIND_MAX: Final = max(_KINDS)
 
 
 def decode_actions(content: bytes) -> list[Action]:
     """The actions of one frame; raises `ProtocolError`.
 
-    Raises `UnknownFormatError` if a later version wrote an action of an unknown kind. That is no
-    damage, but the actions around it must not be interpreted.
+    Raises `UnknownFormatError` if a later version wrote an action of an unknown kind, or with unknown
+    fields. That is no damage, but the actions around it must not be interpreted.
     """
     try:
         return decode_msgpack(content, list[Action])
     except ProtocolError:
-        later = later_kind(content)
-        if later is None:
-            raise
-        raise unknown_kind(later) from None
+        _refuse_later(content)
+        raise
 
 
-def later_kind(content: bytes) -> int | None:
-    """The first kind in a frame that only a later version knows; None if there is none."""
+def _refuse_later(content: bytes) -> None:
     try:
-        kinds = [one[0] for one in decode_msgpack(content, list[list[Any]]) if one]
+        actions = decode_msgpack(content, list[list[Any]])
     except ProtocolError:
-        return None
-    return max((kind for kind in kinds if type(kind) is int and kind > KIND_MAX), default=None)
+        return
+    tagged = [(one[0], one) for one in actions if one and type(one[0]) is int]
+    later = max((tag for tag, _ in tagged), default=0)
+    if later > KIND_MAX:
+        raise UnknownFormatError(
+            setting="an action", found=f"of kind {later}", known=f"kinds 1 to {KIND_MAX}"
+        )
+    for tag, fields in tagged:
+        if tag in _KINDS and _has_later_field(fields[1:], inspect.type_info(_KINDS[tag])):
+            raise UnknownFormatError(
+                setting="an action", found=f"of kind {tag} with more fields", known="fewer"
+            )
 
 
-def unknown_kind(kind: int) -> UnknownFormatError:
-    """The error for a log that holds an action of a later version."""
-    return UnknownFormatError(
-        setting="an action",
-        found=f"of kind {kind}",
-        known=f"kinds 1 to {KIND_MAX}",
-        remedy="Start the version that wrote it, or a later one.",
+def _has_later_field(value: object, known: inspect.Type) -> bool:
+    """Whether the fields in `value` are more than this version knows, at any depth."""
+    if isinstance(known, inspect.UnionType):
+        return any(_has_later_field(value, one) for one in known.types)
+    if not isinstance(known, inspect.StructType) or not isinstance(value, list):
+        return False
+    fields: list[object] = value
+    is_longer = len(fields) > len(known.fields)
+    return is_longer or any(
+        _has_later_field(one, field.type) for one, field in zip(fields, known.fields, strict=False)
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
+from qmq_broker.errors import UnknownFormatError
 from qmq_broker.storage.logs.segments import Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
@@ -22,11 +23,13 @@ from qmq_client.wire.frame import (
     FRAME_ALIGNMENT_BYTES,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
+    FRAME_VERSION,
     PHYSICAL_OFFSET_POSITION,
     SEQUENCE_BYTES,
     FrameHeader,
     FrameKind,
     read_header,
+    unknown_format,
     verify_body,
     verify_stamp,
 )
@@ -86,6 +89,7 @@ class FrameScan:
     """One pass over a log, from the first byte of a frame to the first bad frame.
 
     Iterate once; afterwards `next_offset` and the attributes below it say where and why it ended.
+    Raises `UnknownFormatError` at a frame of another version: that is no damage, and nothing ends there.
     """
 
     def __init__(
@@ -127,7 +131,12 @@ class FrameScan:
 
     def _verified(self, offset: int) -> ScannedFrame:
         first = self._place(offset, FRAME_HEADER_BYTES)
-        header = read_header(self._block, first)
+        try:
+            header = read_header(self._block, first)
+        except ProtocolError:
+            epoch = 0 if self.last is None else self.last.epoch
+            refuse_unknown(self._bytes(offset, HEAD_BYTES_MAX), self._segments, offset, epoch)
+            raise
         verify_stamp(header, self._bytes(offset, header.head_bytes))
         if header.physical_offset != offset:
             raise ProtocolError(f"frame that was written for offset {header.physical_offset}")
@@ -194,7 +203,7 @@ def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[Fr
     """Headers at or behind `offset` with a whole stamp and an epoch of at least `epoch`.
 
     Only places where a frame may begin are looked at: every eighth byte, with the right magic and
-    offset.
+    offset. Raises `UnknownFormatError` at a frame of another version.
     """
     for base in segments.bases_from(offset):
         yield from claims_in_segment(segments, base, max(base, offset), epoch=epoch)
@@ -205,7 +214,7 @@ def claims_in_segment(
 ) -> Iterator[FrameHeader]:
     """The same within the segment that begins at `base`. Requires: `offset` is in it."""
     for block_offset, block in blocks(segments, offset, base):
-        yield from _claims_in(block, block_offset, epoch)
+        yield from _claims_in(segments, block, block_offset, epoch)
 
 
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
@@ -229,7 +238,27 @@ def durable_claim(header: FrameHeader) -> int:
     return header.physical_offset - header.durable_gap
 
 
-def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHeader]:
+def refuse_unknown(head: bytes, segments: ScanSource, offset: int, epoch: int) -> None:
+    """Raise `UnknownFormatError` if another version wrote the frame at `offset` of the log.
+
+    Requires: `head` begins there. A frame of an epoch below `epoch` is an old one, and no frame of the log.
+    """
+    what = unknown_format(head)
+    if not what:
+        return
+    place, epoch_place = PHYSICAL_OFFSET_POSITION, PHYSICAL_OFFSET_POSITION + 16
+    is_here = head[place : place + _OFFSET_BYTES] == offset.to_bytes(_OFFSET_BYTES)
+    if is_here and int.from_bytes(head[epoch_place : epoch_place + 4]) >= epoch:
+        raise UnknownFormatError(
+            setting="a frame",
+            found=f"of {what}, at offset {offset} in {segments.path(offset)}",
+            known=f"version {FRAME_VERSION}, kinds 1 to {max(FrameKind)}",
+        )
+
+
+def _claims_in(
+    segments: ScanSource, block: bytes, block_offset: int, epoch: int
+) -> Iterator[FrameHeader]:
     position = block.find(FRAME_MAGIC)
     while 0 <= position < SCAN_BLOCK_BYTES:
         offset, place = block_offset + position, position + PHYSICAL_OFFSET_POSITION
@@ -238,6 +267,9 @@ def _claims_in(block: bytes, block_offset: int, epoch: int) -> Iterator[FrameHea
         is_here = block[place : place + _OFFSET_BYTES] == offset.to_bytes(_OFFSET_BYTES)
         if is_here and offset % FRAME_ALIGNMENT_BYTES == 0:
             header = _claim(block, position)
+            if header is None:
+                head = block[position : position + HEAD_BYTES_MAX]
+                refuse_unknown(head, segments, offset, epoch)
             if header is not None and header.epoch >= epoch:
                 yield header
         position = block.find(FRAME_MAGIC, position + 1)

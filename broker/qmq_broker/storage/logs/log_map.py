@@ -53,7 +53,7 @@ class LogMap:
         self._disk = disk
         self._format: Format = format_
         self._first_offset = read_retained(disk, format_.store_id).first_offset
-        checkpoint = CheckpointFiles(disk).read()
+        checkpoint = CheckpointFiles(disk, format_.store_id).read()
         #: Everything below this was synced when the last checkpoint was written.
         self.durable_offset = checkpoint.commit_log.durable_offset if checkpoint else 0
         self._segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)

@@ -18,7 +18,7 @@ what is not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from qmq_broker.errors import CorruptionError
@@ -26,9 +26,11 @@ from qmq_broker.storage.files.checkpoint import LogPoint
 from qmq_broker.storage.logs.frame_scan import (
     SCAN_BLOCK_BYTES,
     FrameScan,
+    ScannedFrame,
     blocks,
     claims_behind,
     durable_claim,
+    refuse_unknown,
 )
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
@@ -73,10 +75,12 @@ def examine(
     store_id: bytes,
     point: LogPoint,
     first_offset: int = 0,
+    check: Callable[[ScannedFrame], object] = lambda _: None,
 ) -> LogFinding:
     """Read the log from the last frame of the checkpoint on, and decide where it ends.
 
-    `first_offset` is where the log begins. Raises `CorruptionError`. Changes nothing.
+    `first_offset` is where the log begins; `check` is called with each frame of `kinds`. Raises
+    `CorruptionError`, and `UnknownFormatError` where another version wrote. Changes nothing.
     """
     _check_unbroken(segments, store_id, first_offset, point)
     scan = FrameScan(segments, kinds, store_id=store_id, first_offset=point.last_frame_offset)
@@ -85,6 +89,7 @@ def examine(
     for frame in scan:
         last_frame_offset = frame.offset
         if frame.header.kind in kinds:
+            check(frame)
             frames += 1
             records += frame.header.record_count
     torn_frames = _check_end(segments, scan, point)
@@ -131,12 +136,11 @@ def _check_unbroken(
 ) -> None:
     """Raise unless every segment from `first_offset` to that of `point` is there, and is ours.
 
-    Only their heads are read. What follows is for the scan: an interrupted cut may leave any of
-    them.
+    Only their heads are read. What the scan begins with, and what follows, is for the scan: an
+    interrupted cut may leave any of them.
     """
-    last_base = segments.base_of(point.last_frame_offset)
-    for base in range(first_offset, last_base, segments.segment_bytes):
-        reason = f"segment is missing; there is one at offset {last_base}"
+    for base in range(first_offset, point.last_frame_offset, segments.segment_bytes):
+        reason = f"segment is missing; the log reaches to offset {point.last_frame_offset} at least"
         if segments.has(base):
             reason = _head_fault(segments, base, store_id)
         if reason:
@@ -146,6 +150,7 @@ def _check_unbroken(
 def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
     """What is wrong with the head of a segment; empty for nothing."""
     data = segments.read(base, SEGMENT_HEAD_BYTES)
+    refuse_unknown(data, segments, base, epoch=0)
     try:
         header = read_header(data)
         verify_stamp(header, data[: header.head_bytes])

@@ -36,7 +36,15 @@ from qmq_broker.storage.files.layout import (
     spare_path,
 )
 from qmq_broker.storage.files.small_file import open_draft
-from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    FrameKind,
+    build_frame,
+    read_header,
+    verify_body,
+    verify_stamp,
+)
 
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
 _RECYCLED: Final = 1 << 56  # flags and time as one number
@@ -242,6 +250,20 @@ def build_segment_head(
     """The first frame of a segment, not yet stamped."""
     flags_and_time = made_at_ms & _TIME_MASK | (_RECYCLED if is_recycled else 0)
     return build_frame(FrameKind.SEGMENT_HEAD, _HEAD_BODY.pack(store_id, base, flags_and_time))
+
+
+def store_of_head(data: bytes, base: int) -> bytes | None:
+    """The store that the head of a segment names; None if it is no whole head for this place."""
+    try:
+        header = read_header(data)
+        verify_stamp(header, data[: header.head_bytes])
+        verify_body(header, data)
+    except ProtocolError:
+        return None
+    if header.kind is not FrameKind.SEGMENT_HEAD or len(data) != SEGMENT_HEAD_BYTES:
+        return None
+    store_id, found_base, _ = _HEAD_BODY.unpack(data[FRAME_HEADER_BYTES:])
+    return bytes(store_id) if found_base == base else None
 
 
 def check_segment_head(frame: bytes, *, store_id: bytes, segment: str, base: int) -> None:

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import read_file, unseal
+from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate, unpack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -21,7 +21,7 @@ from qmq_broker.storage.schedule.files import ScheduleFiles
 HOUR_MS: Final = 3_600_000
 
 
-class BucketState(msgspec.Struct, frozen=True, array_like=True):
+class BucketState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How much of one bucket is in its files."""
 
     #: First millisecond of its due times.
@@ -38,7 +38,7 @@ class BucketState(msgspec.Struct, frozen=True, array_like=True):
     dispatch_bytes: int
 
 
-class ScheduleTable(msgspec.Struct, frozen=True, array_like=True):
+class ScheduleTable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How much of all buckets is in their files."""
 
     store_id: bytes
@@ -52,15 +52,15 @@ class ScheduleTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
-    """The table; None if it is missing, damaged, or of another store."""
+    """The table; None if it is missing, damaged, or of another store.
+
+    Raises `UnknownFormatError`.
+    """
     data = read_file(disk, layout.SCHEDULE_TABLE)
     content = None if data is None else unseal(data)
     if content is None:
         return None
-    try:
-        table = msgspec.msgpack.decode(content, type=ScheduleTable)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+    table = decode_whole(layout.SCHEDULE_TABLE, content, ScheduleTable)
     return table if table.store_id == store_id else None
 
 
@@ -104,8 +104,12 @@ class Bucket:
                 fates = Fates()
                 later = self.undispatched[:]  # before the end: a copy may bring them behind it
                 end = self.copied.dispatch_bytes
-                for fate, sequence in files.fates(self.bucket, next_position=end):
-                    fates.set(sequence, fate)
+                try:
+                    for fate, sequence in files.fates(self.bucket, next_position=end):
+                        fates.set(sequence, fate)
+                except UnknownFormatError as error:  # held as damage is; only commands refuse it
+                    path = layout.bucket_path(layout.DISPATCH, self.bucket)
+                    raise CorruptionError(segment=path, offset=0, reason=str(error)) from error
                 for fate, sequence in map(unpack_fate, later):
                     fates.set(sequence, fate)
                 self._fates = fates

@@ -1,17 +1,19 @@
 """Cancelled delayed messages, as they stand in the commit log.
 
-Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled; then, if
-there are any, length 4 and the ids of withdrawn messages, 16 bytes each; zeros. A frame without
-either carries nothing but its time.
+Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled; then, if there are
+withdrawn messages, length 4 and ids without their subjects, 16 bytes each, then length 4 and a MessagePack
+map from each subject to its ids, 16 bytes each; zeros. A frame without either carries nothing but its time.
+Ids without a subject stand in frames of earlier versions only.
 
 A *withdrawn* message is one that its outbox gave up and that the log does not have. An earlier send
-of it may still be on its way: its id is remembered like those of stored messages.
+of it may still be on its way: its id is remembered like those of stored messages, for its subject.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -24,6 +26,9 @@ from qmq_client.wire.requests import decode_msgpack, sized_part
 _LENGTH: Final = struct.Struct(">I")
 #: Cancellations per frame; bounds how long one call holds up the writer.
 CANCELLED_MAX: Final = 1_000
+#: Ids of withdrawn messages, by subject.
+WithdrawnIds = Mapping[str, Sequence[bytes]]
+NOTHING_WITHDRAWN: Final[WithdrawnIds] = MappingProxyType({})
 
 
 class Cancelled(msgspec.Struct, frozen=True, array_like=True):
@@ -39,11 +44,14 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True):
     message_id: bytes
 
 
-def cancelled_frame(cancelled: Sequence[Cancelled], withdrawn: Sequence[bytes] = ()) -> bytes:
-    """An unstamped frame with these cancellations and ids of withdrawn messages."""
+def cancelled_frame(
+    cancelled: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
+) -> bytes:
+    """An unstamped frame with these cancellations and, by subject, ids of withdrawn messages."""
     parts = [msgspec.msgpack.encode(cancelled)]
     if withdrawn:
-        parts.append(b"".join(withdrawn))
+        joined = {subject: b"".join(ids) for subject, ids in withdrawn.items()}
+        parts += [b"", msgspec.msgpack.encode(joined)]
     body = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
     return build_frame(FrameKind.CANCELLED, body)
 
@@ -53,12 +61,26 @@ def read_cancelled(frame: bytes) -> list[Cancelled]:
     return decode_msgpack(sized_part(frame, FRAME_HEADER_BYTES), list[Cancelled])
 
 
-def read_withdrawn(frame: bytes) -> list[bytes]:
-    """The ids of withdrawn messages of a CANCELLED frame; raises `ProtocolError`."""
-    position = FRAME_HEADER_BYTES + _LENGTH.size + len(sized_part(frame, FRAME_HEADER_BYTES))
-    if len(frame) - position < _LENGTH.size:  # nothing but fill
-        return []
-    ids = sized_part(frame, position)
-    if len(ids) % MESSAGE_ID_BYTES:
+def read_withdrawn(frame: bytes) -> dict[str, list[bytes]]:
+    """The ids of withdrawn messages of a CANCELLED frame, by subject; raises `ProtocolError`.
+
+    Those of an earlier version are under the empty subject, which no message has.
+    """
+    old_at = FRAME_HEADER_BYTES + _LENGTH.size + len(sized_part(frame, FRAME_HEADER_BYTES))
+    if len(frame) - old_at < _LENGTH.size:  # nothing but fill
+        return {}
+    old = sized_part(frame, old_at)
+    found = {"": old} if old else {}
+    position = old_at + _LENGTH.size + len(old)
+    if len(frame) - position >= _LENGTH.size and (part := sized_part(frame, position)):
+        found |= decode_msgpack(part, dict[str, bytes])
+    return {subject: _ids(ids, position) for subject, ids in found.items()}
+
+
+def _ids(joined: bytes, position: int) -> list[bytes]:
+    if len(joined) % MESSAGE_ID_BYTES:
         raise ProtocolError("ids of withdrawn messages that are cut short", offset=position)
-    return [ids[first : first + MESSAGE_ID_BYTES] for first in range(0, len(ids), MESSAGE_ID_BYTES)]
+    return [
+        joined[first : first + MESSAGE_ID_BYTES]
+        for first in range(0, len(joined), MESSAGE_ID_BYTES)
+    ]

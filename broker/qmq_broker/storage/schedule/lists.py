@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.errors import CorruptionError, DiskError, UnknownFormatError
 from qmq_broker.storage.logs.frame_scan import ScanSource, claims_in_segment
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, Subjects
@@ -131,7 +131,8 @@ def _behind(log: ScanSource, bucket: int, position: int) -> int | None:
     with suppress(ProtocolError, DiskError):
         return position + _header(log, bucket, position).frame_bytes
     first = bucket + position + FRAME_ALIGNMENT_BYTES
-    with suppress(DiskError):
+    # A frame of another version is left where it is: only `verify` and `--quarantine` say so.
+    with suppress(DiskError, UnknownFormatError):
         for header in claims_in_segment(log, bucket, first, epoch=0):
             return header.physical_offset - bucket
     return None

@@ -128,7 +128,7 @@ class _Backup:
         self._target.sync_directory(layout.ROOT)
         schedule = take_schedule(self._source, self._target, self._format.store_id)
         self._copied_bytes += schedule.copied_bytes
-        checkpoint = CheckpointFiles(self._source).read()
+        checkpoint = CheckpointFiles(self._source, self._format.store_id).read()
         point = checkpoint.commit_log if checkpoint else START
         before = read_retained(self._source, self._format.store_id)
         tail_base = point.last_frame_offset - point.last_frame_offset % self._format.segment_bytes
@@ -284,7 +284,7 @@ class _Backup:
             generation=0, epoch=0, commit_log=START, action_log=START, window_offset=0
         )
         epoch = max(last.epoch, end.epoch, action_end.epoch) + EPOCH_STEP
-        files = CheckpointFiles(self._target)
+        files = CheckpointFiles(self._target, self._format.store_id)
         first = replace(
             last,
             generation=last.generation + 1,

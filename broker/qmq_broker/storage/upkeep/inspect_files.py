@@ -6,29 +6,27 @@ Each is read as a start reads it. What a start would refuse is `damaged`, what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot
+from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot, is_foreign
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained
-from qmq_broker.storage.files.small_file import read_file, unseal
-from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
+from qmq_broker.storage.files.snapshots import CheckGroups, Snapshot
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, store_of_head
 from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.recovery import CleanStop
 from qmq_broker.storage.schedule.bucket import read_table
 
 T = TypeVar("T")
-#: Raises `CorruptionError` for snapshot content that the service would not accept.
-CheckGroups = Callable[[bytes], object]
 
 KNOWN_NAMES: Final = frozenset(
     {
@@ -77,6 +75,7 @@ class SmallFiles:
     #: According to the table of the schedule, the log was synced up to here before delayed messages
     #: were copied.
     copied_offset: int = 0
+    has_schedule_table: bool = False
     snapshots: list[Snapshot] = field(default_factory=list)
     #: A keeper has not got the action log from here on; None without keepers.
     kept_actions_offset: int | None = None
@@ -91,35 +90,44 @@ class SmallFiles:
 def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> SmallFiles:
     """Read everything except the logs and the consume queues."""
     files = SmallFiles(retained=Retained(format_.store_id, 0, {}))
+    _format(disk, format_, files)
     _names(disk, files)
-    _checkpoints(disk, files)
+    _checkpoints(disk, format_, files)
     _clean(disk, files)
     _retained(disk, format_, files)
     _keepers(disk, format_, files)
     _table(disk, format_, files)
     schedule = read_table(disk, format_.store_id)
     files.copied_offset = schedule.copied_offset if schedule else 0
+    files.has_schedule_table = schedule is not None
     for path in layout.SNAPSHOTS:
         _snapshot(disk, path, format_, files, check_groups)
     return files
 
 
-def slots(disk: Disk) -> list[tuple[str, Checkpoint | None]]:
-    """Both checkpoint slots; None for one that is missing or not whole."""
+def slots(disk: Disk, store_id: bytes) -> list[tuple[str, Checkpoint | None, str]]:
+    """Both checkpoint slots, each with why there is none: it is not whole, or of another store."""
     there = set(disk.names(layout.ROOT))
-    found: list[tuple[str, Checkpoint | None]] = []
+    found: list[tuple[str, Checkpoint | None, str]] = []
     for path in layout.CHECKPOINTS:
         if path in there:
             file = disk.open(path)
             try:
-                found.append((path, decode_slot(file.read(0, SLOT_BYTES))))
+                slot, named = decode_slot(file.read(0, SLOT_BYTES))
+                if is_foreign(named, store_id):
+                    found.append((path, None, f"of store {named.hex()}"))
+                else:
+                    found.append((path, slot, "" if slot else "not a whole slot"))
             finally:
                 file.close()
     return found
 
 
 def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
-    """A small MessagePack file, or why it is not whole; (None, "") if there is none."""
+    """A small MessagePack file, or why it is not whole; (None, "") if there is none.
+
+    Raises `UnknownFormatError` if it is whole, of another version, and not derived.
+    """
     data = read_file(disk, path)
     if data is None:
         return None, ""
@@ -127,9 +135,29 @@ def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
     if content is None:
         return None, _SEAL
     try:
-        return msgspec.msgpack.decode(content, type=kind), ""
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, str(error)
+        return decode_whole(path, content, kind), ""
+    except UnknownFormatError as error:
+        if kind is Snapshot:
+            raise
+        return None, error.found
+
+
+def _format(disk: Disk, format_: Format, files: SmallFiles) -> None:
+    """Whether all segments of both logs name the same other store: then not they are foreign."""
+    stores = set()
+    for log in (layout.COMMIT_LOG, layout.ACTION_LOG):
+        for name in disk.names(log):
+            base = layout.parse_number(name)
+            if base is not None:
+                file = disk.open(f"{log}/{name}")
+                try:
+                    stores.add(store_of_head(file.read(0, SEGMENT_HEAD_BYTES), base))
+                finally:
+                    file.close()
+    named = [store_id for store_id in stores if store_id is not None]
+    if len(named) == 1 and named[0] != format_.store_id:
+        what = f"of store {format_.store_id.hex()}, but the segments here are of store {named[0].hex()}"
+        files.faults.append(damaged(layout.FORMAT, what))
 
 
 def _names(disk: Disk, files: SmallFiles) -> None:
@@ -142,9 +170,9 @@ def _names(disk: Disk, files: SmallFiles) -> None:
             files.faults.append(ignored(path, "not a file of ours", "Nobody reads it."))
 
 
-def _checkpoints(disk: Disk, files: SmallFiles) -> None:
-    found = slots(disk)
-    whole = [slot for _, slot in found if slot is not None]
+def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:
+    found = slots(disk, format_.store_id)
+    whole = [slot for _, slot, _ in found if slot is not None]
     files.checkpoint = max(whole, key=lambda slot: slot.generation, default=None)
     meaning = (
         "The other slot serves."
@@ -152,10 +180,10 @@ def _checkpoints(disk: Disk, files: SmallFiles) -> None:
         else "The next start reads the logs from their beginning, and damage behind what the frames "
         "say was synced looks like a torn tail."
     )
-    for path, slot in found:
+    for path, slot, reason in found:
         # A young directory has both files but has written only one.
         if slot is None and not (whole and max(s.generation for s in whole) == 1):
-            files.faults.append(ignored(path, "not a whole slot", meaning))
+            files.faults.append(ignored(path, reason, meaning))
     if not found and disk.names(layout.COMMIT_LOG):
         files.faults.append(ignored(layout.CHECKPOINTS[0], "missing, as is the other", meaning))
 

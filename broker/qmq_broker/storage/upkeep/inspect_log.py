@@ -55,8 +55,6 @@ class SegmentSurvey:
     #: Epoch of the first and of the last good frame.
     first_epoch: int = 0
     last_epoch: int = 0
-    #: A kind of action that only a later version knows.
-    later_kind: int | None = None
     #: How far the log had been synced, according to the good frames.
     durable_claim: int = 0
     #: Where the last good frame begins; -1 if there is none.

@@ -35,6 +35,7 @@ from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.sharing import refuse_shared
+from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
@@ -44,6 +45,7 @@ from qmq_broker.storage.upkeep.quarantine_actions import ActionQuarantine
 from qmq_broker.storage.upkeep.quarantine_report import (
     LogQuarantine,
     QuarantineReport,
+    lost_delayed,
     read_reports,
 )
 from qmq_broker.storage.upkeep.quarantine_schedule import ScheduleQuarantine
@@ -53,11 +55,13 @@ from qmq_broker.storage.upkeep.verify_journals import inspect_journals, known_ne
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
 
 
-def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
+def quarantine_damage(
+    disk: Disk, clock: Clock, *, check_groups: CheckGroups = len
+) -> list[QuarantineReport]:
     """Give up what is damaged in both logs; durable on return. Returns no reports if nothing is.
 
-    Reads both logs whole. Raises `LockedError`, `SharedFilesError`, and `CorruptionError` with
-    nothing changed if the damage cannot be given up.
+    Reads both logs whole. Raises with nothing changed `LockedError`, `SharedFilesError`,
+    `CorruptionError` if the damage cannot be given up, and `UnknownFormatError`.
     """
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
     try:
@@ -65,7 +69,7 @@ def quarantine_damage(disk: Disk, clock: Clock) -> list[QuarantineReport]:
         format_ = read_format(disk)
         if format_ is None:
             return []  # a new directory, or one that the opening refuses
-        files = inspect_files(disk, format_, len)
+        files = inspect_files(disk, format_, check_groups)
         _refuse([fault for fault in files.faults if fault.level is Level.DAMAGED])
         verdict = judge_commit_log(disk, format_, files)
         actions = judge_action_log(disk, format_, files)
@@ -113,7 +117,16 @@ class _Quarantine(LogQuarantine):
         """Report, keep, cover; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
         stamps = self._stamps(holes, self._verdict)
-        reports = [self._report(hole, [hole], self._lost_runs[hole]) for hole in holes]
+        copied_offset = self._files.copied_offset
+        reports = [
+            self._report(
+                hole,
+                [hole],
+                self._lost_runs[hole],
+                lost_delayed(self._segments, hole, copied_offset),
+            )
+            for hole in holes
+        ]
         self._take_back_checkpoint(holes)
         self._give_up_derived()
         for hole, frames, (epoch, stored_at_ms) in zip(holes, self._frames, stamps, strict=True):
@@ -158,7 +171,7 @@ class _Quarantine(LogQuarantine):
         # The window of ids cannot begin in the hole either; its ids are derived again from behind
         # it.
         base = self._segments.base_of(hole.first_offset)
-        files = CheckpointFiles(self._disk)
+        files = CheckpointFiles(self._disk, self._format.store_id)
         try:
             files.prepare()
             files.write(last)  # a killed process may have left it unsynced

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from qmq_broker.errors import CorruptionError
+from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES
 from qmq_broker.storage.logs.lost import LOST_LEAST_BYTES, LostRun, lost_frames
@@ -74,6 +75,8 @@ class RangeCover:
         # Whether old frames follow is no longer known, so the head says that they may.
         head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
         if not segments.has(base):
+            self._disk.make_directory(segments.directory)
+            self._disk.sync_directory(layout.ROOT)
             stamped = b"".join(_stamped(head, base, epoch, stored_at_ms))
             segments.make(base, len(head), stamped)
         if offset == base:

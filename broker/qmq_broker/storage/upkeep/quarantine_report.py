@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, read_stamp
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.upkeep.backup_copy import is_there
@@ -28,7 +29,13 @@ from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
 from qmq_broker.storage.upkeep.verify_log import LogVerdict
-from qmq_client.wire.frame import FRAME_HEADER_BYTES, read_header
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_ALIGNMENT_BYTES,
+    FRAME_HEADER_BYTES,
+    FrameKind,
+    read_header,
+)
 
 _SUFFIX: Final = ".json"
 
@@ -44,6 +51,10 @@ class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[LostRun, ...]
     #: `commitlog`, `actionlog`, `schedule` or `dispatch`.
     log: str = layout.COMMIT_LOG
+    #: Delayed messages lost with the range, as far as the heads of its frames can be read …
+    delayed: int = 0
+    #: … and whether a part of it cannot be read that may have held more, or what became of some.
+    may_hold_delayed: bool = False
 
 
 def write_report(
@@ -59,6 +70,37 @@ def write_report(
     if not is_there(disk, path):
         keep()
         replace_file(disk, path, msgspec.json.encode(report))
+
+
+class LostDelayed(NamedTuple):
+    """What a damaged range tells of the delayed messages that were in it."""
+
+    messages: int
+    may_be_more: bool
+
+
+NO_DELAYED: Final = LostDelayed(0, may_be_more=False)
+
+
+def lost_delayed(segments: Segments, hole: DamagedRange, copied_offset: int) -> LostDelayed:
+    """The delayed messages of a hole of the commit log; those below `copied_offset` are in their files.
+
+    A frame whose stamp is whole says how many it holds, even if its body is damaged.
+    """
+    offset, count, may_be_more = max(hole.first_offset, copied_offset), 0, False
+    while offset < hole.next_offset:
+        try:
+            header = read_stamp(segments, offset)
+        except ProtocolError:
+            may_be_more = True
+            within = LogRange(offset + FRAME_ALIGNMENT_BYTES, hole.next_offset)
+            behind = frame_at_or_behind(segments, within)
+            offset = hole.next_offset if behind is None else behind.physical_offset
+            continue
+        if header.kind is FrameKind.DELAYED:
+            count += header.record_count
+        offset += header.frame_bytes
+    return LostDelayed(count, may_be_more)
 
 
 class LogQuarantine:
@@ -87,7 +129,11 @@ class LogQuarantine:
         self._segments.close()
 
     def _report(
-        self, whole: DamagedRange, parts: Sequence[DamagedRange], lost: Sequence[LostRun]
+        self,
+        whole: DamagedRange,
+        parts: Sequence[DamagedRange],
+        lost: Sequence[LostRun],
+        delayed: LostDelayed = NO_DELAYED,
     ) -> QuarantineReport:
         """Report and keep a range, of which these are the parts; durable on return."""
         report = QuarantineReport(
@@ -98,6 +144,8 @@ class LogQuarantine:
             reason=whole.reason,
             lost=tuple(lost),
             log=self._log,
+            delayed=delayed.messages,
+            may_hold_delayed=delayed.may_be_more,
         )
         write_report(self._disk, report, keep=lambda: self._keep(parts))
         return report

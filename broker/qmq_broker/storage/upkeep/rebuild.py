@@ -30,6 +30,7 @@ from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, ConsumeQueues
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
 from qmq_broker.storage.staging import stage_scanned
+from qmq_broker.storage.upkeep.inspect_files import inspect_files
 from qmq_client.wire.errors import ProtocolError
 
 
@@ -63,6 +64,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
     try:
         refuse_shared(disk)
+        inspect_files(disk, format_, len)  # what another version wrote is refused in all of them
         retained = read_retained(disk, format_.store_id)
         segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         try:
@@ -88,7 +90,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
 
 def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: Retained) -> int:
     """How far the log is good and known to be durable; it is read whole before any change."""
-    last = CheckpointFiles(disk).read()
+    last = CheckpointFiles(disk, format_.store_id).read()
     first_offset = retained.first_offset
     known = last.commit_log if last else START
     point = LogPoint(

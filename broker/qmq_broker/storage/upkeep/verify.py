@@ -20,11 +20,11 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format, read_format
-from qmq_broker.storage.logs.actions import unknown_kind
+from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.queues.queue_files import QueueFiles
-from qmq_broker.storage.upkeep.inspect_files import CheckGroups, SmallFiles, inspect_files
+from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.verify_index import index_faults
 from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals, known_next
 from qmq_broker.storage.upkeep.verify_log import LogClaims, LogVerdict, judge_log, lost_fault
@@ -116,6 +116,8 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     if format_ is None:
         return _unknown(damaged(layout.FORMAT, "missing", meaning=_NO_FORMAT))
     files = inspect_files(disk, format_, check_groups)
+    if foreign := [fault for fault in files.faults if fault.file == layout.FORMAT]:
+        return _unknown(*foreign)  # compared with that, everything else looks damaged
     journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
     commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
@@ -156,9 +158,15 @@ def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdi
     return look.log(_action_claims(files, format_, files.action_first_offset))[1]
 
 
-def _unknown(fault: Fault) -> Verification:
+def _unknown(*faults: Fault) -> Verification:
     return Verification(
-        store_id="", is_clean=False, epoch=0, logs=[], subjects={}, faults=[fault], duration_ms=0
+        store_id="",
+        is_clean=False,
+        epoch=0,
+        logs=[],
+        subjects={},
+        faults=list(faults),
+        duration_ms=0,
     )
 
 
@@ -172,13 +180,17 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
     }
     claimed_by = max(claims, key=lambda one: claims[one])
     point_offset = last.commit_log.last_frame_offset if last else first_offset
+    # From here on a start reads frames of delayed messages; without the table, all of them.
+    copied_offset = first_offset
+    if files.has_schedule_table:
+        copied_offset = max(first_offset, files.copied_offset, journals.copied_offset)
     return LogClaims(
         log=layout.COMMIT_LOG,
         segment_bytes=format_.segment_bytes,
         first_offset=first_offset - first_offset % format_.segment_bytes,
         durable_offset=claims[claimed_by],
         claimed_by=claimed_by,
-        start_offset=min(point_offset, journals.ids_offset, journals.entries_offset),
+        start_offset=min(point_offset, journals.ids_offset, journals.entries_offset, copied_offset),
         unbroken_offset=point_offset,
         first_sequences=files.retained.first_sequences,
     )
@@ -239,9 +251,6 @@ class _Look:
             )
             bases = [base for base in segments.bases if base >= claims.first_offset]
             outcomes = self._run([replace(task, base=base) for base in bases])
-            for outcome in outcomes:
-                if outcome.survey.later_kind is not None:
-                    raise unknown_kind(outcome.survey.later_kind)
             verdict = judge_log([outcome.survey for outcome in outcomes], claims)
             self.faults += [*verdict.faults, *verdict.unexplained]
             for outcome in outcomes:

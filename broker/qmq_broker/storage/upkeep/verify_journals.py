@@ -25,6 +25,8 @@ class JournalFindings:
     #: A start reads no frame below this for remembered ids, or for the queues.
     ids_offset: int
     entries_offset: int
+    #: In the commit log below this, no delayed message waits to be copied, according to the last entries.
+    copied_offset: int
     #: The end of the sequences of each subject whose entries wait for its queue.
     next_sequences: dict[str, int]
     faults: list[Fault] = field(default_factory=list)
@@ -51,6 +53,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
     return JournalFindings(
         ids_offset=ids.next_offset,
         entries_offset=entries.next_offset,
+        copied_offset=_copied_offset(entries.contents),
         next_sequences=_next_sequences(entries.contents),
         faults=[*ids.faults(), *entries.faults(), *_missing_table(files, entries.next_offset)],
     )
@@ -110,6 +113,11 @@ class _Chain:
             elif file.rest_bytes:
                 what = f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
                 yield rebuilt(file.path, what)
+
+
+def _copied_offset(contents: list[bytes]) -> int:
+    chunk = decode_entry_chunk(contents[-1]) if contents else None
+    return 0 if chunk is None else chunk.copied_offset
 
 
 def _next_sequences(contents: list[bytes]) -> dict[str, int]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
-from qmq_broker.storage.files.small_file import read_file, unseal
+from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
 from qmq_broker.storage.schedule.bucket import LOGS, BucketState, ScheduleTable
 from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -55,10 +53,7 @@ def _read(data: bytes) -> tuple[ScheduleTable | None, str]:
     content = unseal(data)
     if content is None:
         return None, "its checksum does not fit"
-    try:
-        return msgspec.msgpack.decode(content, type=ScheduleTable), ""
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return None, str(error)
+    return decode_whole(_PATH, content, ScheduleTable), ""
 
 
 def _without_table(files: ScheduleFiles) -> Iterator[Fault]:

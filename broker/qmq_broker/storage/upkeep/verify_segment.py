@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, UnknownFormatError
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, rebuilt
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
-from qmq_broker.storage.logs.actions import decode_actions, later_kind
+from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS, LOG_LIMITS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_entries, lost_runs
@@ -76,7 +76,7 @@ def verify_segment(disk: Disk, task: SegmentTask) -> SegmentOutcome:
             task.base,
             COMMIT_KINDS if is_commit else ACTION_KINDS,
             store_id=task.format.store_id,
-            visit=check.visit if check else lambda frame: _visit_actions(frame, outcome.survey),
+            visit=check.visit if check else _visit_actions,
             survey=outcome.survey,
         )
         if check:
@@ -93,14 +93,9 @@ def log_frame(scanned: ScannedFrame) -> MessageFrame:
     return parse_message_frame(scanned.data, LOG_LIMITS, is_verified=True)
 
 
-def _visit_actions(frame: ScannedFrame, survey: SegmentSurvey) -> None:
-    if frame.header.kind is not FrameKind.ACTIONS:
-        return
-    content = sized_part(frame.data, FRAME_HEADER_BYTES)
-    try:
-        decode_actions(content)
-    except UnknownFormatError:
-        survey.later_kind = later_kind(content)
+def _visit_actions(frame: ScannedFrame) -> None:
+    if frame.header.kind is FrameKind.ACTIONS:
+        decode_actions(sized_part(frame.data, FRAME_HEADER_BYTES))
 
 
 class _Messages:

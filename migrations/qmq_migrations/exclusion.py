@@ -1,0 +1,24 @@
+"""What an application's Alembic leaves out when its own history does not contain these tables.
+
+Autogenerate sees tables that are in the database and not in `target_metadata`, and drops them, with the
+messages in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+#: All tables that a migration makes, without the prefix.
+TABLES: Final = ("inbox", "order_lock", "outbox", "version")
+
+
+def include_name(
+    name: str | None, kind: str, _parents: Mapping[str, str | None], *, prefix: str = "qmq_"
+) -> bool:
+    """Whether Alembic compares this: everything but our tables.
+
+    For `context.configure(include_name=include_name)` in `env.py`; with another prefix than `qmq_`,
+    `functools.partial(include_name, prefix="shop_")`.
+    """
+    return kind != "table" or name not in {f"{prefix}{table}" for table in TABLES}

@@ -1,0 +1,255 @@
+"""The publisher's and the watchdog's own connections to a database, beside the application's.
+
+They come from a pool of their own, opened as the application's are (its `connect_args`, its
+listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and one transaction; longer
+transactions begin and end by statements of ours. Work is written once, for a synchronous connection:
+with an asynchronous driver it runs on an event loop of this object, through SQLAlchemy's greenlets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import StaticPool
+
+from qmq_client.outbox.database.deadline import answered_within
+from qmq_client.outbox.database.dialect import OutboxDialect
+from qmq_client.outbox.database.shared_connection import shared_connection
+from qmq_client.outbox.database.sqlite_forks import SqliteUse
+
+_Result = TypeVar("_Result")
+#: Work on a connection.
+Work = Callable[[sa.Connection], _Result]
+
+#: The parent's pools and loops stay the parent's: closing their sockets here would end its sessions.
+_LEFT_TO_THE_PARENT: Final[list[object]] = []
+#: Key in a connection's `info`: it was checked since it was opened.
+_CHECKED: Final = "qmq_checked"
+#: Drivers that take time limits of a socket as arguments, by their names for them. The others have a
+#: public `fileno` (`deadline.py`), are local files, or wait on our loop, where a wait can be ended.
+_SOCKET_LIMITS: Final = {
+    "pymysql": ("read_timeout", "write_timeout"),
+    "mysqldb": ("read_timeout", "write_timeout"),
+    "pg8000": ("timeout",),
+}
+
+
+class OwnConnections:
+    """A pool for one store. Safe for any number of threads."""
+
+    def __init__(self, engine: sa.Engine, dialect: OutboxDialect) -> None:
+        """`engine`: the application's, synchronous or the one inside an `AsyncEngine`."""
+        self._dialect = dialect
+        is_sqlite = engine.dialect.name == "sqlite"
+        #: A database in memory is its one connection, so there the application's own engine is used.
+        self._is_shared = is_sqlite and isinstance(engine.pool, StaticPool)
+        self._use: SqliteUse | None = None
+        self._loop = _Loop() if engine.dialect.is_async else None
+        if self._is_shared:
+            self.engine = engine
+            shared_connection(engine.pool)
+            return
+        # Errors are logged, so they must not contain a token or a record.
+        self.engine = sa.Engine(
+            engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True
+        )
+        event.listen(self.engine, "connect", self._on_connect)
+        event.listen(engine, "do_connect", _limit_in_time)
+        if is_sqlite and self._loop is None:
+            self._use = SqliteUse(self.engine)
+
+    def look(self, work: Work[_Result]) -> _Result:
+        """Run work of one statement that reads committed rows."""
+        return self._run(work)
+
+    def read(self, work: Work[_Result]) -> _Result:
+        """Run work that reads committed rows, in a transaction if the database needs settings for it."""
+        return self._run(lambda connection: self._transaction(connection, work, is_to_write=False))
+
+    def write(self, work: Work[_Result]) -> _Result:
+        """Run work that writes, in one short transaction; committed, or rolled back if it raises."""
+        return self._run(lambda connection: self._transaction(connection, work, is_to_write=True))
+
+    def after_fork(self) -> None:
+        """In a forked child: drop the parent's connections without touching them."""
+        if self._is_shared:
+            return
+        _LEFT_TO_THE_PARENT.append(self.engine.pool)
+        self.engine.dispose(close=False)
+        if self._loop is not None:
+            _LEFT_TO_THE_PARENT.append(self._loop)
+            self._loop = _Loop()
+
+    def rest(self) -> None:
+        """Close the idle connections except one."""
+        pool = self.engine.pool
+        if self._loop is not None or not isinstance(pool, sa.QueuePool) or pool.checkedin() < 2:
+            return
+        with suppress(sa.exc.SQLAlchemyError), self._access():  # one that was gone is not kept
+            kept, *others = [pool.connect() for _ in range(pool.checkedin())]
+            for other in others:
+                other.invalidate()
+                other.close()
+            kept.close()
+
+    def close(self) -> None:
+        """Close the idle connections; new ones are opened at the next use."""
+        if self._is_shared:
+            return
+        if self._loop is not None:
+            self._loop.close(self.engine)
+            return
+        with self._access():
+            self.engine.dispose()
+
+    def _transaction(
+        self, connection: sa.Connection, work: Work[_Result], *, is_to_write: bool
+    ) -> _Result:
+        if self._is_shared:
+            return _on_the_shared(connection, work, is_to_write)
+        if is_to_write and _CHECKED not in connection.info:
+            self._dialect.check_writable(connection)
+            connection.info[_CHECKED] = True
+        self._dialect.begin(connection, is_to_write=is_to_write)
+        try:
+            result = work(connection)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            _roll_back(connection)
+            raise
+        return result
+
+    def _run(self, work: Work[_Result]) -> _Result:
+        if self._loop is not None:
+            return self._loop.run(lambda: self._run_async(work))
+        with self._access(), _our_connects(self._dialect), self.engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            with answered_within(driver, self._dialect.transaction_s_max):
+                return work(connection)
+
+    async def _run_async(self, work: Work[_Result]) -> _Result:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        try:
+            with _our_connects(self._dialect):
+                async with (
+                    asyncio.timeout(self._dialect.transaction_s_max),
+                    AsyncEngine(self.engine).connect() as connection,
+                ):
+                    with self._access():
+                        return await connection.run_sync(work)
+        except TimeoutError as error:
+            raise sa.exc.TimeoutError("the database gave no answer") from error
+
+    def _access(self) -> AbstractContextManager[object]:
+        if self._is_shared:
+            # Left after the connection is back, because returning it rolls back.
+            return shared_connection(self.engine.pool).enter()
+        return nullcontext() if self._use is None else self._use.inside()
+
+    def _on_connect(self, driver: Any, _: object) -> None:
+        self.engine.dialect.set_isolation_level(driver, "AUTOCOMMIT")
+        self._dialect.on_connect(driver, self.engine.dialect)
+
+
+def _on_the_shared(connection: sa.Connection, work: Work[_Result], is_to_write: bool) -> _Result:
+    """A transaction on the application's own connection, begun and ended as the application does."""
+    with connection.begin():
+        return work(connection)
+
+
+def _roll_back(connection: sa.Connection) -> None:
+    """End a transaction of ours that failed; without an answer, the connection is given up."""
+    if connection.invalidated:
+        return
+    try:
+        connection.exec_driver_sql("ROLLBACK")
+    except Exception:  # whatever is wrong with it: the next work gets another one
+        connection.invalidate()
+
+
+class _OurConnects(threading.local):
+    """Which dialect this thread opens connections for, if they are our own."""
+
+    dialect: OutboxDialect | None = None
+
+
+_ours: Final = _OurConnects()
+
+
+@contextmanager
+def _our_connects(dialect: OutboxDialect) -> Iterator[None]:
+    _ours.dialect = dialect
+    try:
+        yield
+    finally:
+        _ours.dialect = None
+
+
+def _limit_in_time(dialect: sa.Dialect, _: object, __: object, options: dict[str, Any]) -> None:
+    """A listener of `do_connect`: time limits for our own connections, none for the application's."""
+    if _ours.dialect is None:
+        return
+    seconds = max(1, round(_ours.dialect.transaction_s_max))
+    for name in _SOCKET_LIMITS.get(dialect.driver, ()):
+        options.setdefault(name, seconds)
+
+
+class _Loop:
+    """An event loop that runs in whichever thread has work for it, one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Wait for this work; in a thread with a running loop of its own, that one stands still."""
+        if not _has_running_loop():
+            return self._run_here(work)
+        results: list[_Result] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(self._run_here(work))
+            except BaseException as error:  # raised again below, where it is waited for
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="qmq-database")
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def close(self, engine: sa.Engine) -> None:
+        """Close the idle connections of this engine, which were opened on the loop, and the loop."""
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        if self._loop is None:
+            return
+        self.run(lambda: AsyncEngine(engine).dispose())
+        with self._lock:
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.close()
+
+    def _run_here(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            return self._loop.run_until_complete(work())
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""Deletes a row that is not sent yet, in the application's transaction."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.table import LIVE, PARKED
+
+#: How long after a row's time its owner may still wait for the answer to its last request,
+#: and the request may still arrive: twice as long as one waits for an answer.
+UNDER_WAY_MS: Final = 60_000
+
+
+def delete_unsent(
+    connection: sa.Connection,
+    outbox: sa.Table,
+    message_id: bytes,
+    *,
+    own: bytes | None,
+    is_at_broker: bool,
+) -> bool:
+    """Delete this row unless somebody may be sending it; whether there was one.
+
+    `own`: the token it was written with if that was in this transaction, so that nobody else has seen it.
+    With `is_at_broker` any row: who still sends it finds its row gone, like a late owner.
+    """
+    columns = outbox.c
+    now_ms = sa.literal_column(dialect_of(connection.engine).now_ms, sa.BigInteger())
+    is_left = columns.due_at_ms <= now_ms - UNDER_WAY_MS
+    is_free = sa.true() if is_at_broker else columns.token.is_(None) | is_left
+    deleted = connection.execute(
+        sa.delete(outbox).where(
+            columns.message_id == message_id,
+            columns.state.in_((LIVE, PARKED)),
+            is_free if own is None else columns.token == own,
+        )
+    )
+    return deleted.rowcount > 0

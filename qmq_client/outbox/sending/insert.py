@@ -1,0 +1,241 @@
+"""The INSERT of outbox rows through the application's own connection.
+
+A row is born owned: it carries the token of its process and falls due after the takeover time, so
+the publisher and the watchdog share one protocol. One statement for any number of rows, as text:
+SQLAlchemy would compile it again for each number, and drivers pass several parameter sets one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+import sqlalchemy as sa
+
+from qmq_client.errors import (
+    AutocommitError,
+    EncodingError,
+    NoTransactionError,
+    OutboxMissingError,
+    OutboxRowLostError,
+    TooLargeError,
+)
+from qmq_client.outbox.checking.rights import PRODUCER
+from qmq_client.outbox.checking.schema import faults_of, missing_error
+from qmq_client.outbox.committed.waiting import has_order_locks
+from qmq_client.outbox.database.autocommit import is_autocommit
+from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect
+from qmq_client.outbox.database.placeholders import placeholders
+from qmq_client.outbox.database.table_names import in_own_schema
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.table import LIVE, Tables
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.shown import shorten
+
+#: Rows in one statement: with five parameters each, far below every database's limit of parameters.
+ROWS_PER_INSERT_MAX: Final = 1_000
+#: Numbers of rows whose statement is kept.
+_KEPT_TEXTS: Final = 16
+_NAMED_IDS_MAX: Final = 5
+_COLUMNS: Final = (
+    "message_id",
+    "subject",
+    "ordering_key",
+    "record",
+    "token",
+    "state",
+    "attempts",
+    "due_at_ms",
+    "created_at_ms",
+)
+
+
+class Inserts:
+    """Writes the rows of one producer. Safe for any number of threads."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        dialect: OutboxDialect,
+        tables: Tables,
+        *,
+        takeover_ms: int,
+        is_ordered: bool,
+        is_strict: bool,
+    ) -> None:
+        self._engine = engine
+        self._dialect = dialect
+        self._tables = tables
+        self._takeover_ms = takeover_ms
+        self._is_ordered = is_ordered
+        self._is_strict = is_strict
+        self._texts: dict[tuple[int, bool], str] = {}
+        if engine.dialect.name == "sqlite":  # the schema is known without a connection
+            in_own_schema(engine.dialect, tables)
+        self._is_checked = False
+        #: The longest record that one statement can carry; None if the server sets no limit.
+        self._record_bytes_max: int | None = None
+        #: The last one that the connections' character set can spell.
+        self._last_character = LAST_CHARACTER
+
+    @property
+    def tables(self) -> Tables:
+        """The tables under their whole names. Requires: the engine has connected."""
+        return in_own_schema(self._engine.dialect, self._tables)
+
+    def write(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[OutboxRow],
+        token: bytes,
+        *,
+        fill_locks: Callable[[], object],
+    ) -> None:
+        """Write these rows in the connection's transaction.
+
+        `fill_locks` fills the table of locks for ordering keys, on another connection.
+        Raises before any of them is written: `AutocommitError`, `OutboxMissingError` for wrong tables,
+        `InvalidMessageError` for a row that this server cannot take. Raises the database's own errors with
+        a note that names the messages.
+        """
+        if is_autocommit(connection):
+            raise AutocommitError(
+                "the connection commits every statement by itself, so a rollback would leave the message: "
+                "remove isolation_level='AUTOCOMMIT', begin a transaction, or use `send_now`"
+            )
+        if not self._is_checked:
+            self._check(connection, fill_locks)
+        self._check_rows(rows)
+        try:
+            if self._is_ordered and any(row.ordering_key is not None for row in rows):
+                self._dialect.lock_keys(connection, self.tables.order_lock, rows)
+            for some in self._portions(rows):
+                self._insert(connection, some, token)
+        except sa.exc.DBAPIError as error:
+            self._explain(error, rows)
+            raise
+
+    def _insert(self, connection: sa.Connection, rows: Sequence[OutboxRow], token: bytes) -> None:
+        skips_known = any(row.is_repeatable for row in rows)
+        values: list[object] = []
+        for row in rows:
+            values += (row.message_id, row.subject, row.ordering_key, row.record, token)
+        text = self._text(len(rows), skips_known=skips_known)
+        written = connection.exec_driver_sql(text, tuple(values)).rowcount
+        is_short = not skips_known and 0 <= written < len(rows)
+        if is_short or (self._is_strict and not self._are_there(connection, rows)):
+            raise OutboxRowLostError(
+                f"{ids_text(rows)} written to {self.tables.outbox.fullname} is not there: a trigger or a "
+                "rule of that table keeps rows out (`qmq doctor` looks for those)"
+            )
+
+    def _are_there(self, connection: sa.Connection, rows: Sequence[OutboxRow]) -> bool:
+        number = self.tables.outbox.c.message_id
+        query = sa.select(sa.func.count()).where(number.in_({row.message_id for row in rows}))
+        return bool(connection.scalar(query) == len({row.message_id for row in rows}))
+
+    def _text(self, count: int, *, skips_known: bool) -> str:
+        text = self._texts.get((count, skips_known))
+        if text is not None:
+            return text
+        quote = self._engine.dialect.identifier_preparer
+        places = placeholders(self._engine.dialect)
+        now_ms = self._dialect.now_ms
+        made = f"{LIVE}, 0, {now_ms} + {self._takeover_ms}, {now_ms}"
+        rows = ", ".join(
+            f"({', '.join(next(places) for _ in range(5))}, {made})" for _ in range(count)
+        )
+        columns = ", ".join(quote.quote(name) for name in _COLUMNS)
+        text = f"INSERT INTO {quote.format_table(self.tables.outbox)} ({columns}) VALUES {rows}"
+        text += self._dialect.skip_known if skips_known else ""
+        if len(self._texts) < _KEPT_TEXTS or count == 1:
+            self._texts[count, skips_known] = text
+        return text
+
+    def _portions(self, rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
+        """The rows of each statement: all of them, unless they are very many or very large."""
+        if not self._is_ordered and any(row.is_repeatable for row in rows):
+            # In one order for all: two transactions that write the same ids cannot deadlock.
+            rows = sorted(rows, key=lambda row: row.message_id)
+        first, portion_bytes = 0, 0
+        for i, row in enumerate(rows):
+            portion_bytes += len(row.record)
+            is_large = portion_bytes > (self._record_bytes_max or portion_bytes)
+            if i > first and (is_large or i - first == ROWS_PER_INSERT_MAX):
+                yield rows[first:i]
+                first, portion_bytes = i, len(row.record)
+        yield rows[first:]
+
+    def _check(self, connection: sa.Connection, fill_locks: Callable[[], object]) -> None:
+        """Look at the tables once in this process, on the application's connection: reads only."""
+        tables = self.tables
+        needed = [tables.outbox, *([tables.order_lock] if self._is_ordered else [])]
+        faults = faults_of(connection, self._dialect, tables, needed, PRODUCER, asks_rights=False)
+        if faults is not None:
+            raise missing_error(self._engine, faults)
+        is_locking = self._is_ordered and connection.dialect.name != "sqlite"
+        # Asked before any is locked: on MySQL a lock of a missing row would keep it from being made.
+        if is_locking and not has_order_locks(connection, tables.order_lock):
+            fill_locks()
+        self._record_bytes_max = self._dialect.record_bytes_max(connection)
+        self._last_character = self._dialect.last_character(connection)
+        self._is_checked = True
+
+    def _check_rows(self, rows: Sequence[OutboxRow]) -> None:
+        allowed = self._record_bytes_max
+        for row in rows:
+            if allowed is not None and len(row.record) > allowed:
+                raise TooLargeError(
+                    field="message",
+                    limit=f"{allowed} bytes in one statement of this database",
+                    value=f"{len(row.record)} bytes",
+                    remedy="Raise max_allowed_packet on the server, or keep the content elsewhere and "
+                    "send a reference to it.",
+                )
+            if row.ordering_key and max(row.ordering_key) > self._last_character:
+                raise unencodable_key([row])
+
+    def _explain(self, error: sa.exc.DBAPIError, rows: Sequence[OutboxRow]) -> None:
+        """Let the error of an INSERT name the messages; raises another one if the table is missing."""
+        outbox = self.tables.outbox
+        note = f"while writing {ids_text(rows)} to {outbox.fullname}"
+        # The error shows only one row of the statement, and no values: these are bodies of messages.
+        with suppress(AttributeError):
+            error.statement = self._text(1, skips_known=False)
+        error.hide_parameters = True
+        error.params = None
+        if self._dialect.is_table_missing(error):
+            self._is_checked = False
+            raise OutboxMissingError(
+                f"{error.orig}, {note}. Where it was dropped, run `qmq db migrate`; where it has another "
+                "schema, name that: Producer(…, tables=make_tables(metadata, schema=…))."
+            ) from error
+        error.add_note(note)
+
+
+def unencodable_key(rows: Sequence[OutboxRow]) -> EncodingError:
+    """The error for an ordering key that the connection's own character set does not have."""
+    keys = [row.ordering_key for row in rows if row.ordering_key and not row.ordering_key.isascii()]
+    return EncodingError(
+        field="key",
+        limit="characters of the connection's own character set, where order is kept by key",
+        value=shorten(keys[0] if keys else ""),
+        remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
+        "(PostgreSQL), or choose another key.",
+    )
+
+
+def closed_error(error: sa.exc.InvalidRequestError) -> NoTransactionError:
+    """The error for a session whose transaction takes no more work."""
+    return NoTransactionError(
+        f"the session's transaction takes no more work: {error}. Send before the commit, and inside an "
+        "`after_begin` listener with `session=connection`, the event's connection"
+    )
+
+
+def ids_text(rows: Sequence[OutboxRow]) -> str:
+    """The messages as errors name them."""
+    shown = ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX])
+    more = len(rows) - _NAMED_IDS_MAX
+    return f"message {shown}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,185 @@
+"""Notes of what was sent in an open transaction, and the hints that they become at its end.
+
+A hint says that a transaction with messages may have ended; it proves nothing. The publisher sends only
+rows that it finds committed, so a hint that comes too early or for nothing costs one look, and one that
+never comes leaves the row to the watchdog. Public events give them: the end of a session's outermost
+transaction, the commit of a connection that was passed to `send`, and the return of a connection to its
+pool, which also comes after cancelled tasks.
+
+The listeners do no I/O, take no connection and raise nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from qmq_client.outbox.row import OutboxRow
+from qmq_client.wire.message_id import format_message_id
+
+_log = logging.getLogger("qmq.producer")
+
+#: Keys in the `info` of sessions and connections.
+_NOTES: Final = "qmq_notes"
+_BEGUN: Final = "qmq_begun"
+_NAMED_IDS_MAX: Final = 5
+
+
+# One for each send, so it is a type that takes a fifth of a dataclass's time.
+class Hint(msgspec.Struct, kw_only=True):
+    """Rows that were written by one call of `send`, and whose transaction may have ended."""
+
+    rows: Sequence[OutboxRow]
+    #: The owner that the rows were written with.
+    token: bytes
+    #: Monotonic seconds just before the INSERT; the time until the rows fall due runs from then.
+    written_at_s: float
+    #: Whether the COMMIT is only about to be sent.
+    is_early: bool = False
+
+
+class Note(msgspec.Struct, kw_only=True):
+    """A hint that waits for the end of its transaction."""
+
+    hint: Hint
+    #: Takes the hint; never blocks, never raises.
+    put: Callable[[Hint], object]
+    #: Takes the hint when its rows were rolled back; as harmless.
+    drop: Callable[[Hint], object]
+    #: Whether the end of a session ends its transaction, too; not if that joined a longer one.
+    is_of_session: bool = False
+    is_committing: bool = False
+    #: It was given or dropped.
+    is_over: bool = False
+
+
+def note(
+    scope: Session | sa.Connection, connection: sa.Connection, new: Note, *, is_kept: bool
+) -> None:
+    """Note rows that were just written on this connection through `scope`.
+
+    `is_kept`: the connection is the application's own, and may be used for many transactions.
+    """
+    connection.info.setdefault(_NOTES, []).append(new)
+    if isinstance(scope, Session):
+        new.is_of_session = not is_kept
+        scope.info.setdefault(_NOTES, []).append(new)
+    if is_kept and not event.contains(connection, "commit", _on_commit):
+        for name in ("commit", "commit_twophase", "prepare_twophase"):
+            event.listen(connection, name, _on_commit)
+        for name in ("rollback", "rollback_twophase"):
+            event.listen(connection, name, _on_rollback)
+
+
+def open_rows(scope: Session | sa.Connection) -> Iterator[tuple[OutboxRow, bytes]]:
+    """Rows sent in this scope's open transaction and their owner, the last first; some may be undone."""
+    notes: list[Note] = scope.info.get(_NOTES, [])
+    for each in reversed(notes):
+        if not each.is_over:
+            for row in reversed(each.hint.rows):
+                yield row, each.hint.token
+
+
+def begun_connections(session: Session) -> Sequence[sa.Connection]:
+    """The connections on which this session's open transaction has begun."""
+    begun: list[sa.Connection] = session.info.get(_BEGUN, [])
+    return [each for each in begun if not each.closed]
+
+
+def watch(engine: sa.Engine) -> None:
+    """Have hints given for this engine; safe to repeat. Changes nothing of its transactions."""
+    if not event.contains(engine, "checkin", _on_checkin):
+        event.listen(engine, "checkin", _on_checkin)
+    if not event.contains(Session, "after_transaction_end", _on_session_end):
+        event.listen(Session, "after_begin", _on_session_begin)
+        event.listen(Session, "before_commit", _on_session_commit)
+        event.listen(Session, "after_rollback", _on_session_rollback)
+        event.listen(Session, "after_transaction_end", _on_session_end)
+
+
+def _on_session_begin(session: Session, _: SessionTransaction, connection: sa.Connection) -> None:
+    begun = session.info.setdefault(_BEGUN, [])
+    if connection not in begun:
+        begun.append(connection)
+
+
+def _on_session_commit(session: Session) -> None:
+    """Before the COMMIT, or the release of a savepoint, which is no end."""
+    for each in session.info.get(_NOTES, ()):
+        if session.get_nested_transaction() is None:
+            each.is_committing = True
+
+
+def _on_session_rollback(session: Session) -> None:
+    """After a rollback; one after a COMMIT that failed proves nothing, nor does one to a savepoint."""
+    notes: Sequence[Note] = session.info.get(_NOTES, ())
+    if notes and session.get_nested_transaction() is None:
+        for each in notes:
+            if not each.is_committing:
+                _drop(each)
+
+
+def _on_session_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is not None:
+        return
+    session.info.pop(_BEGUN, None)
+    if (notes := session.info.pop(_NOTES, None)) is not None:
+        _end([each for each in notes if each.is_of_session])
+
+
+def _on_checkin(_: object, entry: Any) -> None:
+    """The connection goes back to its pool: whatever was open on it is over."""
+    if (notes := entry.info.pop(_NOTES, None)) is not None:
+        _end(notes)
+
+
+def _on_commit(connection: sa.Connection, *_: object) -> None:
+    for each in _notes_of(connection):
+        each.hint.is_early = True
+        _give(each)
+
+
+def _on_rollback(connection: sa.Connection, *_: object) -> None:
+    for each in _notes_of(connection):
+        _drop(each)
+
+
+def _notes_of(connection: sa.Connection) -> Sequence[Note]:
+    """Take the notes; an invalidated connection has gone back to its pool, and refuses to be asked."""
+    if connection.invalidated:
+        return ()
+    notes: Sequence[Note] = connection.info.pop(_NOTES, ())
+    return notes
+
+
+def _end(notes: Sequence[Note]) -> None:
+    left = [each for each in notes if each.is_of_session and not each.is_over]
+    unended = [row for each in left if not each.is_committing for row in each.hint.rows]
+    if unended and sys.exc_info()[0] is None:
+        _log.warning(
+            "a session ended with %d messages in it and without commit or rollback, so they are not sent: "
+            "%s. Send before the commit; commit after the send",
+            len(unended),
+            ", ".join(format_message_id(row.message_id) for row in unended[:_NAMED_IDS_MAX]),
+        )
+    for each in notes:
+        _give(each)
+
+
+def _give(each: Note) -> None:
+    if not each.is_over:
+        each.is_over = True
+        each.put(each.hint)
+
+
+def _drop(each: Note) -> None:
+    if not each.is_over:
+        each.is_over = True
+        each.drop(each.hint)

@@ -1,0 +1,97 @@
+"""From the end of a transaction to the publisher: a bounded queue that never blocks and never raises.
+
+What does not fit is dropped and counted: its rows are stored, fall due by themselves, and the
+watchdog sends them. That is the whole back-pressure of the direct path.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from qmq_client.outbox.sending.notes import Hint
+
+#: More messages than will ever wait: the taker is awake.
+_NEVER: Final = sys.maxsize
+
+
+class HintQueue:
+    """Filled by any number of threads, emptied by one."""
+
+    def __init__(
+        self, messages_max: int, on_dropped: Callable[[Hint], object] = lambda _: None
+    ) -> None:
+        """`on_dropped`: called with what did not fit, in the thread that put it; must not raise."""
+        self._messages_max = messages_max
+        self._on_dropped = on_dropped
+        #: Reentrant: the garbage collector may end a session in the middle of `put`.
+        self._lock = threading.RLock()
+        self._waiting: deque[Hint] = deque()
+        self._messages = 0
+        #: What the taker sleeps at.
+        self._rings: SimpleQueue[None] = SimpleQueue()
+        #: The taker is rung for when this many messages wait.
+        self._wake_at = _NEVER
+        self._is_closed = False
+        self.handed_over = 0
+        self.dropped = 0
+
+    def put(self, hint: Hint) -> None:
+        """Add unless full; wakes the taker if it waits for that.
+
+        An empty queue accepts even what is larger than the whole queue: otherwise it would never fit.
+        """
+        count = len(hint.rows)
+        with self._lock:
+            self.handed_over += count
+            waiting = self._messages + count
+            is_dropped = self._is_closed or (bool(self._waiting) and waiting > self._messages_max)
+            if is_dropped:
+                self.dropped += count
+            else:
+                self._messages = waiting
+                self._waiting.append(hint)
+                if waiting >= self._wake_at:
+                    self._wake_at = _NEVER
+                    self._rings.put(None)
+        if is_dropped:
+            self._on_dropped(hint)
+
+    def close(self) -> None:
+        """From now on drop everything: nobody will take it."""
+        with self._lock:
+            self._is_closed = True
+
+    def take(self, messages_max: int) -> list[Hint]:
+        """Whole hints in order, about `messages_max` messages, at least one if any wait."""
+        taken: list[Hint] = []
+        count = 0
+        with self._lock:
+            while self._waiting and count < messages_max:
+                taken.append(self._waiting.popleft())
+                count += len(taken[-1].rows)
+            self._messages -= count
+        return taken
+
+    def wait(self, seconds: float | None, *, messages: int = 1) -> None:
+        """Sleep until `messages` wait, `wake` is called, or the time is over. For the taker."""
+        with self._lock:
+            is_enough = self._messages >= messages
+            self._wake_at = _NEVER if is_enough else messages
+        with suppress(Empty):
+            self._rings.get(timeout=0.0 if is_enough else seconds)
+            while True:  # what they announce is there: one look is enough for all
+                self._rings.get_nowait()
+        self._wake_at = _NEVER
+
+    def wake(self) -> None:
+        """End the taker's sleep, or its next one."""
+        self._rings.put(None)
+
+    def __len__(self) -> int:
+        return self._messages

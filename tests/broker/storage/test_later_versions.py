@@ -1,0 +1,223 @@
+"""B13: what another version wrote is no damage. Every command refuses it and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from qmq_broker.errors import UnknownFormatError
+from qmq_broker.face.commands.store import store as store_command
+from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.service.delivery.snapshot import check_groups, encode_groups
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.checkpoint import SLOT_BYTES
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.retained import Retained, write_retained
+from qmq_broker.storage.files.small_file import unseal
+from qmq_broker.storage.keepers import LogOffsets
+from qmq_broker.storage.schedule.bucket import HOUR_MS, LOGS
+from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.quarantine import quarantine_damage
+from qmq_broker.storage.upkeep.rebuild import rebuild_store
+from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.wire.checksum import crc32c
+from tests.broker.delay.delay_rig import DelayRig
+from tests.broker.service.rig import Rig
+from tests.broker.storage.damaged import Directory, flip
+from tests.broker.storage.later import frames_in, stamped_as
+from tests.crash.recording_disk import RecordingDisk
+from tests.crash.world import OPTIONS
+from tests.kit.clock import FakeClock
+
+FIRST = layout.segment_path(layout.COMMIT_LOG, 0)
+
+
+def sealed_with(change: Callable[[list[object]], object]) -> Callable[[bytes], bytes]:
+    """A small file of MessagePack with other content and the right checksum."""
+
+    def altered(data: bytes) -> bytes:
+        content = unseal(data)
+        assert content is not None
+        new = msgspec.msgpack.encode(change(msgspec.msgpack.decode(content)))
+        return new + b"\ncrc32c %08x\n" % crc32c(new)
+
+    return altered
+
+
+def one_more(fields: list[object]) -> list[object]:
+    return [*fields, {"a field": "of a later version"}]
+
+
+def later_format(data: bytes) -> bytes:
+    content = unseal(data)
+    assert content is not None
+    new = content.replace(b"}", b',"compression":"zstd"}')
+    return new + b"\ncrc32c %08x\n" % crc32c(new)
+
+
+def later_slot(magic: bytes, more: bytes) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        content = magic + data[8:96] + more + data[96 + len(more) : SLOT_BYTES - 4]
+        return content + crc32c(content).to_bytes(4)
+
+    return change
+
+
+def later_group(snapshot: list[object]) -> list[object]:
+    groups = msgspec.msgpack.encode([2, 0, []])
+    return [*snapshot[:3], groups]
+
+
+#: What a later version could have written: file and change.
+LATER: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "a version of the last frame": (layout.COMMIT_LOG, stamped_as(-1, 4, 2)),
+    "a kind of the last frame": (layout.COMMIT_LOG, stamped_as(-1, 5, 99)),
+    "a version of an action frame": (layout.ACTION_LOG, stamped_as(-1, 4, 2)),
+    "a kind of an action frame": (layout.ACTION_LOG, stamped_as(-1, 5, 99)),
+    "a version of a segment head": (FIRST, stamped_as(0, 4, 2)),
+    "a field of FORMAT": (layout.FORMAT, later_format),
+    "a magic of a checkpoint": ("checkpoint", later_slot(b"QMQCKPT2", b"")),
+    "a field of a checkpoint": ("checkpoint", later_slot(b"QMQCKPT1", b"more")),
+    "a field of state/retained": (layout.RETAINED, sealed_with(one_more)),
+    "a field of state/keepers": (layout.KEEPERS, sealed_with(one_more)),
+    "a field of state/schedule": (layout.SCHEDULE_TABLE, sealed_with(one_more)),
+    "a field of a snapshot": ("snapshot", sealed_with(one_more)),
+    "a version of groups": ("snapshot", sealed_with(later_group)),
+}
+
+#: What a rebuild does not come to.
+NOT_REBUILT = (
+    "a version of an action frame",
+    "a kind of an action frame",
+    "a version of groups",
+)
+
+
+def written_later(what: str, *, is_clean: bool) -> Directory:
+    """A directory as a later version would have left it."""
+    path, change = LATER[what]
+    directory = Directory(is_clean=False)
+    store = directory.world.store
+    store.actions.write_snapshot(store.actions.log.written_offset, encode_groups([], 0))
+    directory.world.act(2)
+    directory.world.sync_actions()
+    write_retained(directory.world.disk, Retained(store.store_id, 0, {}))
+    store.keep("archive", LogOffsets(store.durable_offset, 0), 0)
+    if is_clean:
+        store.close()
+    directory.image = directory.world.disk.image
+    if path in (layout.COMMIT_LOG, layout.ACTION_LOG):
+        path = max(name for name in directory.files() if name.startswith(f"{path}/000"))
+    if path == "checkpoint":
+        for one in layout.CHECKPOINTS:
+            directory.change(one, change)
+    elif path == "snapshot":
+        directory.change(next(p for p in layout.SNAPSHOTS if p in directory.image.names), change)
+    else:
+        directory.change(path, change)
+    return directory
+
+
+def start(disk: Disk) -> object:
+    return Store.open(disk, FakeClock(), OPTIONS, check_groups=check_groups)
+
+
+def verify(disk: Disk) -> object:
+    return verify_store(disk, FakeClock(), check_groups=check_groups)
+
+
+def quarantine(disk: Disk) -> object:
+    return quarantine_damage(disk, FakeClock(), check_groups=check_groups)
+
+
+def rebuild(disk: Disk) -> object:
+    return rebuild_store(disk, FakeClock())
+
+
+@pytest.mark.parametrize("command", [start, verify, quarantine, rebuild])
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("what", LATER)
+def test_B13_every_command_refuses_what_a_later_version_wrote_and_changes_nothing(
+    what: str, is_clean: bool, command: Callable[[Disk], object]
+) -> None:
+    if command is rebuild and what in NOT_REBUILT:
+        pytest.skip("a rebuild reads neither actions nor groups")
+    directory = written_later(what, is_clean=is_clean)
+    before = directory.files()
+    disk = RecordingDisk(directory.image)
+    with pytest.raises(UnknownFormatError) as caught:
+        command(disk)
+    assert "later" in caught.value.remedy
+    directory.image = disk.image
+    assert directory.files() == before
+
+
+def test_B13_a_later_frame_behind_a_torn_one_keeps_the_tail_from_being_cut() -> None:
+    """It may have been acknowledged: what stands before it is not known to be the end of the log."""
+    directory = Directory(is_clean=False, has_checkpoint=False)
+    directory.remove(layout.SCHEDULE_TABLE)
+    path = max(name for name in directory.files() if name.startswith(f"{layout.COMMIT_LOG}/000"))
+    directory.change(path, stamped_as(-1, 4, 2))
+    before_last = frames_in(directory.content(path))[-2]
+    directory.change(path, flip(before_last + 60))
+    before = directory.files()
+    for command in (start, verify, quarantine, rebuild):
+        disk = RecordingDisk(directory.image)
+        with pytest.raises(UnknownFormatError, match="version 2"):
+            command(disk)
+        assert directory.files() == before
+
+
+def test_B13_a_stamp_that_does_not_fit_is_damage_and_no_later_version() -> None:
+    directory = Directory(is_clean=False)
+    path = max(name for name in directory.files() if name.startswith(f"{layout.COMMIT_LOG}/000"))
+    last = frames_in(directory.content(path))[-1]
+    for position in (last + 4, last + 5):
+        original = directory.content(path)
+        directory.change(path, flip(position))
+        assert directory.refusal().segment == path
+        directory.put(path, original)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize(("field", "what"), [(4, "version 2"), (5, "kind 99")])
+def test_B13_later_frames_of_delayed_messages_are_held_and_never_given_up(
+    tmp_path: Path, log: str, field: int, what: str
+) -> None:
+    rig = DelayRig(tmp_path / "data")
+    due_ms = rig.clock.now_ms() + HOUR_MS
+    rig.send_delayed({b"one": due_ms, b"two": due_ms})
+    assert rig.cancel(rig.find_all()[0]) == [Fate.CANCELLED]
+    rig.close()
+    path = next(one for one in (tmp_path / "data" / log).rglob("*") if one.is_file())
+    later = stamped_as(-1, field, 2 if field == 4 else 99)(path.read_bytes())
+    path.write_bytes(later)
+    disk = OsDisk(str(tmp_path / "data"))
+    for command in (verify, quarantine):
+        with pytest.raises(UnknownFormatError, match=what):
+            command(disk)
+    disk.close()
+    rig.start()  # serves; what a later version can read is left for it
+    assert rig.pass_and_release(2 * HOUR_MS) == 0
+    assert path.read_bytes() == later
+    rig.close()
+
+
+def test_B13_the_commands_say_which_version_is_needed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "data")
+    rig.send(b"one")
+    rig.close()
+    path = tmp_path / "data" / FIRST
+    path.write_bytes(stamped_as(-1, 5, 99)(path.read_bytes()))
+    for words in (["verify"], ["dump", "frames"], ["dump", "records"], ["rebuild"]):
+        arguments = [*words, str(tmp_path / "data"), *(["queues"] if words == ["rebuild"] else [])]
+        done = CliRunner().invoke(store_command, arguments)
+        assert done.exit_code == ExitCode.DIRECTORY, done.output
+        assert "of kind 99" in done.output
+        assert "Start the version that wrote it, or a later one" in done.output

@@ -1,0 +1,68 @@
+"""A callback of a producer that would wait for the producer's own publisher."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.message import Message
+from qmq_client.options import ProducerOptions
+from qmq_client.producer import Producer
+from qmq_client.publishing.receipts import Receipt
+from tests.client.publishing import publisher_threads
+from tests.client.world import SUBJECT, World
+
+DEADLINE_S = 60.0
+
+
+def producer_of(world: World, **options: Any) -> Producer:
+    return Producer(world.engine, world.transport, options=ProducerOptions(**options))
+
+
+def wait_by(way: str, producer: Producer, receipt: Receipt) -> object:
+    if way == "flush":
+        return producer.flush(deadline_s=DEADLINE_S)
+    if way == "flush_async":
+        return asyncio.run(producer.flush_async(deadline_s=DEADLINE_S))
+    return receipt.wait(deadline_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("way", ["flush", "flush_async", "receipt"])
+def test_S12_a_callback_that_would_wait_for_itself_is_refused_at_once(
+    world: World, way: str, background: bool
+) -> None:
+    refusals: list[str] = []
+
+    def on_sent(_: Any) -> None:
+        if refusals:
+            return
+        with Session(producer.engine) as session, session.begin():
+            message_id = producer.send(Message(SUBJECT, "b"), session=session)
+            receipt = producer.receipt(message_id, session=session)
+        try:
+            wait_by(way, producer, receipt)
+        except ConfigurationError as error:
+            refusals.append(str(error))
+
+    with producer_of(world, on_sent=on_sent, background=background) as producer:
+        producer.send_now(Message(SUBJECT, "a"))
+        assert producer.flush(deadline_s=DEADLINE_S)
+        assert len(refusals) == 1
+        assert "on_sent or on_failed of the same producer" in refusals[0]
+    assert world.sent() == ["a", "b"]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_S12_close_async_in_a_callback_returns_at_once(world: World, background: bool) -> None:
+    def on_sent(_: Any) -> None:
+        asyncio.run(producer.close_async(deadline_s=10 * DEADLINE_S))
+
+    with producer_of(world, on_sent=on_sent, background=background) as producer:
+        producer.send_now(Message(SUBJECT, "a"))
+        assert producer.flush(deadline_s=DEADLINE_S) or background
+    assert publisher_threads() == []
