@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
@@ -20,9 +21,8 @@ from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.settings import loaded
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.errors import QmqError
-from qmq_pipeline.display import Display
+from qmq_pipeline.display import Display, watched_tasks
 from qmq_pipeline.errors import JavaError, OptionError, SourceError, TablesError, UnreachableError
-from qmq_pipeline.places.outage_notices import NOTICES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _WRONG_CALLS: Final = (OptionError, TablesError, JavaError)
 #: Exit code of a program that Ctrl-C ended, as shells report it.
 INTERRUPTED: Final = 130
+_LOG: Final = logging.getLogger("qmq.pipeline")
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,8 +49,7 @@ class Job:
         self._session: SparkSession | None = None
         self._is_own = False
         self._watching = ExitStack()
-        self._telling = ExitStack()
-        self._telling.enter_context(NOTICES.told_to(self._display.outage))
+        _LOG.addHandler(self._display)
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
@@ -59,13 +59,12 @@ class Job:
         from pyspark.sql import SparkSession
 
         from qmq_pipeline.spark.session import get_session
-        from qmq_pipeline.spark.task_watch import watched_tasks
 
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
             self._display.over("starting Spark …")
         self._session, self._is_own = get_session(), not is_there
-        self._watching.enter_context(watched_tasks(self._session, self._display.tasks))
+        self._watching.enter_context(watched_tasks(self._session, self._display))
         return self._session
 
     def close(self) -> None:
@@ -75,7 +74,7 @@ class Job:
             with suppress(Exception):  # its JVM may be gone, which was told
                 self._session.stop()
         self._session = None
-        self._telling.close()
+        _LOG.removeHandler(self._display)
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""

@@ -319,20 +319,3 @@ def folded_in_parts(actions: list[Action], cuts: list[int]) -> dict[int, Mapping
         kept, mark = fold.rows(), fold.mark
     assert kept is not None
     return {row["sequence"]: row for row in kept.to_pylist()}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_applied_at_once_is_what_is_applied_step_by_step(seed: int) -> None:
-    draw = random.Random(seed)
-    ops = ["pulled", "acked"] * 20 + ["given back", "dead", "set aside", "replayed", "filtered"]
-    steps = []
-    for at in range(1, 300):
-        first = draw.randint(0, 500)
-        steps.append(Step(draw.choice(ops), first, first + draw.randint(1, 9), at, 1))
-    at_once, one_by_one = (
-        Block.of(steps_table(steps), DELIVERIES.arrow().empty_table()) for _ in range(2)
-    )
-    at_once.apply_all(steps_table(steps))
-    for step in steps:
-        one_by_one.apply(step)
-    assert at_once.rows("a", "b", 0, 0).equals(one_by_one.rows("a", "b", 0, 0))

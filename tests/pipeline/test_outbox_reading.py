@@ -99,7 +99,7 @@ def test_every_value_of_every_database_is_the_one_that_was_written(
         1000 * row["created_at_ms"] for row in rows
     ]
     changed = batches(
-        section, first_id=0, next_id=ids[-1] + 1, scanned_at_ms=0, changed_since_ms=2**53
+        section, first_id=0, next_id=ids[-1] + 1, scanned_at_ms=0, changed_since_ms=2**53 + 1
     )
     open_ids = [one for one, row in zip(ids, rows, strict=True) if row["state"] in OPEN]
     assert [one for batch in changed for one in batch["row_id"].to_pylist()] == open_ids

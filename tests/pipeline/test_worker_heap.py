@@ -110,9 +110,7 @@ def _outbox(tmp_path: Path) -> _Work:
         sections=(section,),
         columns=names,
         partition_rows=1_000,
-        batch_rows_max=None,
         safety_ms=0,
-        has_changes=False,
     )
     return (
         lambda: [*outbox_partitions.plan(section, options)],

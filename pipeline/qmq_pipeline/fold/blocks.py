@@ -1,8 +1,4 @@
-"""The messages of one group in one part of the log: steps applied to them, as arrays and as rows of `deliveries`.
-
-Most messages are pulled and acked and nothing else. For them the last pull and the last ack count, whatever came
-between, so all their steps are applied at once. Only messages with any other step are taken through theirs one by one.
-"""
+"""The messages of one group in one part of the log: steps applied to them, as arrays and as rows of `deliveries`."""
 
 from __future__ import annotations
 
@@ -77,6 +73,8 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.GIVEN_UP: (_OPEN, SKIPPED, _TOLD),
     steps.GIVEN_UP_BY_FORCE: (_WITHOUT_COPY, SKIPPED, _TOLD),
 }
+#: Steps that are Python objects at a time.
+_STEPS_AT_ONCE: Final = 10_000
 #: The columns of a table of steps, besides those of the group.
 STEP_COLUMNS: Final = ("op", "first", "next", "at", "attempt", "reason", "error")
 
@@ -143,48 +141,9 @@ class Block:
 
     def apply_all(self, some: pa.Table) -> None:
         """Apply steps, which are in order."""
-        if not some.num_rows:
-            return
-        first, after = (some[name].to_numpy() - self.first for name in ("first", "next"))
-        is_plain = pc.is_in(some["op"], pa.array([steps.PULLED, steps.ACKED])).to_numpy()
-        is_special = _covered(first[~is_plain], after[~is_plain], len(self.state))
-        before = self.state.copy() if is_special.any() else self.state
-        self._apply_plain(some, first, after, is_plain)
-        if not is_special.any():
-            return
-        plain, self.state = self.state, before
-        # Steps that touch no special message need not be taken.
-        specials = np.concatenate(([0], np.cumsum(is_special)))
-        is_wanted = specials[after] > specials[first]
-        for row in some.filter(pa.array(is_wanted)).select(list(STEP_COLUMNS)).to_pylist():
-            self.apply(Step(**row))
-        self.state = np.where(is_special, self.state, plain)
-
-    def _apply_plain(
-        self, some: pa.Table, first: Numbers, after: Numbers, is_plain: Numbers
-    ) -> None:
-        state, order = self.state, np.arange(some.num_rows)
-        is_pull = pc.equal(some["op"], steps.PULLED).to_numpy()
-        at, attempt = some["at"].to_numpy(), some["attempt"].to_numpy()
-        pull = np.full(len(state), -1, np.int64)
-        _spread(pull, first[is_pull], after[is_pull], order[is_pull])
-        early = np.full(len(state), -1, np.int64)
-        _spread(early, first[is_pull][::-1], after[is_pull][::-1], order[is_pull][::-1])
-        is_ack = is_plain & ~is_pull
-        ack = np.full(len(state), -1, np.int64)
-        _spread(ack, first[is_ack], after[is_ack], order[is_ack])
-        has_pull, has_ack = pull >= 0, ack >= 0
-        state["first_us"] = np.where(
-            has_pull & (state["first_us"] == 0), at[early], state["first_us"]
-        )
-        state["last_us"] = np.where(has_pull, at[pull], state["last_us"])
-        state["attempts"] = np.where(has_pull, attempt[pull], state["attempts"])
-        is_flying = has_pull & (pull > ack)
-        is_done = has_ack & (ack > pull)
-        state["settled_us"] = np.where(is_flying, 0, state["settled_us"])
-        state["settled_us"] = np.where(is_done, at[ack], state["settled_us"])
-        state["outcome"][is_flying] = IN_FLIGHT
-        state["outcome"][is_done] = ACKED
+        for batch in some.select(list(STEP_COLUMNS)).to_batches(max_chunksize=_STEPS_AT_ONCE):
+            for row in batch.to_pylist():
+                self.apply(Step(**row))
 
     def apply(self, step: Step) -> None:
         """Apply one step to all messages of its range."""
@@ -224,26 +183,6 @@ class Block:
             "part": pa.repeat(pa.scalar(part, pa.int64()), len(places)),
         }
         return pa.table([values[name] for name in DELIVERIES.names], schema=DELIVERIES.arrow())
-
-
-def _covered(first: Numbers, after: Numbers, count: int) -> Numbers:
-    """Which of `count` places are in any of these ranges."""
-    changes = np.zeros(count + 1, np.int64)
-    np.add.at(changes, first, 1)
-    np.add.at(changes, after, -1)
-    covered: Numbers = np.cumsum(changes)[:-1] > 0
-    return covered
-
-
-def _spread(target: Numbers, first: Numbers, after: Numbers, values: Numbers) -> None:
-    """Set each range to its value; where ranges overlap, the last one counts."""
-    counts = after - first
-    total = int(counts.sum())
-    if not total:
-        return
-    begins = np.cumsum(counts) - counts
-    places = np.repeat(first - begins, counts) + np.arange(total)
-    target[places] = np.repeat(values, counts)
 
 
 def _times(microseconds: Numbers) -> pa.Array:

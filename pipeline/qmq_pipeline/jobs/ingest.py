@@ -248,7 +248,7 @@ class Streams:
     def _outbox_options(self) -> dict[str, str]:
         sections = json.dumps([section_values(one) for one in self.config.databases])
         safety_s = str(round(self.config.outbox_safety_s))
-        return {"sections_with_token": sections, "changes": "on", "safety_s": safety_s}
+        return {"sections_with_token": sections, "safety_s": safety_s}
 
     def _note(self, name: str, query: StreamingQuery) -> None:
         """Note where a stream has come to."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
@@ -227,8 +226,7 @@ def _outlasting(place: Place, call: Callable[[], _Result], remedy: str) -> _Resu
                 raise
             raise AwayError(str(error).rstrip(".")) from error
 
-    with closing(Outage(place.name, place.wait_s)) as outage:
-        return outage.outlast(answer, remedy=remedy)
+    return Outage(place.name, place.wait_s).outlast(answer, remedy=remedy)
 
 
 def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:

@@ -270,11 +270,6 @@ def _choice(
     return choices[text]
 
 
-def switch_option(options: Mapping[str, str], option: str) -> bool:
-    """Whether an option is on; off if it is not given. Raises `OptionError`."""
-    return _choice(options, option, _SWITCH, False)
-
-
 def _optional(
     options: Mapping[str, str], option: str, parse: Callable[[str, str], int]
 ) -> int | None:

@@ -13,7 +13,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import load_config
 from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.places.options import known_options, number_option, switch_option
+from qmq_pipeline.places.options import known_options, number_option
 from qmq_pipeline.tables.schemas import OUTBOX
 
 #: Rows of one task.
@@ -28,13 +28,11 @@ OUTBOX_OPTIONS: Final = (
     "table_prefix",
     "schema",
     "partition_rows",
-    "max_rows_per_trigger",
     "safety_s",
-    "changes",
     "sections_with_token",
 )
 _ROWS_MAX: Final = 100_000_000
-_SAFETY_S_MAX: Final = 7 * 86_400
+_SAFETY_S_MAX: Final = 10 * 365 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +43,7 @@ class OutboxOptions:
     sections: tuple[DatabaseSection, ...]
     columns: tuple[str, ...]
     partition_rows: int
-    #: Rows in one micro-batch; None for everything there is.
-    batch_rows_max: int | None
     safety_ms: int
-    #: Whether a stream gives a row again when it was sent, and each time while it is open.
-    has_changes: bool
 
 
 def parse_outbox_options(
@@ -73,9 +67,7 @@ def parse_outbox_options(
         sections=_sections(options, environment),
         columns=tuple(columns),
         partition_rows=_number(options, "partition_rows", 1, _ROWS_MAX, "rows") or RANGE_ROWS,
-        batch_rows_max=_number(options, "max_rows_per_trigger", 1, _ROWS_MAX, "rows"),
         safety_ms=(OUTBOX_SAFETY_S if safety_s is None else safety_s) * 1000,
-        has_changes=switch_option(options, "changes"),
     )
 
 

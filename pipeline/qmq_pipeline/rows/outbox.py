@@ -99,51 +99,6 @@ def require_outbox(section: DatabaseSection) -> None:
         connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a stream has read one outbox."""
-
-    next_id: int = 0
-    #: The row right below, see `Witness`; None if nothing was read yet, or the database never reuses
-    #: numbers.
-    witness: Witness | None = None
-    #: Where the rows up to here begin, if not where those before them ended.
-    again_from: int | None = None
-
-
-def next_position(
-    section: DatabaseSection,
-    here: Position,
-    *,
-    end_id: int | None,
-    rows_max: int | None,
-    safety_ms: int,
-) -> Position:
-    """The position after `here`: at most `rows_max` settled rows further; `here` itself if there are none.
-
-    If numbers were reused, reading begins again with the first row that was made after the last one
-    read, less the safety: no row is missed, and some rows of that time may come twice.
-    """
-    with _outbox(section) as (engine, outbox, connection):
-        ids, first_id, again_from = outbox.c.id, here.next_id, None
-        if _is_renumbered(engine, outbox, connection, first_id, here.witness):
-            old_ms = here.witness[1] - safety_ms if here.witness else 0
-            is_new = outbox.c.created_at_ms >= old_ms
-            again_from = connection.execute(sa.select(sa.func.min(ids)).where(is_new)).scalar()
-            if again_from is None:
-                return here
-            first_id = again_from
-        now_ms, next_id = _now_and_next_id(engine, outbox, connection)
-        ends = [next_id] if end_id is None else [next_id, end_id]
-        if rows_max is not None:
-            beyond = sa.select(ids).where(ids >= first_id).order_by(ids).offset(rows_max).limit(1)
-            ends += connection.execute(beyond).scalars()
-        after = _settled_id(connection, outbox, first_id, min(ends), now_ms - safety_ms)
-        if after == first_id:
-            return here
-        return Position(after, _witness(engine, outbox, connection, after), again_from)
-
-
 def _is_renumbered(
     engine: sa.Engine,
     outbox: sa.Table,
@@ -202,14 +157,14 @@ def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple
     return [(first, min(first + width, next_id)) for first in range(first_id, next_id, width)]
 
 
-def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[int, int, int]:
-    """First and next id of the rows from `from_id` on, and the time by the database's clock."""
+def first_and_next_id(section: DatabaseSection) -> tuple[int, int, int]:
+    """First and next id of the rows, and the time by the database's clock."""
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
         # One query for each: for both at once SQLite walks through all rows.
-        lower = sa.select(sa.func.min(ids)).where(ids >= from_id).scalar_subquery()
-        upper = sa.select(sa.func.max(ids)).where(ids >= from_id).scalar_subquery()
+        lower = sa.select(sa.func.min(ids)).scalar_subquery()
+        upper = sa.select(sa.func.max(ids)).scalar_subquery()
         lowest, highest, now_ms = connection.execute(sa.select(lower, upper, now)).one()
     return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
 

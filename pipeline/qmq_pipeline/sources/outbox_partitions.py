@@ -27,16 +27,13 @@ class OutboxPartition(InputPartition):
     changed_since_ms: int | None = None
 
 
-def plan(
-    section: DatabaseSection, options: OutboxOptions, first: int = 0, after: int | None = None
-) -> list[InputPartition]:
-    """One partition for each range of the rows that exist now, from `first` to before `after`."""
+def plan(section: DatabaseSection, options: OutboxOptions) -> list[InputPartition]:
+    """One partition for each range of the rows that exist now."""
     prepare_heap()
-    first_id, next_id, now_ms = first_and_next_id(section, from_id=first)
-    end_id = next_id if after is None else min(next_id, after)
+    first_id, next_id, now_ms = first_and_next_id(section)
     return [
         OutboxPartition(section, options.columns, begin, end, now_ms)
-        for begin, end in id_ranges(first_id, end_id, options.partition_rows)
+        for begin, end in id_ranges(first_id, next_id, options.partition_rows)
     ]
 
 

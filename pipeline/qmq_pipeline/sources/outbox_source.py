@@ -46,11 +46,9 @@ class OutboxDataSource(DataSource):
         return OutboxBatchReader(self._options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from qmq_pipeline.sources.outbox_scan import OutboxScanReader
         from qmq_pipeline.sources.outbox_stream import OutboxStreamReader
 
-        options = self._options(schema)
-        return (OutboxScanReader if options.has_changes else OutboxStreamReader)(options)
+        return OutboxStreamReader(self._options(schema))
 
     def _options(self, schema: StructType) -> OutboxOptions:
         from qmq_pipeline.places.outbox_options import parse_outbox_options
