@@ -303,3 +303,31 @@ def test_P2_where_a_group_that_ended_had_not_come_to_its_rows_go(
     assert sum(f"'consumer_group': '{GROUPS[0]}'" in row for row in parts) == 10
     lifecycle(spark, config, is_full=True)
     assert contents(config.tables, LIFECYCLE) == parts
+
+
+def test_P2_what_happened_to_messages_that_are_not_read_yet_is_folded_when_they_are(
+    spark: SparkSession, directory: DataDirectory, tmp_path: Path
+) -> None:
+    """An archive has no open segment, and a run may read actions that happened after it read the log."""
+    config = replace(CUT, tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
+    every = messages(MessageIds(1), 12)
+    directory.append(every[:10], at_ms=START_MS, frame_records=5)
+    here = (START_MS + 60_000, "orders", GROUPS[0])
+    directory.act(
+        [
+            GroupDefined(*here, 0, 5),
+            Pulled(*here, "c1", 1, 0, (DeliveryRun(0, 4, 1),), START_MS),
+        ]
+    )
+    directory.act(
+        [
+            Pulled(*here, "c1", 1, 4, (DeliveryRun(4, 8, 1),), START_MS),
+            Acked(*here, "c1", 0, 12),
+        ]
+    )
+    ingest(spark, config)
+    assert lifecycle(spark, config).deliveries == 4
+    directory.append(every[10:], at_ms=START_MS + 30_000)
+    ingest(spark, config)
+    assert lifecycle(spark, config).deliveries == 12
+    assert {row["outcome"] for row in rows_of(config.tables, DELIVERIES)} == {"acked"}

@@ -104,7 +104,8 @@ def archive(
         verified, not_records = verify(tables, new)
         sync_files(tables)
         for log, position in streams.positions.items():
-            _check_same(keeper.place, config, log, position)
+            if keeper.place is not None and keeper.place != config.place:
+                check_same(keeper.place, log, position)
         done = streams.done(noted)
         keeper.tell(streams.ends.get("store_id", ""), done.next_offsets)
     return Archived(
@@ -135,12 +136,8 @@ def _store_id(place: Place) -> str:
         reader.close()
 
 
-def _check_same(
-    place: Place | None, config: PipelineConfig, log: str, position: Mapping[str, Any]
-) -> None:
-    """Check that the broker that is told has the log that was archived."""
-    if place is None or place == config.place:
-        return
+def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
+    """Raise `SourceError` unless the broker that is told has the log in which this position was reached."""
     reader = open_log(place, log)
     try:
         bounds = reader.bounds()

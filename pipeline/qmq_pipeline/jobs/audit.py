@@ -103,15 +103,16 @@ def audit(
     tables.require()
     window = judged_window(tables, config)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    make_views(tables, window)
+    kept = make_views(tables, window)
     found = findings(spark, config.audit, window).persist()
     try:
         counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
         _write_findings(tables, run, found, counts, config.audit.findings_max)
+        on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
+        totals = spark.sql(audit_sql.TOTALS).collect()[0].asDict()
     finally:
-        found.unpersist()
-    on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
-    totals = spark.sql(audit_sql.TOTALS).collect()[0].asDict()
+        for frame in (found, *kept):
+            frame.unpersist()
     result = AuditResult(
         run=run,
         as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
@@ -126,10 +127,16 @@ def audit(
     return result
 
 
-def make_views(tables: Tables, window: Window) -> None:
-    """Create the views that `audit_sql.py` names."""
+def make_views(tables: Tables, window: Window) -> list[DataFrame]:
+    """Create the views that `audit_sql.py` names; returns what is kept for them, to be given back in the end.
+
+    Most queries read both sides: each is made once and kept in memory, or on the executors' disks.
+    """
+    from pyspark.sql import functions as fn
+
     spark = tables.spark
-    outbox_now(tables).createOrReplaceTempView("qmq_outbox_all")
+    outbox = outbox_now(tables).persist()
+    outbox.createOrReplaceTempView("qmq_outbox_all")
     views = {
         "qmq_committed": f"SELECT * FROM qmq_outbox_all WHERE {between('created_at', window)}",
         "qmq_stored": f"SELECT * FROM qmq_stored_all WHERE {between('stored_at', window)}",
@@ -140,9 +147,12 @@ def make_views(tables: Tables, window: Window) -> None:
     stored = log.where("kind = 'message'")
     if window.first_ms:  # what was stored before anything judged was committed tells nothing of it
         stored = stored.where(f"unix_millis(stored_at) >= {window.first_ms - CLOCKS_MS}")
-    stored.select(*_STORED).createOrReplaceTempView("qmq_stored_all")
-    for kind in ("scheduled", "cancelled", "copy"):
-        log.where(f"kind = '{kind}'").createOrReplaceTempView(f"qmq_{kind}_all")
+    stored = stored.select(*_STORED).persist()
+    stored.createOrReplaceTempView("qmq_stored_all")
+    kinds = ("scheduled", "cancelled", "copy")
+    others = log.where(fn.col("kind").isin(*kinds)).drop("body", "headers").persist()
+    for kind in kinds:
+        others.where(f"kind = '{kind}'").createOrReplaceTempView(f"qmq_{kind}_all")
     tables.view(ACTIONS)
     tables.view(DELIVERIES)
     groups(spark, tables.progress(LIFECYCLE_JOB).get("marks", {})).createOrReplaceTempView(
@@ -151,6 +161,7 @@ def make_views(tables: Tables, window: Window) -> None:
     _names(spark, window.kept).createOrReplaceTempView("qmq_kept_databases")
     for name, query in views.items():
         spark.sql(query).createOrReplaceTempView(name)
+    return [outbox, stored, others]
 
 
 def outbox_now(tables: Tables) -> DataFrame:

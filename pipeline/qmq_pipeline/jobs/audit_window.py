@@ -18,8 +18,8 @@ from qmq_pipeline.tables.store import Tables
 CLOCKS_MS: Final = 3_600_000
 #: If the action log is not folded to its end; contains no "; ", which separates reasons.
 _NOT_FOLDED: Final = (
-    "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
-    "set aside is not judged"
+    "`lifecycle` has not folded all actions, or the log does not have their messages yet: deliveries are counted "
+    "up to there, and what groups set aside or skipped is not judged"
 )
 #: For a folder that only `archive` has written to, which notes no time; no "; " here either.
 _NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"

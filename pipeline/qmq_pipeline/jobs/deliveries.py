@@ -112,6 +112,8 @@ class Folded:
     marks: Marks = field(default_factory=dict)
     #: Parts whose rows were made again; None for all.
     parts: frozenset[int] | None = frozenset()
+    #: Up to where the action log was folded, and the part of that offset.
+    after: tuple[int, int] = (0, 0)
 
     @property
     def unmatched(self) -> int:
@@ -120,17 +122,19 @@ class Folded:
 
 
 def fold_actions(
-    tables: Tables, marks: Marks | None, *, first: tuple[int, int], after: int
+    tables: Tables, marks: Marks | None, *, first: tuple[int, int], after: tuple[int, int]
 ) -> Folded:
-    """Bring the table up to `after`, an offset of the action log.
+    """Bring the table up to `after`, an offset of the action log and its part, or to the first action that is ahead.
 
-    `marks`: the state of the groups at the offset `first`, whose second value is its part; None to fold everything.
+    `marks`: the state of the groups at the offset `first`; None to fold everything.
     """
     from pyspark import StorageLevel
 
+    after = _first_ahead(tables, first, after)
+
     spark, is_whole = tables.spark, marks is None
     known = {} if marks is None else marks
-    steps = group_steps(tables, known, first=first, after=after)
+    steps = group_steps(tables, known, first=first, after=after[0])
     steps = steps.persist(StorageLevel.DISK_ONLY)
     try:
         now = dict(known)
@@ -139,30 +143,55 @@ def fold_actions(
         some = steps.where(f"op <> '{_MARK}'")
         pieces = spark.sql(_PIECES, steps=some, spans=tables.read(SPANS))
         if is_whole:
-            folded = _applied(pieces, spark.sql(DELIVERIES.nothing()), after)
-            return Folded(rows=tables.replace(folded, DELIVERIES), marks=now, parts=None)
+            folded = _applied(pieces, spark.sql(DELIVERIES.nothing()), after[0])
+            rows = tables.replace(folded, DELIVERIES)
+            return Folded(rows=rows, marks=now, parts=None, after=after)
         pieces = pieces.persist(StorageLevel.DISK_ONLY)
         try:
             touched = {int(row["part"]) for row in pieces.select("part").distinct().collect()}
             rows = 0
             if touched:
                 old = tables.read(DELIVERIES).where(_in_parts(touched))
-                rows = tables.replace(_applied(pieces, old, after), DELIVERIES, touched)
-            return Folded(rows=rows, marks=now, parts=frozenset(touched))
+                rows = tables.replace(_applied(pieces, old, after[0]), DELIVERIES, touched)
+            return Folded(rows=rows, marks=now, parts=frozenset(touched), after=after)
         finally:
             pieces.unpersist()
     finally:
         steps.unpersist()
 
 
-def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: int) -> DataFrame:
-    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state behind them."""
+#: The first action about messages that are not in the table `log` yet: a run may read actions that happened after it
+#: read the log, and of an archive the last segment is missing. What is older than the log's end is not ahead: its
+#: messages had expired before they were read.
+_FIRST_AHEAD: Final = """
+SELECT MIN(STRUCT(a.action_offset, a.part)) AS ahead
+FROM {actions} a LEFT JOIN
+  (SELECT subject, MAX(next_sequence) AS next_sequence FROM {spans} GROUP BY subject) s ON s.subject = a.subject
+WHERE a.next_sequence > COALESCE(s.next_sequence, 0)
+  AND a.at >= (SELECT COALESCE(MAX(last_at), TIMESTAMP_SECONDS(0)) FROM {spans})
+"""
+
+
+def _first_ahead(tables: Tables, first: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+    """`after`, or the first action that cannot be folded yet; its part is the second value."""
+    actions = _actions(tables, first, after[0])
+    found = tables.spark.sql(_FIRST_AHEAD, actions=actions, spans=tables.read(SPANS)).collect()
+    ahead = found[0]["ahead"]
+    return after if ahead is None else (int(ahead[0]), int(ahead[1]))
+
+
+def _actions(tables: Tables, first: tuple[int, int], after: int) -> DataFrame:
     offset, part = first
-    actions = tables.read(ACTIONS).where(
+    return tables.read(ACTIONS).where(
         f"part >= {part} AND action_offset >= {offset} AND action_offset < {after} AND subject IS NOT NULL "
         f"AND consumer_group IS NOT NULL AND NOT startswith(subject, '{OWN_PREFIX}') "
         f"AND action NOT IN ({_IDLE})"
     )
+
+
+def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: int) -> DataFrame:
+    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state behind them."""
+    actions = _actions(tables, first, after)
     in_order = (
         actions.selectExpr(*_COLUMNS)
         .repartition("subject", "consumer_group")

@@ -5,7 +5,8 @@ begins where a part of the log begins (`whole_parts`), and replaces the parts th
 repeated, because a task, an executor or the driver died, adds nothing: every message is one row. A scan of an outbox
 appends rows, of which the newest of each message counts.
 
-The outboxes come first: what they show as sent is then in the log when that is read.
+The outboxes come first: what they show as sent is then in the log when that is read. So do the actions: what they tell
+happened to messages that are in the log.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Streams:
     def names(self) -> list[str]:
         """The streams: that of the outboxes, and one for each log."""
         outbox = [OUTBOX.name] if self.config.databases else []
-        return outbox + ([] if self.config.place is None else [COMMIT_LOG, ACTION_LOG])
+        return outbox + ([] if self.config.place is None else [ACTION_LOG, COMMIT_LOG])
 
     def prepared(self) -> dict[str, Any]:
         """Check what is to be read and written, before anything is written; returns what was noted last time."""

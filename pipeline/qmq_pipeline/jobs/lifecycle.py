@@ -85,7 +85,7 @@ def lifecycle(
             tables,
             seen["marks"] if seen else None,
             first=(seen.get("actions", 0), seen.get("action_part", 0)),
-            after=now.get(ACTION_LOG, 0),
+            after=(now.get(ACTION_LOG, 0), now.get("parts", {}).get(ACTION_LOG, 0)),
         )
         on_progress(Progress(stage="deliveries", done=1, total=_STEPS, rows=folded.rows))
         made = changed_parts(tables, new, folded) if seen else None
@@ -130,8 +130,8 @@ def _notes(
         "store_id": now.get("store_id"),
         "log": now.get(COMMIT_LOG, 0),
         "log_part": parts.get(COMMIT_LOG, 0),
-        "actions": now.get(ACTION_LOG, 0),
-        "action_part": parts.get(ACTION_LOG, 0),
+        "actions": folded.after[0],
+        "action_part": folded.after[1],
         "scans": now.get("scans", {}),
         "marks": folded.marks,
         #: Parts that were made since the marts were; None for all.

@@ -58,6 +58,8 @@ class Tables:
         self.root = root.rstrip("/") if "://" in root else os.path.abspath(root)
         self._format = format_
         self._namespace = namespace
+        #: What jobs noted, once read.
+        self._notes: dict[str, str] | None = None
 
     # ---- the folder ---------------------------------------------------------------------------
 
@@ -290,8 +292,10 @@ class Tables:
 
     def progress(self, job: str) -> dict[str, Any]:
         """What a job noted at the end of its last run; nothing if it never came to its end."""
-        rows = self.read(PROGRESS).where(f"job = '{job}'").select("notes").collect()
-        found: dict[str, Any] = json.loads(rows[0]["notes"]) if rows else {}
+        if self._notes is None:
+            rows = self.read(PROGRESS).select("job", "notes").collect()
+            self._notes = {row["job"]: row["notes"] for row in rows}
+        found: dict[str, Any] = json.loads(self._notes.get(job, "{}"))
         return found
 
     def note_progress(self, job: str, notes: Mapping[str, Any]) -> None:
@@ -299,6 +303,7 @@ class Tables:
         at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
         row = self.spark.createDataFrame([(at, json.dumps(notes), job)], PROGRESS.ddl())
         self.overwrite(row.coalesce(1), PROGRESS)
+        self._notes = None
 
 
 def _is_in(table: Table, made: Collection[int | str]) -> Column:
