@@ -19,6 +19,7 @@ from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxM
 from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
 from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.sqlite_file import follow_file
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.names import check_name
 
@@ -49,6 +50,7 @@ class Notes:
         self.group = check_name(group, field="group")
         self._bind_arguments: dict[str, Any] = {"clause": inbox}
         self._dialect: InboxDialect = inbox_dialect(engine, inbox)
+        follow_file(engine)
 
     def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
         """Note these ids in a new transaction of the session."""
@@ -105,9 +107,10 @@ class Notes:
         found = {column["name"] for column in columns}
         if missing := sorted(wanted - found):
             lacks = f"has no {', '.join(missing)}" if found else "is missing"
+            create = "await create_tables_async" if self.engine.dialect.is_async else "create_tables"
             raise OutboxMissingError(
                 f"table {inbox.fullname} {lacks} in {database}. "
-                f"Run `qmq db migrate --database {database}` or create_tables(engine)."
+                f"Run `qmq db migrate --database {database}` or `{create}(engine)`."
             )
         if faults := dialect_of(self.engine).faults(connection, [inbox]):
             raise OutboxMissingError(f"{'; '.join(faults)}, in {database}")

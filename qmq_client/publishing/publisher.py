@@ -191,13 +191,16 @@ class Publisher:
             return BatchOutcome()
         try:
             rows = self._in_turn(self._there(batch, now_s), now_s)
+            # Without those that wait: what the broker accepts now may make them due at once.
+            batch = [each for each in batch if each.due_s <= now_s]
             return self._publish(rows, now_s)
         except BaseException:
             # The next ones must not wait for what is wrong with these.
-            self._leave([each.row for each in batch if each.due_s <= now_s])
+            batch = [each for each in batch if each.due_s <= now_s]
+            self._leave([each.row for each in batch])
             raise
         finally:
-            self._forget([each for each in batch if each.due_s <= now_s])
+            self._forget(batch)
 
     def _due(self, now_s: float) -> list[_Wanted]:
         """The next batch. A row stays wanted until its outcome is recorded, or it is due again later."""
@@ -369,13 +372,14 @@ class Publisher:
         waiting = self._deletes.message_ids
         if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._wanted):
             return
-        if not is_hurried and self._is_better_later(now_s):
-            return
+        with self._store.quiet_moment() as is_quiet:
+            if not is_quiet and not is_hurried and self._is_better_later(now_s):
+                return
+            deleted = self._asked(
+                "delete",
+                lambda: self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms),
+            )
         self._delete_politely_until_s = None
-        deleted = self._asked(
-            "delete",
-            lambda: self._store.delete_sent(waiting, token=self.token, keep_ms=self._keep_ms),
-        )
         if deleted is None:
             self._deletes.on_failure(now_s)
             return
@@ -390,9 +394,7 @@ class Publisher:
         self._deletes.on_deleted()
 
     def _is_better_later(self, now_s: float) -> bool:
-        """Whether the application uses its SQLite file just now, and a write of ours would disturb it."""
-        if not self._store.is_application_busy:
-            return False
+        """Whether to wait for the application, which uses its SQLite file just now."""
         if self._delete_politely_until_s is None:
             self._delete_politely_until_s = now_s + _POLITE_S
         if now_s >= self._delete_politely_until_s:

@@ -44,9 +44,10 @@ def test_S1_S3_nested_in_a_session_with_binds_of_its_tables_it_is_a_savepoint(
     elsewhere.dispose()
 
 
+@pytest.mark.parametrize("is_awaited", [True, False])
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_S1_S3_S11_the_same_of_asynchronous_sessions(
-    a_database: Database, tmp_path: Path, is_bound: bool
+    a_database: Database, tmp_path: Path, is_bound: bool, is_awaited: bool
 ) -> None:
     async def main(world: World) -> None:
         elsewhere = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.sqlite'}")
@@ -54,7 +55,9 @@ def test_S1_S3_S11_the_same_of_asynchronous_sessions(
         @transactional(world.producer)
         async def inner() -> None:
             await current_session().execute(sa.insert(Order).values(label="inner"))
-            world.send("inner")
+            sent = world.send("inner")
+            if is_awaited:
+                await sent
 
         binds: Any = {Order: world.engine}
         async with AsyncSession(elsewhere if is_bound else None, binds=binds) as session:

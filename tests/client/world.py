@@ -122,7 +122,7 @@ class World:
         self.sync_engine: sa.Engine = self.engine.sync_engine if self.is_async else self.engine
         prepare(self.sync_engine)
         self.commits = Commits(self.sync_engine)
-        self.clock: Any = SYSTEM_CLOCK if real_clock else FakeClock()
+        self.clock: Any = SYSTEM_CLOCK if real_clock or options.get("background") else FakeClock()
         self.broker = MemoryBroker(clock=self.clock)
         self.memory = MemoryTransport(self.broker)
         #: A test may put another one here, for whoever sends from then on.

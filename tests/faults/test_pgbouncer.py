@@ -26,6 +26,7 @@ from tests.client.world import Order, World, a_world
 from tests.conftest import give_up
 from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database, Databases
+from tests.services.drivers import DRIVERS
 from tests.services.pooler import SERVER_SESSIONS, Pooler
 from tests.services.rungs import RungError
 from tests.watchdog.rows import left, put_rows
@@ -33,8 +34,12 @@ from tests.watchdog.test_servers import as_database
 
 THREADS: Final = 4 * SERVER_SESSIONS
 TRANSACTIONS: Final = 12
-#: What psycopg's users must say behind such a pooler, for their own statements.
-ENGINE: Final[dict[str, Any]] = {"connect_args": {"prepare_threshold": None}}
+#: What a driver's users must say behind such a pooler, for their own statements.
+SETTINGS: Final[dict[str, dict[str, Any]]] = {
+    "psycopg": {"prepare_threshold": None},
+    "asyncpg": {"statement_cache_size": 0, "prepared_statement_cache_size": 0},
+}
+ENGINE: Final = {"connect_args": SETTINGS["psycopg"]}
 DEADLINE_S: Final = 60.0
 
 
@@ -94,8 +99,9 @@ def test_S1_S2_S3_S10_many_threads_share_few_sessions_of_the_server(world: World
     assert (len(world.sent()), world.stored_ids()) == (len(orders), set())
 
 
+@pytest.mark.parametrize(("driver", "options"), SETTINGS.items(), ids=SETTINGS)
 def test_S11_asynchronous_sessions_and_core_behind_a_pooler(
-    pooled: Database, tmp_path: Path
+    pooled: Database, tmp_path: Path, driver: str, options: dict[str, Any]
 ) -> None:
     async def main(world: World) -> None:
         for count in range(TRANSACTIONS):
@@ -108,7 +114,8 @@ def test_S11_asynchronous_sessions_and_core_behind_a_pooler(
                 await connection.execute(sa.insert(Order).values(label=f"core {count}"))
         await world.engine.dispose()
 
-    with a_world(tmp_path, database=pooled, is_async=True, engine_options=ENGINE) as world:
+    (found,) = [each for each in DRIVERS if each.is_async and each.name == driver]
+    with a_world(tmp_path, database=pooled, driver=found, engine_options={"connect_args": options}) as world:
         asyncio.run(main(world))
         orders, sent, rows = world.outcome()
         assert len(orders) == 2 * TRANSACTIONS

@@ -178,6 +178,8 @@ class Shop(Machine):
             scope.commit()
         except sa.exc.SQLAlchemyError:
             ears.tell(Unknown, self.process.name, transaction_id=label)
+            # Or SQLAlchemy puts a connection of Core back into its pool with the transaction open.
+            scope.rollback()
             return
         except Died:
             ears.tell(Unknown, self.process.name, transaction_id=label)

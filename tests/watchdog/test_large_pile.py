@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -97,21 +97,21 @@ def counted(database: Database) -> Iterator[list[int]]:
     found: list[int] = []
     sibling = database.store._own.engine
 
-    def on_end(connection: sa.Connection) -> None:
-        found.append(reads.end(connection))
+    def after(connection: sa.Connection, _: Any, statement: str, *__: Any) -> None:
+        if statement.startswith(("BEGIN", "START TRANSACTION")):
+            reads.begin(connection)
 
-    listeners: dict[str, Callable[[sa.Connection], None]] = {
-        "begin": reads.begin,
-        "commit": on_end,
-        "rollback": on_end,
-    }
-    for name, listener in listeners.items():
-        event.listen(sibling, name, listener)
+    def before(connection: sa.Connection, _: Any, statement: str, *__: Any) -> None:
+        if statement == "COMMIT":
+            found.append(reads.end(connection))
+
+    event.listen(sibling, "after_cursor_execute", after)
+    event.listen(sibling, "before_cursor_execute", before)
     try:
         yield found
     finally:
-        for name, listener in listeners.items():
-            event.remove(sibling, name, listener)
+        event.remove(sibling, "after_cursor_execute", after)
+        event.remove(sibling, "before_cursor_execute", before)
 
 
 def claim_cost(database: Database) -> int:

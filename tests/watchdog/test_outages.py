@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from qmq_client.database.engine import open_engine
+from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
@@ -225,9 +226,11 @@ def test_W3_a_sqlite_file_that_was_replaced_is_seen_at_the_next_sweep(
     restore(path, backup, is_moved=is_moved)
     counts = sweep.step()
     assert (counts.sent, counts.error) == (3, None)
-    assert "database.replaced" in caplog.text
+    assert "was replaced or removed" in caplog.text
     path.unlink()
-    assert "qmq_outbox is missing" in str(sweep.step().error)
+    error = sweep.step().error
+    assert isinstance(error, OutboxMissingError)
+    assert "no such table" in str(error)
     database.close()
 
 

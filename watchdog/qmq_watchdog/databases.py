@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database.engine import open_engine, section_tables
-from qmq_client.database.sqlite_file import SqliteFile
 from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.sqlite_file import follow_file
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 
@@ -47,11 +47,9 @@ class Database:
     keep_inbox_ms: int | None = None
     #: Held by whoever uses its connections, or closes them.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Which file SQLite's path leads to.
-    file: SqliteFile = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "file", SqliteFile(self.engine.url))
+        follow_file(self.engine)
 
     @property
     def role(self) -> Role:
@@ -72,13 +70,6 @@ class Database:
         """Close its connections; it may be used again."""
         self.store.close()
         self.engine.dispose()
-
-    def renew(self) -> bool:
-        """Close connections to a file that was replaced; returns whether it was."""
-        was_replaced = self.file.was_replaced()
-        if was_replaced:
-            self.close()
-        return was_replaced
 
 
 def open_database(

@@ -10,7 +10,6 @@ elsewhere is given back untried.
 
 from __future__ import annotations
 
-import logging
 import math
 import random as random_source
 from collections.abc import Callable, Sequence
@@ -33,7 +32,6 @@ from qmq_client.transport.port import Transport
 from qmq_watchdog.beside import Beside, two_threads
 from qmq_watchdog.claiming import Claim, Claims
 from qmq_watchdog.databases import Database
-from qmq_watchdog.events import log_event
 from qmq_watchdog.rate import RowRate
 from qmq_watchdog.settling import Settlement, Settlements
 
@@ -191,7 +189,6 @@ class Sweep:
         Raises nothing if a database or broker is away; `counts`, given or new, says it.
         """
         counts = SweepCounts() if counts is None else counts
-        self.renew()
         end_s = self._clock.monotonic_s() + self._options.seconds_max
         try:
             with database_errors(self.database.name):
@@ -219,12 +216,6 @@ class Sweep:
         if counts.error is not None or counts.unreachable:
             self._limit_rows = min(PROBE_ROWS, self._limit_rows)
         return counts
-
-    def renew(self) -> None:
-        """Before the database is used: notice that its SQLite file was replaced, and open the new one."""
-        if self.database.renew():
-            log_event("database.replaced", level=logging.WARNING, database=self.name)
-            self._is_checked = False
 
     def count_parked(self, counts: SweepCounts) -> None:
         """Count all parked rows, up to a bound."""

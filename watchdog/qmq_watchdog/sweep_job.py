@@ -153,8 +153,6 @@ class SweepJob:
                     self._budget.take(self.database)
                 if is_to_sweep:
                     self._do_sweep(counts, is_stopped)
-                else:
-                    self._sweep.renew()
                 if counts.error is None:
                     self._look_after(counts, is_stopped)
         finally:

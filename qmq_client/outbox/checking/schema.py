@@ -20,7 +20,7 @@ from qmq_client.outbox.table import REVISIONS, Tables
 
 _MAKE_TABLES = (
     " Run `qmq db migrate`, or your own migrations if they have it; for a first try "
-    "`qmq_client.create_tables(engine)`."
+    "`qmq_client.create_tables(engine)` or `await qmq_client.create_tables_async(engine)`."
 )
 
 _VERSION_SUFFIX = "version"

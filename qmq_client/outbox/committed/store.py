@@ -9,6 +9,7 @@ own pool, never on the application's, and uses only the database's clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -361,18 +362,16 @@ class OutboxStore:
         """Run work in a short transaction on this store's own pool, for the care of our other tables."""
         return self._own.write(work)
 
-    @property
-    def is_application_busy(self) -> bool:
-        """Whether the application has connections to an SQLite file in use, which a write may disturb.
+    def quiet_moment(self) -> AbstractContextManager[bool]:
+        """Whether a write disturbs no open transaction of the application within the block.
 
-        A transaction that has read fails at its first write if somebody wrote in between.
+        One that has read from an SQLite file fails at its first write if somebody wrote in between.
         """
-        pool = self._application.pool
-        is_sqlite = self._application.dialect.name == "sqlite"
-        return is_sqlite and isinstance(pool, sa.QueuePool) and pool.checkedout() > 0
+        return self._dialect.quiet_moment()
 
     def after_fork(self) -> None:
         """In a forked child: never use or close a connection of the parent."""
+        self._dialect.after_fork()
         self._own.after_fork()
 
     def rest(self) -> None:

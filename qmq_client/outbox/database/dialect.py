@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -60,6 +61,14 @@ class OutboxDialect(ABC):
 
     def check_writable(self, connection: sa.Connection) -> None:  # noqa: B027  # SQLite checks the file
         """Raise SQLAlchemy's `OperationalError` unless the connection leads to a writable primary."""
+
+    @contextmanager
+    def quiet_moment(self) -> Iterator[bool]:
+        """Whether a write of ours disturbs no open transaction of the application within the block."""
+        yield True
+
+    def after_fork(self) -> None:  # noqa: B027  # most have nothing that a child must forget
+        """In a forked child."""
 
     @abstractmethod
     def binary(self, value: bytes) -> str:

@@ -21,6 +21,7 @@ from sqlalchemy.pool import StaticPool
 from qmq_client.outbox.database.deadline import answered_within
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.shared_connection import shared_connection
+from qmq_client.outbox.database.sqlite_file import follow_file
 from qmq_client.outbox.database.sqlite_forks import SqliteUse
 
 _Result = TypeVar("_Result")
@@ -61,6 +62,7 @@ class OwnConnections:
         )
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(engine, "do_connect", _limit_in_time)
+        follow_file(self.engine)
         if is_sqlite and self._loop is None:
             self._use = SqliteUse(self.engine)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import ClaimTerms, row_id, wanted_rows
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.placeholders import placeholders
+from qmq_client.outbox.database.sqlite_quiet import QuietMoments
 from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
 from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
@@ -46,13 +48,25 @@ def make_dialect(engine: sa.Engine) -> SqliteDialect:
             "create_engine(..., poolclass=StaticPool, "
             'connect_args={"check_same_thread": False}).',
         )
-    return SqliteDialect()
+    return SqliteDialect(QuietMoments(engine))
 
 
 class SqliteDialect(OutboxDialect):
     """See `OutboxDialect`."""
 
     now_ms = NOW_MS
+
+    def __init__(self, quiet: QuietMoments) -> None:
+        super().__init__()
+        self._quiet = quiet
+
+    @contextmanager
+    def quiet_moment(self) -> Iterator[bool]:
+        with self._quiet.moment() as is_quiet:
+            yield is_quiet
+
+    def after_fork(self) -> None:
+        self._quiet.after_fork()
 
     def on_connect(self, connection: Any, dialect: sa.Dialect) -> None:
         """For connections of our own: a power cut may lose what they write, but never tear it.

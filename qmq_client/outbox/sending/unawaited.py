@@ -65,8 +65,8 @@ def sent(message_id: str, pending: Pending | None) -> Sent:
 
 
 def sent_many(ids: list[str], pending: Pending | None) -> SentMany:
-    """The same for `send_many`."""
-    return cast(SentMany, ids) if pending is None else SentMany(ids, pending)
+    """The same for `send_many`; no messages may be awaited too."""
+    return cast(SentMany, ids) if ids and pending is None else SentMany(ids, pending)
 
 
 class Pending:
@@ -182,10 +182,13 @@ class UnawaitedRows:
         return [each for each in ours if each.message_id == message_id]
 
     def _bind(self, session: orm.Session) -> None:
-        """A session of several databases does not know where these rows belong; tell it."""
+        """A session of several databases does not know where these rows belong; tell it.
+
+        In each transaction anew: the connection that it began with may be another one.
+        """
         bind = self._bind_of(session)
         with suppress(sa.exc.UnboundExecutionError):
-            if session.get_bind(mapper=sa.inspect(self._class)).engine.pool is bind.engine.pool:
+            if session.get_bind(mapper=sa.inspect(self._class)) is bind:
                 return
         session.bind_mapper(self._class, bind)
 

@@ -17,7 +17,6 @@ from qmq_client.transport.http_connections import _HTTPCORE_ERRORS, prepare_call
 from qmq_client.transport.plain_connection import PlainConnection, make_call
 from qmq_client.wire.requests import SettleAnswer, SettleRequest, encode_control
 from tests.client.transport.hostile_server import answer, hostile_server, raw
-from tests.kit.calls import called_by
 
 URL = "http://broker:9470/v1/pull"
 BODY = b"0123456789"
@@ -294,15 +293,3 @@ def test_a_connection_is_used_again_whatever_form_its_answers_have(behave: Any) 
     ):
         assert [transport.settle(ask).settled for _ in range(3)] == [1, 1, 1]
         assert server.connections == 1
-
-
-def test_a_call_takes_some_dozens_of_function_calls_and_not_some_hundreds() -> None:
-    """Two thirds of a call went to layers that do nothing for it."""
-    ask = SettleRequest(subject="s", group="g", consumer="c", settlements=())
-    with (
-        hostile_server(answer(SETTLED, is_last=False), requests_per_connection=3) as server,
-        closing(HttpTransport(server.url)) as transport,
-    ):
-        transport.settle(ask)
-        _, calls = called_by(lambda: transport.settle(ask))
-    assert sum(call.kind == "call" for call in calls) < 100

@@ -1,0 +1,60 @@
+"""Notices that the path of a SQLite database leads to another file than before.
+
+A restore or a deployment may put another file in its place. A connection that is kept stays with the
+old one, which has no name any more: it would be read and written forever, and nobody would see it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+from weakref import WeakSet
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+_log = logging.getLogger("qmq.database")
+#: Key in a connection's `info`: device and inode of the file that it was opened with.
+_FILE: Final = "qmq_sqlite_file"
+_followed: Final[WeakSet[sa.Engine]] = WeakSet()
+
+
+def follow_file(engine: sa.Engine) -> None:
+    """Have this engine's pool give out connections to the file that its path leads to now.
+
+    Does nothing for databases that are no file, and may be repeated. Costs one `stat` each time a connection is taken.
+    """
+    path = engine.url.database or ""
+    is_file = engine.dialect.name == "sqlite" and path not in ("", ":memory:")
+    if not is_file or path.startswith("file:") or engine in _followed:
+        return
+    _followed.add(engine)
+
+    def note(_: object, entry: Any) -> None:
+        entry.info.setdefault(_FILE, _identity(path))
+
+    def note_before(_: object, entry: Any, *__: object) -> None:
+        # Before it is opened: if the file is replaced meanwhile, the connection is opened once more.
+        entry.info[_FILE] = _identity(path)
+
+    def check(_: object, entry: Any, __: object) -> None:
+        opened, now = entry.info.get(_FILE), _identity(path)
+        if opened is not None and opened != now:
+            _log.warning(
+                "the SQLite file %s was replaced or removed: connections to it are closed", path
+            )
+            raise sa.exc.InvalidatePoolError("the file was replaced")
+
+    event.listen(engine, "do_connect", note_before)
+    event.listen(engine, "connect", note)  # whoever has a `creator` is not asked by the first
+    event.listen(engine, "checkout", check)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,54 @@
+"""Moments in which the application uses no connection to its SQLite file.
+
+A transaction that has read fails at its first write if anybody wrote in between. So deletes of the
+publisher wait for such a moment, and a connection that is taken during one waits for its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from qmq_client.clock import SYSTEM_CLOCK
+
+#: How long an application waits at most, and how often it looks. A delete takes a millisecond, or the
+#: time of a slow disk.
+_LOOKS_MAX: Final = 500
+_LOOK_S: Final = 0.001
+
+
+class QuietMoments:
+    """Of one engine of the application. Safe for any number of threads."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        #: Who is in a moment now, by thread. No lock: a signal handler may raise at any step.
+        self._inside: dict[object, int] = {}
+        event.listen(engine, "checkout", self._on_checkout)
+
+    @contextmanager
+    def moment(self) -> Iterator[bool]:
+        """Whether nothing is in use; what the application takes within the block waits, but not long."""
+        mine = object()
+        try:
+            self._inside[mine] = threading.get_ident()
+            pool = self._engine.pool
+            yield not (isinstance(pool, sa.QueuePool) and pool.checkedout())
+        finally:
+            self._inside.pop(mine, None)
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's threads are not here."""
+        self._inside.clear()
+
+    def _on_checkout(self, *_: object) -> None:
+        here = threading.get_ident()
+        for _look in range(_LOOKS_MAX):
+            if all(thread == here for thread in self._inside.copy().values()):
+                return
+            SYSTEM_CLOCK.sleep(_LOOK_S)
