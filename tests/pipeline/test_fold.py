@@ -30,7 +30,7 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_pipeline.fold.blocks import Block, steps_table
+from qmq_pipeline.fold.blocks import STEPS, Block
 from qmq_pipeline.fold.steps import NEVER_GIVEN, GroupMark, GroupSteps, Step
 from qmq_pipeline.rows.actions import action_rows
 from qmq_pipeline.tables.schemas import DELIVERIES
@@ -59,8 +59,9 @@ class Fold:
     def rows(self) -> pa.Table:
         if not self._steps and not self._known.num_rows:
             return self._known
-        block = Block.of(steps_table(self._steps), self._known)
-        block.apply_all(steps_table(self._steps))
+        steps = pa.Table.from_pylist([one._asdict() for one in self._steps], schema=STEPS)
+        block = Block.of(steps, self._known)
+        block.apply_all(steps)
         rows = block.rows("orders", "billing", 0, 0)
         rows.validate(full=True)
         return rows

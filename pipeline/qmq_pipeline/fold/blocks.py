@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -188,11 +187,6 @@ class Block:
 def _times(microseconds: Numbers) -> pa.Array:
     values = np.ascontiguousarray(microseconds)
     return pa.array(values, mask=values == 0).view(TIME)
-
-
-def steps_table(some: Iterable[Step]) -> pa.Table:
-    """Steps as a table, for callers that have them one by one."""
-    return pa.Table.from_pylist([one._asdict() for one in some], schema=STEPS)
 
 
 STEPS: Final = pa.schema(

@@ -116,7 +116,7 @@ class Tables:
                 reason="this is no folder: it, or what it is in, is a file",
                 remedy="Give --tables a folder",
             ) from error
-        if names and not any(name.startswith(LOCK) for name in names):
+        if names and not any(name == PROGRESS.layer or name.startswith(LOCK) for name in names):
             raise TablesError(
                 path=self.root,
                 reason="it holds other things than tables of qmq",
