@@ -36,7 +36,7 @@ class BatchWriter:
         if self.table is LOG:
             open_part = tables.read(SPANS).selectExpr("MAX(part)").collect()[0][0]
             part = 0 if open_part is None else int(open_part)
-            tables.overwrite(_with_given_up(tables, batch, part), LOG)
+            _write_log(tables, batch, part)
             _note_spans(tables, part)
             return
         tables.overwrite(batch, self.table)
@@ -51,21 +51,27 @@ def _changed(tables: Tables, scan: DataFrame) -> DataFrame:
     return scan.where("state <> 'sent'").unionByName(sent)
 
 
-def _with_given_up(tables: Tables, batch: DataFrame, part: int) -> DataFrame:
-    """The batch, and messages of its first part that the broker has given up since they were ingested: they stay."""
+def _write_log(tables: Tables, batch: DataFrame, part: int) -> None:
+    """Write a batch that begins with the open part, in which messages that the broker has given up since stay."""
+    from pyspark import StorageLevel
+
     known = tables.read(LOG).where(f"kind = 'message' AND part = {part}")
     if not known.limit(1).collect():
-        return batch
-    lost = batch.where(f"kind = 'lost' AND part = {part}").select("subject", "sequence", "count")
-    runs = lost.collect()
-    if not runs:
-        return batch
-    is_given_up = " OR ".join(
-        f"(subject = '{row['subject']}' AND sequence >= {row['sequence']} "
-        f"AND sequence < {row['sequence'] + row['count']})"
-        for row in runs
-    )
-    return batch.unionByName(known.where(is_given_up))
+        tables.overwrite(batch, LOG)
+        return
+    batch = batch.persist(StorageLevel.DISK_ONLY)  # or the source would be read twice
+    try:
+        lost = batch.where(f"kind = 'lost' AND part = {part}")
+        runs = lost.select("subject", "sequence", "count").collect()
+        is_given_up = " OR ".join(
+            f"(subject = '{row['subject']}' AND sequence >= {row['sequence']} "
+            f"AND sequence < {row['sequence'] + row['count']})"
+            for row in runs
+        )
+        every = batch.unionByName(known.where(is_given_up)) if runs else batch
+        tables.overwrite(every, LOG)
+    finally:
+        batch.unpersist()
 
 
 #: Of each part that came in, or came in again. One that is complete has a sequence for each message or loss.
