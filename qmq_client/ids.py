@@ -20,8 +20,7 @@ class IdSource:
     """Dense message ids of this process; a new instance number after a fork."""
 
     def __init__(self) -> None:
-        #: By process id. Filled in one step and without a lock, which whoever asks first might hold
-        #: when a signal handler asks, too.
+        #: By process id. Filled in one step, so no lock is needed.
         self._sources: dict[int, Callable[[], bytes]] = {}
         self._process_id = 0
         self._next_id = MessageIds(0).next_id

@@ -316,8 +316,7 @@ class Producer:
             token=new_token(),
             options=self.options,
         )
-        #: Reentrant for a signal handler that flushes, too.
-        self._flush_lock = threading.RLock()
+        self._flush_lock = threading.Lock()
         self._flushed = PublisherStats()
         self._thread = PublisherThread(
             self._publisher,

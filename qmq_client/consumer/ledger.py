@@ -17,7 +17,6 @@ import msgspec
 from msgspec import UNSET
 
 from qmq_client.consumer.delivery import Outcome, Received, Verdict
-from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire import requests
 
 #: A range takes at most 20 bytes and a nack 600, so a request stays below the 1 MiB of a control
@@ -63,8 +62,8 @@ class Ledger:
         self._is_kept = is_kept
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
-        #: For the settling thread. An event could be left locked by what a signal handler raises.
-        self._has_entries = SignalFlag()
+        #: For the settling thread.
+        self._has_entries = threading.Event()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -3,8 +3,7 @@
 For each handler one thread pulls, one settles, and `concurrency` threads work; each is a thin shell
 around a pass of `Member`. Stopping: no new pulls, what was not begun is given back, running handlers
 finish, outcomes are sent, all within a deadline. A message whose handler is not done by then comes
-again when its lease would have ended, and a stop by itself makes no dead letter. The thread that asks
-for a start or a stop only waits for it, so a signal handler may raise there.
+again when its lease would have ended, and a stop by itself makes no dead letter.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.middleware import Middleware, as_middleware
 from qmq_client.consumer.outage import Outage
 from qmq_client.consumer.threads import Threads
-from qmq_client.consumer.uninterrupted import Uninterrupted
 from qmq_client.errors import ConfigurationError
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
@@ -100,7 +98,7 @@ class Consumers:
         self._lock = threading.Lock()
         #: When a stop ends, and how long the shortest one that was asked for may take.
         self._ends_at_s = self._deadline_s = float("inf")
-        self._stop = Uninterrupted(self._stop_here)
+        self._report: StopReport | None = None
         self._hurried_at_s: float | None = None
         self._threads = Threads()
         #: How many forks were behind the process that started this.
@@ -144,12 +142,9 @@ class Consumers:
     def start(self) -> None:
         """Start all threads. Raises when an inbox table is missing, before any thread runs.
 
-        Raises `ConfigurationError` when started before. After an error of a signal handler, which does not end the start, `stop` stops what was started.
+        Raises `ConfigurationError` when started before.
         """
         self._refuse_in_handler("start")  # it would wait for a stop that waits for the handler
-        Uninterrupted(self._start_here).result()
-
-    def _start_here(self) -> None:
         if self._is_of_parent():
             raise ConfigurationError(
                 setting="consumers",
@@ -182,38 +177,40 @@ class Consumers:
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Stop within `deadline_s`. Safe to call again: later calls return the same report.
 
-        Raises `ConfigurationError` in a handler, which the stop would wait for. An error of a signal
-        handler ends the call, and not the stop; a call with less time hurries it.
+        Raises `ConfigurationError` in a handler, which the stop would wait for. A call with less time
+        hurries one that is under way; after an exception, as of Ctrl-C, the next call continues.
         In a forked child there is nothing to stop: threads and messages are the parent's.
         """
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
         self._refuse_in_handler("stop")
         self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
-        return self._stop.result()
+        with self._lock:
+            if self._report is None:
+                self._report = self._stop_here()
+            return self._report
 
     def _stop_here(self) -> StopReport:
-        with self._lock:
-            began_at_s = SYSTEM_CLOCK.monotonic_s()
-            self._stopping.set()
-            self._outage.wake()
-            for member in self.members:
-                member.stop()
-            self._join("work", 1 - 2 * _LAST_SHARE)
-            self._async_calls.cancel()
-            self._join("work", 1 - _LAST_SHARE)
-            self._join("pull", 1 - _LAST_SHARE)
-            for transport in self._own_transports[:1]:
-                transport.close()
-            self._join("pull", 1 - _LAST_SHARE / 2)
-            for member in self.members:
-                member.let_go_of_all()
-            self._settling_ends.set()
-            self._outage.wake()
-            for member in self.members:
-                member.ledger.wake()
-            self._join("settle", 1.0)
-            return self._finish(began_at_s)
+        began_at_s = SYSTEM_CLOCK.monotonic_s()
+        self._stopping.set()
+        self._outage.wake()
+        for member in self.members:
+            member.stop()
+        self._join("work", 1 - 2 * _LAST_SHARE)
+        self._async_calls.cancel()
+        self._join("work", 1 - _LAST_SHARE)
+        self._join("pull", 1 - _LAST_SHARE)
+        for transport in self._own_transports[:1]:
+            transport.close()
+        self._join("pull", 1 - _LAST_SHARE / 2)
+        for member in self.members:
+            member.let_go_of_all()
+        self._settling_ends.set()
+        self._outage.wake()
+        for member in self.members:
+            member.ledger.wake()
+        self._join("settle", 1.0)
+        return self._finish(began_at_s)
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Counts of each handler, by "subject/group"."""

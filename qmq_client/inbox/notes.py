@@ -107,7 +107,9 @@ class Notes:
         found = {column["name"] for column in columns}
         if missing := sorted(wanted - found):
             lacks = f"has no {', '.join(missing)}" if found else "is missing"
-            create = "await create_tables_async" if self.engine.dialect.is_async else "create_tables"
+            create = (
+                "await create_tables_async" if self.engine.dialect.is_async else "create_tables"
+            )
             raise OutboxMissingError(
                 f"table {inbox.fullname} {lacks} in {database}. "
                 f"Run `qmq db migrate --database {database}` or `{create}(engine)`."

@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 
 from qmq_client.errors import OutboxError
 from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
-from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.message_id import format_message_id
 
 #: Open receipts of one producer: far more than a process can wait for.
@@ -53,8 +52,7 @@ class Receipt:
         self._opened_by = opened_by
         #: 32 hex digits.
         self.message_id = message_id
-        # Both are changed in single steps. A lock could be left taken by what a signal handler raises in
-        # `wait`, and the publisher would stop at it.
+        # Both are changed in single steps, so no lock is needed.
         self._answers: dict[str, tuple[Fate, str]] = {}
         #: What to call once there is an answer.
         self._waiting: dict[Callable[[], object], None] = {}
@@ -77,7 +75,7 @@ class Receipt:
         Raises `ConfigurationError` in a callback of the same producer, unless the fate is known.
         """
         self._check_wait()
-        told = SignalFlag()
+        told = threading.Event()
         self._waiting[told.set] = None
         try:
             if self.fate is None:  # asked after the note: an answer is seen or tells
@@ -126,8 +124,7 @@ class Receipts:
     """
 
     def __init__(self) -> None:
-        #: Reentrant for a signal handler that asks for a receipt, too.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
 
     def open(self, message_id: bytes) -> Receipt:

@@ -4,9 +4,7 @@ Started by the first send, so a process that never sends has no thread, and a fo
 own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
 the work.
 
-A signal handler may send, flush or raise (`KeyboardInterrupt`, `SystemExit`) between any two steps of
-what is here. So whoever steps the publisher takes the *turn* first, a thread in its own first steps,
-where no handler runs; and whoever waits has a flag of its own instead of a lock in common.
+Whoever steps the publisher, its thread or a caller, takes the *turn* first.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from qmq_client.clock import Clock
 from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.stats import Pass
-from qmq_client.signal_flag import SignalFlag
-from qmq_client.thread_start import start_thread
 
 _log = logging.getLogger("qmq.publisher")
 
@@ -50,7 +46,7 @@ class PublisherThread:
         self._clock = clock
         self._is_background = is_background
         #: Held by whoever steps the publisher: its thread while it lives, or a caller for a while.
-        #: Reentrant for a handler in the middle of a caller's step, which finds `_is_at_work`.
+        #: Reentrant for a callback in the middle of a caller's step, which finds `_is_at_work`.
         self._turn = threading.RLock()
         self._is_at_work = False
         #: Of callers that start one, so that they do not start many; a thread that is one too many ends.
@@ -60,7 +56,7 @@ class PublisherThread:
         self.is_running = False
         self._has_failed_to_start = False
         #: Callers that wait until nothing is left to do; changed in single steps.
-        self._flushes: dict[SignalFlag, None] = {}
+        self._flushes: dict[threading.Event, None] = {}
         self._is_idle = True
         self._close_at_s: float | None = None
 
@@ -77,7 +73,7 @@ class PublisherThread:
             if self.is_running or self._close_at_s is not None or sys.is_finalizing():
                 return self.is_running
             try:
-                start_thread(self._run, name="qmq-publisher")
+                threading.Thread(target=self._run, name="qmq-publisher", daemon=True).start()
             except RuntimeError as error:
                 self._note_failed_start(error)
                 return False
@@ -98,14 +94,14 @@ class PublisherThread:
             raise waits_for_itself("flush")
         if not self._is_background:
             return self._work_here(self._clock.monotonic_s() + deadline_s)
-        told = SignalFlag()
+        told = threading.Event()
         self._flushes[told] = None
         try:
             return self._wait_until_done(told, deadline_s)
         finally:
             self._flushes.pop(told, None)
 
-    def _wait_until_done(self, told: SignalFlag, deadline_s: float) -> bool:
+    def _wait_until_done(self, told: threading.Event, deadline_s: float) -> bool:
         self._publisher.queue.wake()
         left_s = deadline_s
         while not self._is_done():
@@ -151,13 +147,15 @@ class PublisherThread:
     def _work_here(self, end_s: float) -> bool:
         with self._turn:
             if self._is_at_work:
-                return False  # a signal handler in the middle of it
+                return False  # a callback in the middle of it
             self._is_at_work = True
             try:
                 return self._step_until_idle(end_s)
             finally:
                 self._is_at_work = False
-                if self._close_at_s is not None:  # also if it was closed meanwhile, by that handler
+                if (
+                    self._close_at_s is not None
+                ):  # also if it was closed meanwhile, by that callback
                     self._end()
 
     def _step_until_idle(self, end_s: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import subprocess
 import sys
@@ -163,20 +162,15 @@ def refuse(*_: object) -> None:
     raise RuntimeError("can't start new thread")
 
 
-@pytest.mark.parametrize(
-    ("where", "step"), [(threading.Thread, "start"), (_thread, "start_new_thread")]
-)
 def test_S12_a_send_survives_that_no_thread_can_start_and_the_next_one_tries_again(
     world: World,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    where: object,
-    step: str,
 ) -> None:
     threads = threading.enumerate()
     with running(world) as producer:
         with monkeypatch.context() as patch:
-            patch.setattr(where, step, refuse)
+            patch.setattr(threading.Thread, "start", refuse)
             send(producer, "a")
             send(producer, "b")
             assert not producer.flush(DEADLINE_S)

@@ -115,7 +115,9 @@ def test_S11_asynchronous_sessions_and_core_behind_a_pooler(
         await world.engine.dispose()
 
     (found,) = [each for each in DRIVERS if each.is_async and each.name == driver]
-    with a_world(tmp_path, database=pooled, driver=found, engine_options={"connect_args": options}) as world:
+    with a_world(
+        tmp_path, database=pooled, driver=found, engine_options={"connect_args": options}
+    ) as world:
         asyncio.run(main(world))
         orders, sent, rows = world.outcome()
         assert len(orders) == 2 * TRANSACTIONS

@@ -19,10 +19,12 @@ Tell = Callable[[Outcome], None]
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     made = Databases(tmp_path_factory.mktemp("worlds"))
     # One strand runs at a time: who waits in real time for another one waits in vain.
-    sqlite_quiet._LOOKS_MAX = 0  # type: ignore[misc]
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sqlite_quiet, "_LOOKS_MAX", 0)
     gc.collect()
     gc.freeze()  # a tenth of a world is else spent on looking through what is there to stay
     yield made
+    patch.undo()
     gc.unfreeze()
     made.close()
 

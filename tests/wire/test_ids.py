@@ -8,10 +8,8 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from qmq_client import ids as ids_module
 from qmq_client.ids import MESSAGE_IDS, TOKEN_BYTES, IdSource, new_token
 from qmq_client.wire.message_id import split_message_id
-from tests.kit.interrupting import at_each_look
 
 
 def in_a_child(make: Callable[[], bytes]) -> bytes:
@@ -84,23 +82,6 @@ def test_S10_a_child_that_carries_its_parents_process_id_has_another_instance() 
         return MESSAGE_IDS.next_id()
 
     assert split_message_id(in_a_child(make))[0] != before[0]
-
-
-def test_S10_a_signal_handler_may_ask_for_the_first_id_while_it_is_made() -> None:
-    sources: list[IdSource] = []
-    made: list[bytes] = []
-
-    def take() -> None:
-        made.append(sources[-1].next_id())
-
-    for interruption in at_each_look(take, within=[ids_module.__file__]):
-        sources.append(IdSource())
-        made.clear()
-        interruption.around(take)
-        halves = sorted(split_message_id(each) for each in made)
-        assert [counter for _, counter in halves] == list(range(len(made))), interruption.place
-        assert len({instance for instance, _ in halves}) == 1, interruption.place
-    assert len(sources) > 5
 
 
 def test_tokens_are_random_and_sixteen_bytes() -> None:

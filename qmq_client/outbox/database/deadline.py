@@ -3,92 +3,64 @@
 A driver may wait forever on a connection that is established and silent (a frozen server behind a
 proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions
 are short, so each has a deadline. At the deadline the socket is shut down, the driver finds its
-connection lost, and the thread goes on with an error. One thread watches over all of them and
-sleeps while there are none.
+connection lost, and the thread continues with an error. One thread watches all of them, and ends when
+there was none for a minute.
 """
 
 from __future__ import annotations
 
-import _thread
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.thread_start import start_thread
 
-#: Interval of the checks; after some without any deadline the thread sleeps until there is one.
 _LOOK_S: Final = 1.0
 _IDLE_LOOKS_MAX: Final = 60
 
 
-class _Watch:
-    """One socket that is to be cut."""
-
-    __slots__ = ("end_s", "is_over", "number")
-
-    def __init__(self, number: int, end_s: float) -> None:
-        self.number = number
-        self.end_s = end_s
-        #: The transaction is over: from then on others may use the socket.
-        self.is_over = False
-
-
 class _Deadlines:
-    """Which sockets are to be cut, and when. Thread-safe.
-
-    The main thread comes through here, so a lock is entered as itself: what a signal handler raises
-    leaves nothing taken.
-    """
+    """Which sockets are to be cut, and when. Safe for any number of threads."""
 
     def __init__(self) -> None:
-        #: Held while a socket is cut, and by whoever says that a transaction is over. Reentrant for a signal
-        #: handler that has a transaction of its own.
-        self.lock = threading.RLock()
-        self._watches: dict[_Watch, None] = {}
-        #: Never given back: whoever has it is the thread that watches.
-        self._right = _thread.allocate_lock()
-        self._is_asleep = False
-        self._rings: SimpleQueue[None] = SimpleQueue()
+        #: Held while a socket is cut: once its transaction is over, others may use the number.
+        self._lock = threading.Lock()
+        #: File number and time of each open transaction.
+        self._open: dict[object, tuple[int, float]] = {}
+        self._is_running = False
 
-    def add(self, watch: _Watch) -> None:
-        """Cut this socket at its time, unless the transaction is over before."""
-        if not self._right.locked():
-            start_thread(self._run, name="qmq-deadlines")
-        self._watches[watch] = None
-        if self._is_asleep:
-            self._rings.put(None)
-
-    def forget(self, watch: _Watch) -> None:
-        """Drop what is over; the thread would do it later."""
-        self._watches.pop(watch, None)
+    @contextmanager
+    def around(self, number: int, end_s: float) -> Iterator[None]:
+        """Cut this socket at `end_s` unless the block has ended."""
+        mine = object()
+        with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._run, name="qmq-deadlines", daemon=True).start()
+                self._is_running = True
+            self._open[mine] = (number, end_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(mine, None)
 
     def _run(self) -> None:
-        if not self._right.acquire(blocking=False):
-            return  # another one was faster
         idle_looks = 0
         while True:
-            self._cut_what_is_due(SYSTEM_CLOCK.monotonic_s())
-            idle_looks = 0 if self._watches else idle_looks + 1
-            # Checking costs less than being woken for every transaction.
-            self._is_asleep = idle_looks > _IDLE_LOOKS_MAX
-            # Asked after the note: what is added now is seen or rings.
-            with suppress(Empty):
-                self._rings.get(timeout=None if self._is_asleep and not self._watches else _LOOK_S)
-            self._is_asleep = False
-
-    def _cut_what_is_due(self, now_s: float) -> None:
-        for watch in self._watches.copy():
-            with self.lock:
-                is_due = not watch.is_over and watch.end_s <= now_s
-                if is_due:
-                    _cut(watch.number)
-            if is_due or watch.is_over:
-                self.forget(watch)
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+            now_s = SYSTEM_CLOCK.monotonic_s()
+            with self._lock:
+                for mine, (number, end_s) in list(self._open.items()):
+                    if end_s <= now_s:
+                        del self._open[mine]
+                        _cut(number)
+                idle_looks = 0 if self._open else idle_looks + 1
+                if idle_looks > _IDLE_LOOKS_MAX:
+                    self._is_running = False
+                    return
 
 
 _deadlines = _Deadlines()
@@ -113,15 +85,8 @@ def answered_within(driver: Any, seconds: float) -> Iterator[None]:
     if number is None:
         yield
         return
-    watched = _deadlines
-    watch = _Watch(number, SYSTEM_CLOCK.monotonic_s() + seconds)
-    try:
-        watched.add(watch)
+    with _deadlines.around(number, SYSTEM_CLOCK.monotonic_s() + seconds):
         yield
-    finally:
-        with watched.lock:
-            watch.is_over = True
-        watched.forget(watch)
 
 
 def _cut(number: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.signal_flag import SignalFlag
 
 #: How long the publisher waits for the application to return the connection.
 ENTER_S_MAX: Final = 1.0
@@ -32,124 +31,88 @@ TURN_S_MAX: Final = 0.05
 
 
 class SharedConnection:
-    """Who may use the one connection of a pool.
-
-    The main thread comes through here: a lock is entered as itself, and who waits has a flag of its own,
-    so what a signal handler raises leaves nothing taken.
-    """
+    """Who may use the one connection of a pool."""
 
     def __init__(self) -> None:
-        #: Reentrant for a signal handler that uses the connection, too. Nobody waits with it.
-        self._lock = threading.RLock()
+        #: Told of each change. Its lock is reentrant.
+        self._changed = threading.Condition()
         #: What the application was given, and in which thread; a returned entry has no connection any more.
         self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._inside: int | None = None
-        #: Publishers inside, or waiting to enter.
-        self._entering: dict[object, None] = {}
-        #: Whom to tell that a publisher has left.
-        self._waiting: dict[SignalFlag, None] = {}
+        #: How many publishers are inside, or waiting to enter.
+        self._entering = 0
 
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Keep the application out; raises SQLAlchemy's `TimeoutError` if it does not leave."""
-        here, mine = threading.get_ident(), object()
+        with self._changed:
+            self._entering += 1
         try:
-            self._entering[mine] = None
             self._wait_until_free()
-            yield
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._inside = None
         finally:
-            # First what needs no call: behind one, a signal handler may raise.
-            if self._inside == here:
-                self._inside = None
-            self._entering.pop(mine, None)
-            for told in self._waiting.copy():
-                told.set()
+            with self._changed:
+                self._entering -= 1
+                self._changed.notify_all()
 
     def on_checkout(self, _: Any, __: Any, given: Any) -> None:
         """Called by the pool before a connection is given out."""
-        if self._inside == threading.get_ident():
-            return
-        self._wait_for(lambda: not self._entering, TURN_S_MAX)
-        try:
-            while not self._give(given):
-                self._wait_for(lambda: self._inside is None, ENTER_S_MAX)
-        except BaseException:  # of a signal handler: then the pool does not give it out
-            self._given.pop(given, None)
-            raise
+        here = threading.get_ident()
+        with self._changed:
+            if self._inside == here:
+                return
+            self._changed.wait_for(lambda: not self._entering, TURN_S_MAX)
+            self._changed.wait_for(lambda: self._inside is None)
+            self._given[given] = here
 
     def renew_after_fork(self) -> None:
         """Wait no longer for threads that a child does not have."""
-        self._lock = threading.RLock()
-        self._inside, self._entering, self._waiting = None, {}, {}
+        self._changed = threading.Condition()
+        self._inside, self._entering = None, 0
         here = threading.get_ident()
         for given in [each for each, thread in self._given.items() if thread != here]:
             del self._given[given]
 
-    def _give(self, given: Any) -> bool:
-        with self._lock:
-            is_free = self._inside is None
-            if is_free:
-                self._given[given] = threading.get_ident()
-            return is_free
-
-    def _wait_for(self, is_so: Callable[[], bool], seconds: float) -> None:
-        ends_at_s = SYSTEM_CLOCK.monotonic_s() + seconds
-        told = SignalFlag()
-        self._waiting[told] = None
-        try:
-            # Asked after the note: a change is seen or tells.
-            while not is_so() and (left_s := ends_at_s - SYSTEM_CLOCK.monotonic_s()) > 0:
-                told.wait(left_s)
-                told.clear()
-        finally:
-            self._waiting.pop(told, None)
-
     def _wait_until_free(self) -> None:
         ends_at_s = SYSTEM_CLOCK.monotonic_s() + ENTER_S_MAX
-        while not self._enter_if_free():
-            if SYSTEM_CLOCK.monotonic_s() >= ends_at_s:
-                raise sa.exc.TimeoutError(
-                    "the one connection of this database in memory is in use by the application"
-                )
-            SYSTEM_CLOCK.sleep(_LOOK_S)
+        with self._changed:
+            while not self._is_free():
+                if SYSTEM_CLOCK.monotonic_s() >= ends_at_s:
+                    raise sa.exc.TimeoutError(
+                        "the one connection of this database in memory is in use by the application"
+                    )
+                self._changed.wait(_LOOK_S)
+            self._inside = threading.get_ident()
 
-    def _enter_if_free(self) -> bool:
-        with self._lock:
-            in_use = any(given.dbapi_connection is not None for given in list(self._given))
-            is_free = not in_use and self._inside is None
-            if is_free:
-                self._inside = threading.get_ident()
-            return is_free
+    def _is_free(self) -> bool:
+        in_use = any(given.dbapi_connection is not None for given in list(self._given))
+        return not in_use and self._inside is None
 
 
-class _Gates:
-    """The gates of all pools."""
-
-    def __init__(self) -> None:
-        self._by_pool: WeakKeyDictionary[sa.Pool, SharedConnection] = WeakKeyDictionary()
-        #: Two producers that start at once must find one gate, not make two.
-        self._making = threading.RLock()
-
-    def of(self, pool: sa.Pool) -> SharedConnection:
-        """See `shared_connection`."""
-        with self._making:
-            gate = self._by_pool.get(pool)
-            if gate is None:
-                gate = self._by_pool[pool] = SharedConnection()
-                event.listen(pool, "checkout", gate.on_checkout)
-            return gate
-
-    def renew_after_fork(self) -> None:
-        """In a forked child: forget the parent's other threads."""
-        self._making = threading.RLock()
-        for gate in list(self._by_pool.values()):
-            gate.renew_after_fork()
-
-
-_GATES: Final = _Gates()
-os.register_at_fork(after_in_child=_GATES.renew_after_fork)
+_gates: Final[WeakKeyDictionary[sa.Pool, SharedConnection]] = WeakKeyDictionary()
+_making = threading.Lock()
 
 
 def shared_connection(pool: sa.Pool) -> SharedConnection:
     """The gate of this pool; created at the first call from any thread."""
-    return _GATES.of(pool)
+    with _making:
+        gate = _gates.get(pool)
+        if gate is None:
+            gate = _gates[pool] = SharedConnection()
+            event.listen(pool, "checkout", gate.on_checkout)
+        return gate
+
+
+def _renew_after_fork() -> None:
+    """In a forked child: forget the parent's other threads."""
+    global _making  # noqa: PLW0603  # one of them may have it
+    _making = threading.Lock()
+    for gate in list(_gates.values()):
+        gate.renew_after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)

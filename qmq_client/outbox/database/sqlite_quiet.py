@@ -27,7 +27,7 @@ class QuietMoments:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: Who is in a moment now, by thread. No lock: a signal handler may raise at any step.
+        #: Who is in a moment now, by thread; changed in single steps.
         self._inside: dict[object, int] = {}
         event.listen(engine, "checkout", self._on_checkout)
 

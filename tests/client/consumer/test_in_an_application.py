@@ -154,9 +154,9 @@ async def test_C8_the_applications_loop_goes_on_while_consumers_stop() -> None:
 
 
 @pytest.mark.asyncio
-async def test_C8_an_application_that_is_cancelled_while_it_starts_leaves_no_consumer_behind() -> (
-    None
-):
+async def test_C8_an_application_that_is_cancelled_while_it_starts_leaves_no_consumer_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     handler = consumer(SUBJECT, group=GROUP)(lambda body: None)
     consumers = Consumers(handler, MemoryTransport(MemoryBroker()))
     before = set(threading.enumerate())
@@ -169,11 +169,18 @@ async def test_C8_an_application_that_is_cancelled_while_it_starts_leaves_no_con
         async with consumers:
             await asyncio.Event().wait()
 
-    with consumers._lock:  # the start has begun, and waits
-        serving = asyncio.create_task(serve())
-        await asyncio.to_thread(wait_for, names)
-        serving.cancel()
-        await asyncio.sleep(0)
+    began, may_continue = threading.Event(), threading.Event()
+
+    def check() -> None:
+        began.set()
+        assert may_continue.wait(WAIT_S)
+
+    monkeypatch.setattr(consumers, "_check", check)
+    serving = asyncio.create_task(serve())
+    assert await asyncio.to_thread(began.wait, WAIT_S)
+    serving.cancel()
+    await asyncio.sleep(0)
+    may_continue.set()
     with pytest.raises(asyncio.CancelledError):
         await serving
     await asyncio.to_thread(wait_for, lambda: not names())
