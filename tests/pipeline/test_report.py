@@ -91,12 +91,15 @@ def test_buckets_are_few_and_of_lengths_that_people_think_in() -> None:
     year = buckets_of(AT, AT + timedelta(days=365))
     assert year.count <= 240
     assert length_text(year.length_s) == "7 days"
-    assert length_text(60) == "minute"
+    assert (length_text(60), length_text(5)) == ("minute", "5 seconds")
+    seconds = buckets_of(AT, AT + timedelta(minutes=9), least_s=1)
+    assert (seconds.length_s, seconds.count) == (5, 109)
     assert buckets_of(AT, AT + timedelta(days=100_000)).count == 240
 
 
 def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
     times = tuple(AT + timedelta(minutes=i) for i in range(5))
+    times_in_seconds = tuple(AT + timedelta(seconds=i) for i in range(5))
     values = (1.0, 2.0, None, 4.0, None)
     chart = TimeChart(
         title="a < b", unit="ms", times=times, series=(Series(name="p50", values=values),)
@@ -116,6 +119,11 @@ def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
             is_logarithmic=True,
         )
         assert "NaN" not in line_chart(logarithmic, bucket_s=60)
+    assert "outage" not in svg
+    marked = line_chart(replace(chart, outages=(False, True, True, False, False)), bucket_s=1)
+    assert marked.count('<rect class="outage"') == 2 + 1, "two seconds, and the legend"
+    assert "committed, and nothing stored" in marked
+    assert "12:00:02 UTC" in line_chart(replace(chart, times=times_in_seconds), bucket_s=1)
     assert bar_chart("t", []) == ""
     assert bar_chart("t", [Bar(name="<i>", value=3)]).count("&lt;i&gt;") == 1
     assert [nice_end(value) for value in (0.3, 1.0, 7, 23, 260)] == [0.4, 1, 8, 24, 400]
@@ -129,8 +137,9 @@ def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
         (timedelta(minutes=10), 145, [0, 24, 48, 72, 96, 120, 144]),
         (timedelta(hours=6), 60, [6, 14, 22, 30, 38, 46, 54]),
         (timedelta(minutes=1), 1, [0]),
+        (timedelta(seconds=5), 25, [0, 6, 12, 18, 24]),
     ],
-    ids=["minutes", "a day", "two weeks", "one bucket"],
+    ids=["minutes", "a day", "two weeks", "one bucket", "seconds"],
 )
 def test_times_below_a_chart_are_full_hours_and_days(
     every: timedelta, count: int, places: list[int]

@@ -178,6 +178,12 @@ SUMMED: Final = {GROUP_LAG: _LAG, PRODUCERS: _PRODUCERS}
 BY_DAY: Final = {LATENCY_MINUTE: _LATENCY, DELAY_LATENESS: _LATENESS, FLOW_MINUTE: _FLOW}
 
 
+def by_second(query: str) -> str:
+    """The query of a table by the minute, by the second."""
+    seconds = query.replace("'MINUTE'", "'SECOND'")
+    return seconds.replace("unix_seconds(m.minute) + 60", "unix_seconds(m.minute) + 1")
+
+
 def of_days(query: str, days: list[str] | None) -> str:
     """A query of a table by the day, for some days or all."""
     wanted = ", ".join(f"'{one}'" for one in days or ())

@@ -1,18 +1,21 @@
 """What the report shows of the gold tables: a few small queries.
 
-Minutes are rolled up to at most some hundred buckets by merging sketches. Every list is bounded and
-says how many rows there are in all.
+Minutes are rolled up to at most some hundred buckets by merging sketches. What took a few minutes is shown by the
+second: the same queries read `lifecycle` then. Every list is bounded and says how many rows there are in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_pipeline.jobs.marts import MARTS
+from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_PART, SUMMED, by_second
 from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
 from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart, known
+from qmq_pipeline.tables.schemas import GROUP_LAG, GROUP_SPANS, LIFECYCLE
 from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 #: Rows of each table on the page, and lines of a chart.
 ROWS_MAX: Final = 50
 _LINES_MAX: Final = 8
+#: What took less time is shown by the second.
+_SHORT: Final = timedelta(minutes=10)
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -29,9 +34,12 @@ def gold_facts(tables: Tables) -> GoldFacts:
     spark = tables.spark
     for table in MARTS:
         tables.view(table)
-    span = spark.sql("SELECT MIN(minute) AS first, MAX(minute) AS last FROM qmq_flow_minute").head()
-    assert span is not None
-    buckets = buckets_of(span["first"], span["last"])
+    first, last = _span(spark)
+    is_short = first is not None and last is not None and last - first < _SHORT
+    if is_short:
+        _view_by_second(tables)
+        first, last = _span(spark)
+    buckets = buckets_of(first, last, least_s=1 if is_short else 60)
     collector = _Collector(spark, buckets)
     flow, subjects, totals = collector.flow()
     latency, stages = collector.latency()
@@ -39,8 +47,8 @@ def gold_facts(tables: Tables) -> GoldFacts:
     bars, dead = collector.dead()
     lateness, delays = collector.lateness()
     return GoldFacts(
-        first_at=utc(span["first"]),
-        last_at=utc(span["last"]),
+        first_at=utc(first),
+        last_at=utc(last),
         bucket_s=buckets.length_s,
         totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
         flow=flow,
@@ -55,6 +63,22 @@ def gold_facts(tables: Tables) -> GoldFacts:
         dead=dead,
         delays=delays,
     )
+
+
+def _span(spark: SparkSession) -> tuple[datetime | None, datetime | None]:
+    row = spark.sql("SELECT MIN(minute), MAX(minute) FROM qmq_flow_minute").collect()[0]
+    return row[0], row[1]
+
+
+def _view_by_second(tables: Tables) -> None:
+    """Make views of the gold tables by the minute that have a row for each second."""
+    spark, lifecycle = tables.spark, tables.read(LIFECYCLE)
+    for table, query in BY_DAY.items():
+        made = spark.sql(by_second(query), lifecycle=lifecycle)
+        made.createOrReplaceTempView(f"qmq_{table.name}")
+    spans = spark.sql(by_second(BY_PART[GROUP_SPANS]), lifecycle=lifecycle)
+    lag = spark.sql(by_second(SUMMED[GROUP_LAG]), group_spans=spans)
+    lag.createOrReplaceTempView("qmq_group_lag")
 
 
 class _Collector:
@@ -75,6 +99,9 @@ class _Collector:
         unit = "per " + length_text(self._buckets.length_s)
         nothing = 0.0 if rows else None
         chart = self._chart("Messages", unit, rows, names, nothing=nothing)
+        committed, stored, _ = (one.values for one in chart.series)
+        is_out = tuple(bool(a) and not b for a, b in zip(committed, stored, strict=True))
+        chart = replace(chart, outages=is_out)
         more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
         grid = self._grid(
             "Subjects",

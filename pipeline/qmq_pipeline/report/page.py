@@ -129,7 +129,7 @@ def _span(facts: ReportFacts) -> str:
     if facts.first_at is None or facts.last_at is None:
         return "No message is in the tables yet."
     if facts.first_at == facts.last_at:
-        return f"The minute from {stamp(facts.first_at)} UTC on"
+        return f"At {stamp(facts.first_at)} UTC"
     return f"{stamp(facts.first_at)} to {stamp(facts.last_at)} UTC"
 
 
@@ -172,7 +172,7 @@ def _reasons(facts: ReportFacts) -> str:
 def _lag(facts: ReportFacts) -> str:
     """The chart, unless all its values are zero."""
     if facts.lag.series and not any(any(known(one.values)) for one in facts.lag.series):
-        return '<p class="none">No group was behind at the end of any minute.</p>'
+        return '<p class="none">No group was ever behind at the end of a step of the charts.</p>'
     return time_chart(facts.lag, bucket_s=facts.bucket_s)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 _DAY_S: Final = 86_400
+_MINUTE_S: Final = 60
 _THOUSAND: Final = 1_000
 #: Below such a largest value, a column has so many digits behind the point.
 _DIGITS: Final = ((1, 3), (10, 2), (100, 1))
@@ -61,5 +62,9 @@ def time_label(at: datetime, bucket_s: int, *, is_whole: bool = False) -> str:
     """A time under an axis: as much of it as is needed to tell two neighbours apart."""
     at = at.astimezone(UTC)
     if is_whole:
-        return at.strftime("%Y-%m-%d %H:%M UTC")
+        return at.strftime(
+            "%Y-%m-%d %H:%M:%S UTC" if bucket_s < _MINUTE_S else "%Y-%m-%d %H:%M UTC"
+        )
+    if bucket_s < _MINUTE_S:
+        return at.strftime("%H:%M:%S")
     return at.strftime("%Y-%m-%d" if bucket_s >= _DAY_S else "%m-%d %H:%M")
