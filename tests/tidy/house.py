@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,13 @@ def files() -> Iterator[Path]:
 
 
 def read(path: Path) -> Source:
-    """Read one file of the repository."""
+    """Read one file of the repository; one that has not changed since is not read and parsed again."""
+    found = path.stat()
+    return _read(path, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _read(path: Path, _modified_ns: int, _bytes: int) -> Source:
     return Source(path=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8"))
 
 
