@@ -142,7 +142,9 @@ def test_P4_what_a_group_skipped_is_found_and_what_is_not_for_it_is_sound(
         ]
     )
     ingest(spark, config)
-    assert "what groups set aside or skipped is not judged" in " ".join(audit(spark, config).coverage)
+    assert "what groups set aside or skipped is not judged" in " ".join(
+        audit(spark, config).coverage
+    )
     lifecycle(spark, config)
     result = audit(spark, config)
     found = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
