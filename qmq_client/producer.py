@@ -32,14 +32,16 @@ from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.sending.cancel import delete_unsent
 from qmq_client.outbox.sending.insert import Inserts, unencodable_key
-from qmq_client.outbox.sending.notes import Hint, Note, note, open_rows, watch
+from qmq_client.outbox.sending.notes import Hint, Note, is_committing, note, open_rows, watch
 from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
 from qmq_client.outbox.sending.scope import Scopes
 from qmq_client.outbox.sending.unawaited import (
     Pending,
+    PendingInSession,
     Sent,
     SentMany,
-    UnawaitedRows,
+    discard_unawaited,
+    has_unawaited,
     sent,
     sent_many,
 )
@@ -109,7 +111,6 @@ class Producer:
             _asking(session),
             is_strict=self.options.strict,
         )
-        self._unawaited: UnawaitedRows | None = None
         watch(self.engine)
         self._open()
         _producers.add(self)
@@ -336,7 +337,9 @@ class Producer:
         if isinstance(scope, Session | sa.Connection):
             try:
                 self._write_now(scope, rows)
-            except sa.exc.MissingGreenlet as error:
+            except (sa.exc.MissingGreenlet, sa.exc.StatementError) as error:
+                if not isinstance(getattr(error, "orig", error), sa.exc.MissingGreenlet):
+                    raise
                 raise NoTransactionError(
                     "a plain session of an asynchronous engine executes nothing outside of its events: pass "
                     "`session=` the AsyncSession itself, and `await` the send"
@@ -344,7 +347,7 @@ class Producer:
             return None
         return self._write_when_awaited(scope, rows)
 
-    def _write_now(self, scope: Session | sa.Connection, rows: list[OutboxRow]) -> None:
+    def _write_now(self, scope: Session | sa.Connection, rows: Sequence[OutboxRow]) -> None:
         connection, is_kept = self._scopes.connection(scope)
         written_at_s, token = self._clock.monotonic_s(), self._publisher.token
         try:
@@ -357,36 +360,16 @@ class Producer:
         self,
         scope: Any,  # an AsyncSession or AsyncConnection
         rows: list[OutboxRow],
-    ) -> Pending:
+    ) -> Pending | None:
         sync = sync_of(scope)
         if not isinstance(sync, Session):
-            return Pending(rows, lambda: scope.run_sync(self._write_now, rows), is_in_session=False)
-        objects = self._unawaited_rows().add(sync, rows, self._publisher.token)
-
-        def write(session: Session) -> None:
-            if self._unawaited_rows().remove(session, objects):
-                self._write_now(session, rows)
-
-        return Pending(rows, lambda: scope.run_sync(write), is_in_session=True)
-
-    def _unawaited_rows(self) -> UnawaitedRows:
-        if self._unawaited is None:
-            self._unawaited = UnawaitedRows(
-                self.engine,
-                self._inserts.tables.outbox,
-                takeover_ms=self.options.takeover_ms,
-                bind_of=self._scopes.bind_of,
-                note=self._note_flushed,
-            )
-        return self._unawaited
-
-    def _note_flushed(
-        self, session: Session, connection: sa.Connection, rows: Sequence[OutboxRow]
-    ) -> None:
-        is_kept = isinstance(self._scopes.bind_of(session), sa.Connection)
-        now_s = self._clock.monotonic_s()
-        # The flush may be the commit's own, behind the event that announces it.
-        self._note(session, connection, rows, now_s, is_kept=is_kept, is_committing=True)
+            return Pending(rows, lambda: scope.run_sync(self._write_now, rows))
+        self._scopes.bind_of(sync)  # raises for another database
+        if is_committing(sync):  # so this is one of its events, in which nothing has to be awaited
+            self._write_now(sync, rows)
+            return None
+        drop = self._publisher.on_rolled_back
+        return PendingInSession(scope, sync, rows, write_now=self._write_now, drop=drop)
 
     def _note(
         self,
@@ -396,15 +379,9 @@ class Producer:
         written_at_s: float,
         *,
         is_kept: bool,
-        is_committing: bool = False,
     ) -> None:
         hint = Hint(rows=rows, token=self._publisher.token, written_at_s=written_at_s)
-        made = Note(
-            hint=hint,
-            put=self._put,
-            drop=self._publisher.on_rolled_back,
-            is_committing=is_committing,
-        )
+        made = Note(hint=hint, put=self._put, drop=self._publisher.on_rolled_back)
         note(scope, connection, made, is_kept=is_kept)
 
     def _put(self, hint: Hint) -> None:
@@ -415,9 +392,7 @@ class Producer:
         token = self._publisher.token
         if any((row.message_id, owner) == (message_id, token) for row, owner in open_rows(scope)):
             return True
-        if not isinstance(scope, Session) or self._unawaited is None:
-            return False
-        return self._unawaited.has(scope, message_id)
+        return isinstance(scope, Session) and has_unawaited(scope, message_id)
 
     def _withdraw(self, connection: sa.Connection, message_id: bytes) -> str | None:
         """Delete an unsent row; its subject, or None if there was no such row."""
@@ -431,8 +406,7 @@ class Producer:
         self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False
     ) -> bool:
         """Delete an unsent row in the scope's transaction; whether there was one."""
-        waits = self._unawaited
-        if waits is not None and isinstance(scope, Session) and waits.discard(scope, message_id):
+        if isinstance(scope, Session) and discard_unawaited(scope, message_id):
             return True
         connection, _ = self._scopes.connection(scope)
         own = self._publisher.token if self._was_sent_in(scope, message_id) else None

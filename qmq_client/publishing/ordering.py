@@ -117,8 +117,8 @@ class WaitsForWatchdog:
             return
         keys = sorted({f"{row.subject} {row.ordering_key}" for row in rows})
         _log.warning(
-            "messages wait for a watchdog to send an earlier one of their ordering key, "
-            "messages=%d: %s. Run `qmq watchdog`, if none runs",
+            "messages=%d wait for an earlier one of their ordering key, which another process has: %s. "
+            "A watchdog sends them all if that process does not",
             self._rows,
             shorten(", ".join(keys)),
         )

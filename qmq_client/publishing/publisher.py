@@ -57,8 +57,9 @@ _Result = TypeVar("_Result")
 _LOOK_AGAIN_S: Final = (0.005, 0.05, 0.5)
 #: When to look first if the COMMIT is only about to be sent.
 _EARLY_S: Final = 0.001
-#: When to look again whether it is the turn of a row with an ordering key.
-_TURN_DELAYS_S: Final = (0.02, 0.2, 1.0)
+#: When to look again whether it is the turn of a row with an ordering key. Where processes take turns at a
+#: key, each change of hands waits for one look.
+_TURN_DELAYS_S: Final = (*(0.02,) * 5, *(0.05,) * 22)
 #: Part of the takeover time after which a row is claimed anew: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
 #: How long deletes wait for a moment in which the application uses no connection to its SQLite file.
@@ -166,9 +167,9 @@ class Publisher:
             self._leave([row for hint in hints for row in hint.rows])
         return self._counts["left"] - before
 
-    def on_rolled_back(self, hint: Hint) -> None:
-        """The rows of this hint were rolled back. For any thread."""
-        self.receipts.tell([row.message_id for row in hint.rows], Fate.ROLLED_BACK)
+    def on_rolled_back(self, rows: Sequence[OutboxRow]) -> None:
+        """These rows were rolled back. For any thread."""
+        self.receipts.tell([row.message_id for row in rows], Fate.ROLLED_BACK)
 
     def _receive(self, now_s: float, is_hurried: bool) -> None:
         accepted = set(self._deletes.message_ids)
@@ -187,7 +188,7 @@ class Publisher:
             return BatchOutcome()
         if not self._breaker.allows(now_s):
             self._forget(batch)
-            self._leave([each.row for each in batch])
+            self._leave_in_outage([each.row for each in batch])
             return BatchOutcome()
         try:
             rows = self._in_turn(self._there(batch, now_s), now_s)
@@ -296,7 +297,11 @@ class Publisher:
         for each in self._wanted.values():
             if each.holds and ordering_pair(each.row) in accepted:
                 each.due_s, each.holds = now_s, 0
-        keys = sorted({key for _, key in accepted & self._followed})
+        self._take_unowned(accepted & self._followed, now_s)
+
+    def _take_unowned(self, pairs: set[Pair], now_s: float) -> None:
+        """Claim rows of these keys that belong to nobody, such as those that were given back."""
+        keys = sorted({key for _, key in pairs})
         if not keys:
             return
         limit, lease_ms = self._options.batch_messages, self._options.takeover_ms
@@ -325,6 +330,8 @@ class Publisher:
     def _hold(self, batch: list[_Wanted], now_s: float) -> None:
         self._count(held=len(batch))
         given_up: list[OutboxRow] = []
+        new = {pair for each in batch if not each.holds and (pair := ordering_pair(each.row))}
+        self._take_unowned(new, now_s)  # the rows before them, if nobody has those
         for each in batch:
             if each.holds == len(_TURN_DELAYS_S):
                 given_up.append(each.row)
@@ -338,6 +345,15 @@ class Publisher:
         """Let go of rows whose turn does not come: who sends the one before them takes them too."""
         self._leave(rows)
         self._waits_for_watchdog.given_back(rows)
+        self._disown(rows)
+
+    def _leave_in_outage(self, rows: list[OutboxRow]) -> None:
+        """Leave these rows; others of their ordering keys must not wait until they fall due."""
+        self._leave(rows)
+        if ordered := [row for row in rows if row.ordering_key is not None]:
+            self._disown(ordered)
+
+    def _disown(self, rows: list[OutboxRow]) -> None:
         turns = Turns(held=[HeldRow(row, 0) for row in rows])
         self._asked("give back", lambda: self._store.settle(turns.given_back(), token=self.token))
 

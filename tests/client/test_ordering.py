@@ -153,4 +153,5 @@ def test_O4_that_keys_wait_for_a_watchdog_is_logged_less_and_less_often(
     for number in range(100):
         waits.given_back([row(number, f"order-{number}")])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 7
-    assert "messages=64: 's order-63'. Run `qmq watchdog`" in caplog.text
+    assert "messages=64 wait for an earlier one" in caplog.text
+    assert "which another process has: 's order-63'" in caplog.text

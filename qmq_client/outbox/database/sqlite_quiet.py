@@ -26,27 +26,36 @@ class QuietMoments:
     """Of one engine of the application. Safe for any number of threads."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
         #: Who is in a moment now, by thread; changed in single steps.
         self._inside: dict[object, int] = {}
+        #: Connections in use. The pool has its own count, behind a lock that the application may hold.
+        self._in_use: dict[object, None] = {}
         event.listen(engine, "checkout", self._on_checkout)
+        event.listen(engine, "checkin", self._on_checkin)
+        event.listen(engine, "detach", self._on_checkin)
 
     @contextmanager
     def moment(self) -> Iterator[bool]:
         """Whether nothing is in use; what the application takes within the block waits, but not long."""
         mine = object()
         try:
-            self._inside[mine] = threading.get_ident()
-            pool = self._engine.pool
-            yield not (isinstance(pool, sa.QueuePool) and pool.checkedout())
+            self._inside[mine] = (
+                threading.get_ident()
+            )  # before the look: who takes one now is seen, or waits
+            yield not self._in_use
         finally:
             self._inside.pop(mine, None)
 
     def after_fork(self) -> None:
         """In a forked child: the parent's threads are not here."""
         self._inside.clear()
+        self._in_use.clear()
 
-    def _on_checkout(self, *_: object) -> None:
+    def _on_checkin(self, _: object, entry: object) -> None:
+        self._in_use.pop(entry, None)
+
+    def _on_checkout(self, _: object, entry: object, __: object) -> None:
+        self._in_use[entry] = None
         here = threading.get_ident()
         for _look in range(_LOOKS_MAX):
             if all(thread == here for thread in self._inside.copy().values()):

@@ -6,7 +6,8 @@ never comes leaves the row to the watchdog. Public events give them: the end of 
 transaction, the commit of a connection that was passed to `send`, and the return of a connection to its
 pool, which also comes after cancelled tasks.
 
-The listeners do no I/O, take no connection and raise nothing.
+The listeners do no I/O, take no connection and raise nothing; but before a commit they write what was sent
+with an `AsyncSession` and not awaited.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.sending.unawaited import end_unawaited, write_unawaited
 from qmq_client.wire.message_id import format_message_id
 
 _log = logging.getLogger("qmq.producer")
@@ -29,6 +31,10 @@ _log = logging.getLogger("qmq.producer")
 #: Keys in the `info` of sessions and connections.
 _NOTES: Final = "qmq_notes"
 _BEGUN: Final = "qmq_begun"
+_COMMITTING: Final = "qmq_committing"
+#: The savepoint whose end was announced last.
+_ANNOUNCED: Final = "qmq_announced"
+_HAS_COMMITTED: Final = "qmq_has_committed"
 _NAMED_IDS_MAX: Final = 5
 
 
@@ -51,11 +57,13 @@ class Note(msgspec.Struct, kw_only=True):
     hint: Hint
     #: Takes the hint; never blocks, never raises.
     put: Callable[[Hint], object]
-    #: Takes the hint when its rows were rolled back; as harmless.
-    drop: Callable[[Hint], object]
+    #: Takes rows that were rolled back; as harmless.
+    drop: Callable[[Sequence[OutboxRow]], object]
     #: Whether the end of a session ends its transaction, too; not if that joined a longer one.
     is_of_session: bool = False
     is_committing: bool = False
+    #: The session has committed before, so the send may stand behind the commit that it was meant for.
+    follows_commit: bool = False
     #: It was given or dropped.
     is_over: bool = False
 
@@ -70,6 +78,8 @@ def note(
     connection.info.setdefault(_NOTES, []).append(new)
     if isinstance(scope, Session):
         new.is_of_session = not is_kept
+        new.is_committing = is_committing(scope)
+        new.follows_commit = bool(scope.info.get(_HAS_COMMITTED))
         scope.info.setdefault(_NOTES, []).append(new)
     if is_kept and not event.contains(connection, "commit", _on_commit):
         for name in ("commit", "commit_twophase", "prepare_twophase"):
@@ -110,34 +120,53 @@ def _on_session_begin(session: Session, _: SessionTransaction, connection: sa.Co
         begun.append(connection)
 
 
+def is_committing(session: Session) -> bool:
+    """Whether the session's transaction is about to commit: what runs now are its events."""
+    return bool(session.info.get(_COMMITTING))
+
+
 def _on_session_commit(session: Session) -> None:
-    """Before the COMMIT, or the release of a savepoint, which is no end."""
-    for each in session.info.get(_NOTES, ()):
-        if session.get_nested_transaction() is None:
+    """Before the COMMIT, or the release of a savepoint, which is no end.
+
+    A savepoint that is announced twice is open while the transaction around it commits.
+    """
+    savepoint = session.get_nested_transaction()
+    is_whole = savepoint is None or session.info.get(_ANNOUNCED) is savepoint
+    if savepoint is not None:
+        session.info[_ANNOUNCED] = savepoint
+    if is_whole:
+        session.info[_COMMITTING] = session.info[_HAS_COMMITTED] = True
+        for each in session.info.get(_NOTES, ()):
             each.is_committing = True
+    write_unawaited(session, is_whole=is_whole)
 
 
 def _on_session_rollback(session: Session) -> None:
     """After a rollback; one after a COMMIT that failed proves nothing, nor does one to a savepoint."""
-    notes: Sequence[Note] = session.info.get(_NOTES, ())
-    if notes and session.get_nested_transaction() is None:
-        for each in notes:
-            if not each.is_committing:
-                _drop(each)
+    if session.get_nested_transaction() is not None:
+        return
+    end_unawaited(session, None)
+    for each in session.info.get(_NOTES, ()):
+        if not each.is_committing:
+            _drop(each)
 
 
 def _on_session_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is not None:
+        end_unawaited(session, transaction)
         return
-    session.info.pop(_BEGUN, None)
-    if (notes := session.info.pop(_NOTES, None)) is not None:
-        _end([each for each in notes if each.is_of_session])
+    unwritten = end_unawaited(session, None)
+    info = session.info
+    for key in (_BEGUN, _COMMITTING, _ANNOUNCED):
+        info.pop(key, None)
+    if unwritten:
+        _tell_unended(unwritten, is_mistake=bool(info.get(_HAS_COMMITTED)))
+    _end([each for each in info.pop(_NOTES, ()) if each.is_of_session])
 
 
 def _on_checkin(_: object, entry: Any) -> None:
     """The connection goes back to its pool: whatever was open on it is over."""
-    if (notes := entry.info.pop(_NOTES, None)) is not None:
-        _end(notes)
+    _end(entry.info.pop(_NOTES, ()))
 
 
 def _on_commit(connection: sa.Connection, *_: object) -> None:
@@ -161,16 +190,24 @@ def _notes_of(connection: sa.Connection) -> Sequence[Note]:
 
 def _end(notes: Sequence[Note]) -> None:
     left = [each for each in notes if each.is_of_session and not each.is_over]
-    unended = [row for each in left if not each.is_committing for row in each.hint.rows]
-    if unended and sys.exc_info()[0] is None:
-        _log.warning(
-            "a session ended with %d messages in it and without commit or rollback, so they are not sent: "
-            "%s. Send before the commit; commit after the send",
-            len(unended),
-            ", ".join(format_message_id(row.message_id) for row in unended[:_NAMED_IDS_MAX]),
-        )
+    unended = [each for each in left if not each.is_committing]
+    if unended:
+        rows = [row for each in unended for row in each.hint.rows]
+        _tell_unended(rows, is_mistake=any(each.follows_commit for each in unended))
     for each in notes:
         _give(each)
+
+
+def _tell_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
+    """A session was closed with messages in it: after an error, or somebody sent behind the commit."""
+    is_mistake = is_mistake and sys.exc_info()[0] is None
+    _log.log(
+        logging.WARNING if is_mistake else logging.INFO,
+        "a session was closed without commit, so the messages=%d that were sent since are not sent: %s. "
+        "Send before the commit; commit after the send",
+        len(rows),
+        ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX]),
+    )
 
 
 def _give(each: Note) -> None:
@@ -182,4 +219,4 @@ def _give(each: Note) -> None:
 def _drop(each: Note) -> None:
     if not each.is_over:
         each.is_over = True
-        each.drop(each.hint)
+        each.drop(each.hint.rows)

@@ -87,6 +87,8 @@ class Scopes:
         bind = self.bind_of(session)
         try:
             connection = session.connection(bind_arguments={"bind": bind})
+        except sa.exc.MissingGreenlet:
+            raise  # is an InvalidRequestError, too
         except sa.exc.InvalidRequestError as error:
             raise closed_error(error) from error
         if self._is_strict:
@@ -125,8 +127,8 @@ class Scopes:
                 if sync.in_transaction():
                     return scope
                 raise NoTransactionError(
-                    "the transaction around this code has ended; a task that outlives it must open "
-                    "its own"
+                    "the transaction around this code has ended: it was committed or rolled back in it, or a "
+                    "task has outlived it. Send before that, or in a transaction of its own"
                 )
         if self._default is None:
             raise NoTransactionError(_NOT_NAMED)

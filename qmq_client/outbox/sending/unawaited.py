@@ -1,31 +1,29 @@
-"""Sends through an asynchronous session: awaited, they are written at once; forgotten, by its flush.
+"""Sends through an asynchronous session: awaited, they are written at once; forgotten, before the commit.
 
-`send` cannot execute anything outside of a coroutine. So it adds a mapped row to the session's unit of
-work and returns an object to be awaited; awaiting that takes the row out again and writes it. A row
-that was never awaited is written with the session's other objects: nothing is lost, but it is as late
-as a flush, and shares its limits. So that is logged as a mistake.
+`send` cannot execute anything outside of a coroutine. So it returns an object to be awaited, and notes it
+with the session. What nobody has awaited by then is written when the session commits, by the same
+statements: nothing is lost, but the row is late. So that is logged as a mistake.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from typing import Any, Final, cast
 
-import sqlalchemy as sa
-from sqlalchemy import event, orm
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.expression import FunctionElement
+from sqlalchemy.orm import Session, SessionTransaction
 
-from qmq_client.errors import WrongDatabaseError
+from qmq_client.errors import NoTransactionError
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import LIVE
 from qmq_client.wire.message_id import format_message_id
 
 _log = logging.getLogger("qmq.producer")
 
-Write = Callable[[], Coroutine[Any, Any, None]]
+#: Key in the `info` of sessions.
+_UNAWAITED: Final = "qmq_unawaited"
+
+#: Writes rows where nothing has to be awaited: inside `run_sync`, or in an event of the session.
+WriteNow = Callable[[Session, Sequence[OutboxRow]], object]
 
 
 class Sent(str):
@@ -70,23 +68,24 @@ def sent_many(ids: list[str], pending: Pending | None) -> SentMany:
 
 
 class Pending:
-    """Rows that wait to be awaited, or for the session's flush."""
+    """Rows that wait to be awaited."""
 
-    def __init__(self, rows: Sequence[OutboxRow], write: Write, *, is_in_session: bool) -> None:
-        """`write`: executes the INSERT; `is_in_session`: a flush writes them if nobody does."""
+    def __init__(
+        self, rows: Sequence[OutboxRow], write: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """`write` executes the INSERT."""
         self.rows = rows
-        self.is_written = False
         self._write = write
-        self._is_in_session = is_in_session
+        self.is_written = False
 
     async def write(self) -> None:
-        """Write the rows, unless a flush has done so."""
+        """Write the rows."""
         if not self.is_written:
             self.is_written = True
             await self._write()
 
     def __del__(self) -> None:
-        if not self.is_written and not self._is_in_session:
+        if not self.is_written:
             _log.error(
                 "%s was sent with an AsyncConnection and never awaited, so it was not written: write "
                 "`await producer.send(…)`",
@@ -94,140 +93,97 @@ class Pending:
             )
 
 
-class now_ms(FunctionElement[int]):  # noqa: N801  # a function of SQL
-    """The database's clock, as the default of a column: one statement for any number of rows."""
-
-    type = sa.BigInteger()
-    inherit_cache = True
-    name = "qmq_now_ms"
-
-
-@compiles(now_ms)
-def _compile_now_ms(_: Any, compiler: Any, **__: Any) -> str:
-    from qmq_client.outbox.database import mysql, postgresql, sqlite
-
-    texts = {"sqlite": sqlite.NOW_MS, "postgresql": postgresql.NOW_MS}
-    return texts.get(compiler.dialect.name, mysql.NOW_MS)
-
-
-class UnawaitedRows:
-    """The mapped class of one producer: its rows as objects of a unit of work."""
+class PendingInSession(Pending):
+    """Rows that wait to be awaited, or for the commit of their session."""
 
     def __init__(
         self,
-        engine: sa.Engine,
-        outbox: sa.Table,
+        scope: Any,
+        session: Session,
+        rows: Sequence[OutboxRow],
         *,
-        takeover_ms: int,
-        bind_of: Callable[[orm.Session], sa.Engine | sa.Connection],
-        note: Callable[[orm.Session, sa.Connection, Sequence[OutboxRow]], object],
+        write_now: WriteNow,
+        drop: Callable[[Sequence[OutboxRow]], object],
     ) -> None:
-        """`outbox`: under its whole name; `note` is told of rows that a flush has written."""
-        self._engine = engine
-        self._bind_of = bind_of
-        self._note = note
-        table = _with_clock(outbox, takeover_ms)
+        """`scope`: the `AsyncSession` around the session; `drop`: told of rows that were rolled back."""
+        super().__init__(rows, lambda: scope.run_sync(self.write_in))
+        self._write_now = write_now
+        self.drop = drop
+        #: Its transaction ended without them.
+        self.is_over = False
+        if not session.in_transaction():
+            session.begin()
+        #: The transaction or savepoint that they belong to.
+        self.transaction = session.get_nested_transaction() or session.get_transaction()
+        session.info.setdefault(_UNAWAITED, []).append(self)
 
-        class Row:
-            """One row."""
-
-        self._class: Any = Row
-        orm.registry().map_imperatively(
-            Row,
-            table,
-            primary_key=[table.c.message_id],
-            eager_defaults=False,
-            confirm_deleted_rows=False,
-            exclude_properties=["id", "due_at_ms", "created_at_ms", "last_error"],
-        )
-        event.listen(Row, "before_insert", self._refuse_another_database)
-        event.listen(Row, "after_insert", self._on_insert)
-
-    def add(self, session: orm.Session, rows: Sequence[OutboxRow], token: bytes) -> list[Any]:
-        """Add the rows to the session's unit of work; returns the objects, for `remove`."""
-        self._bind(session)
-        objects = []
-        for row in rows:
-            made = self._class()
-            made.message_id, made.subject, made.record = row.message_id, row.subject, row.record
-            made.ordering_key, made.token = row.ordering_key, token
-            made.state, made.attempts = LIVE, 0
-            made.qmq_row = row
-            objects.append(made)
-        session.add_all(objects)
-        return objects
-
-    def remove(self, session: orm.Session, objects: Sequence[Any]) -> bool:
-        """Take the objects out again; whether all of them were still unwritten."""
-        new = session.new
-        if not all(each in new for each in objects):
-            return False
-        for each in objects:
-            session.expunge(each)
-        return True
-
-    def has(self, session: orm.Session, message_id: bytes) -> bool:
-        """Whether a message waits in the session's unit of work."""
-        return bool(self._waiting(session, message_id))
-
-    def discard(self, session: orm.Session, message_id: bytes) -> bool:
-        """Take a message out of the session's unit of work; whether it was there."""
-        waiting = self._waiting(session, message_id)
-        for each in waiting:
-            session.expunge(each)
-        return bool(waiting)
-
-    def _waiting(self, session: orm.Session, message_id: bytes) -> list[Any]:
-        ours = [each for each in session.new if isinstance(each, self._class)]
-        return [each for each in ours if each.message_id == message_id]
-
-    def _bind(self, session: orm.Session) -> None:
-        """A session of several databases does not know where these rows belong; tell it.
-
-        In each transaction anew: the connection that it began with may be another one.
-        """
-        bind = self._bind_of(session)
-        with suppress(sa.exc.UnboundExecutionError):
-            if session.get_bind(mapper=sa.inspect(self._class)) is bind:
-                return
-        session.bind_mapper(self._class, bind)
-
-    def _refuse_another_database(self, _: object, connection: sa.Connection, __: Any) -> None:
-        """Where the session leads is known at the flush; its `get_bind` may choose by that."""
-        if connection.engine.pool is not self._engine.pool:
-            raise WrongDatabaseError(
-                "this session's `get_bind` would write the message to another database: write "
-                "`await producer.send(…)`"
+    async def write(self) -> None:
+        """Write the rows; raises `NoTransactionError` after their transaction."""
+        if self.is_over:
+            raise NoTransactionError(
+                f"{_ids(self.rows)} was not written: its transaction or savepoint ended before the send was "
+                "awaited. Write `await producer.send(…)`"
             )
+        await super().write()
 
-    def _on_insert(self, _: object, connection: sa.Connection, target: Any) -> None:
-        _log.error(
-            "%s was sent with an AsyncSession and not awaited, so it was written by the session's flush: "
-            "write `await producer.send(…)`",
-            _ids([target.qmq_row]),
-        )
-        session = orm.object_session(target)
-        if session is not None:
-            self._note(session, connection, [target.qmq_row])
+    def write_in(self, session: Session) -> None:
+        """Write the rows in this session, unless they were cancelled."""
+        self.is_written = True
+        if self.rows:
+            self._write_now(session, self.rows)
+
+    def __del__(self) -> None:  # its session has it
+        pass
 
 
-def _with_clock(outbox: sa.Table, takeover_ms: int) -> sa.Table:
-    clock = {
-        "due_at_ms": now_ms() + sa.literal_column(str(takeover_ms), sa.BigInteger()),
-        "created_at_ms": now_ms(),
-    }
-    columns = [
-        sa.Column(
-            each.name,
-            each.type,
-            primary_key=each.primary_key,
-            autoincrement=each.autoincrement,
-            nullable=each.nullable,
-            default=clock.get(each.name),
-        )
-        for each in outbox.c
-    ]
-    return sa.Table(outbox.name, sa.MetaData(), *columns, schema=outbox.schema)
+def write_unawaited(session: Session, *, is_whole: bool) -> None:
+    """Before a commit: write what nobody has awaited.
+
+    `is_whole`: the whole transaction is about to end, and not the innermost savepoint alone.
+    """
+    innermost = session.get_nested_transaction()
+    for each in _unwritten(session):
+        if is_whole or each.transaction is innermost:
+            _log.error(
+                "%s was sent with an AsyncSession and not awaited, so it was written at the commit: write "
+                "`await producer.send(…)`",
+                _ids(each.rows),
+            )
+            each.write_in(session)
+
+
+def end_unawaited(session: Session, transaction: SessionTransaction | None) -> list[OutboxRow]:
+    """A transaction or savepoint is over; None for all of the session. The rows that it ended without."""
+    left: list[OutboxRow] = []
+    if _UNAWAITED not in session.info:
+        return left
+    for each in _unwritten(session):
+        if transaction is None or each.transaction is transaction:
+            each.is_over = True
+            each.drop(each.rows)
+            left += each.rows
+    session.info[_UNAWAITED] = _unwritten(session)
+    return left
+
+
+def discard_unawaited(session: Session, message_id: bytes) -> bool:
+    """Take a message out of what waits; whether it was there."""
+    for each in _unwritten(session):
+        kept = [row for row in each.rows if row.message_id != message_id]
+        if len(kept) < len(each.rows):
+            each.rows = kept
+            return True
+    return False
+
+
+def has_unawaited(session: Session, message_id: bytes) -> bool:
+    """Whether a message waits to be awaited."""
+    return any(row.message_id == message_id for each in _unwritten(session) for row in each.rows)
+
+
+def _unwritten(session: Session) -> list[PendingInSession]:
+    found: Iterable[PendingInSession] = session.info.get(_UNAWAITED, ())
+    return [each for each in found if not (each.is_written or each.is_over)]
 
 
 def _ids(rows: Sequence[OutboxRow]) -> str:
