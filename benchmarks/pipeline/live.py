@@ -1,18 +1,15 @@
 """The other half of P-g: from a send to its row in a table, with a broker at work and somebody who follows it.
 
 A sender of its own process sends a thousand messages a second. What follows it is a query of one's own on the stream of
-the source, which appends each micro-batch to a folder of Parquet files, and `ingest --follow`, which keeps our tables.
-A row counts as there when its file is, or when its batch is committed, by the clock that all processes of a machine
-share.
+the source, which appends each micro-batch to a folder of Parquet files. A row counts as there when its file is, by the clock
+that all processes of a machine share.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
@@ -23,15 +20,8 @@ from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
 from qmq_client import Message
-from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
-from qmq_pipeline.jobs.follow import follow
-from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import MESSAGES
-from qmq_pipeline.work.workers import LocalWorkers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,94 +36,31 @@ _BODY_BYTES: Final = 200
 _WARM_UP_S: Final = 4.0
 _DEADLINE_S: Final = 120.0
 _LOOK_S: Final = 0.05
-#: The least that the command takes.
-_EVERY_S: Final = 0.1
 
 
 def live_rows(bench: Bench, spark: SparkSession) -> list[Row]:
     """Percentiles of each round, in seconds."""
     messages = bench.effort.pick(tiny=200, quick=8_000, full=20_000)
-    rounds: dict[str, list[list[float]]] = {"a query of one's own": [], "ingest --follow": []}
+    rounds = []
     for number in range(min(bench.rounds, _ROUNDS_MAX)):
-        folder = bench.directory / f"live-{number}"
-        rounds["a query of one's own"].append(_latencies_s(bench, spark, messages, folder))
-        tables = bench.directory / f"tables-{number}"
-        rounds["ingest --follow"].append(_followed_s(bench, messages, tables))
+        rounds.append(_latencies_s(bench, spark, messages, bench.directory / f"live-{number}"))
     note = f"{messages:,} messages per round, {_PER_S:,} a second, the first {_WARM_UP_S:.0f} s left out"
-    clients = {
-        "a query of one's own": "local session over HTTP",
-        "ingest --follow": f"local workers over HTTP, a look every {_EVERY_S} s",
-    }
     return [
         Row(
-            figure=f"P-g: send → row in a table that follows, by {who}, {name}",
+            figure=f"P-g: send → row in a table that follows, {name}",
             unit="s",
-            samples=tuple(percentile(times, share) for times in some),
+            samples=tuple(percentile(times, share) for times in rounds),
             conditions=Conditions(
                 durability="fdatasync before the answer",
-                client=f"{clients[who]}; sender through HttpTransport in a process of its own",
+                client="local session over HTTP; sender through HttpTransport in a process of its own",
                 batch_messages=_PER_FRAME,
                 message_bytes=_BODY_BYTES,
                 note=note,
             ),
             goal=Goal(bound=bound, is_floor=False),
         )
-        for who, some in rounds.items()
         for name, share, bound in (("p50", 0.5, 0.25), ("p99", 0.99, 0.5))
     ]
-
-
-def _followed_s(bench: Bench, messages: int, folder: Path) -> list[float]:
-    """The same for our own tables: messages come in order, so how many rows there are says which."""
-    wanted = messages + _PER_FRAME
-    #: How many rows there were, and when.
-    there: list[tuple[int, float]] = []
-    stop = SignalFlag()
-    with bench.processes() as processes:
-        broker = processes.start_broker()
-        sender = processes.start_worker(
-            f"{__name__}:send", broker_url=broker.url, messages=messages
-        )
-        sender.hear()
-
-        def on_batch(rows: Mapping[str, int]) -> None:
-            before = there[-1][0] if there else 0
-            there.append((before + rows.get(MESSAGES.name, 0), time.time()))
-            if len(there) == 1:
-                sender.tell("go")
-            elif there[-1][0] >= wanted:
-                stop.set()
-
-        config = PipelineConfig(tables=str(folder), place=Place(broker_url=broker.url))
-        deadline = Timer(_DEADLINE_S, stop.set)
-        deadline.start()
-        try:
-            with LocalWorkers() as workers:
-                follow(workers, config, stop, every_s=_EVERY_S, on_batch=on_batch)
-        finally:
-            deadline.cancel()
-        if there[-1][0] < wanted:
-            raise TimeoutError(f"{there[-1][0]} of {wanted} rows came")
-        sender.hear()
-    born_s = _born_s(Lake(str(folder)))
-    begin_s = there[0][1]
-    every = [
-        (at_s - born_s[sequence], at_s)
-        for (first, _), (after, at_s) in itertools.pairwise(there)
-        for sequence in range(first, after)
-    ]
-    warm = [taken for taken, at_s in every if at_s >= begin_s + _WARM_UP_S]
-    return warm or [taken for taken, _ in every]
-
-
-def _born_s(lake: Lake) -> list[float]:
-    """When each message was made, in order of their sequences."""
-    files = [file for one in lake.ranges(MESSAGES) for file in one.files]
-    born_s: list[float] = []
-    for file in files:
-        for batch in lake.read_file(MESSAGES, file.path, ["born_at"]):
-            born_s += [at.timestamp() for at in batch["born_at"].to_pylist()]
-    return born_s
 
 
 def _latencies_s(bench: Bench, spark: SparkSession, messages: int, folder: Path) -> list[float]:

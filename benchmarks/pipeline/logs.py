@@ -149,12 +149,13 @@ def plain_scan(directory: Path) -> int:
 def plain_records(directory: Path) -> Iterator[tuple[str, bytes, int]]:
     """Subject, encoded record and time of storing of every message."""
     from qmq_pipeline.places.log import COMMIT_LOG
-    from qmq_pipeline.places.options import Place
+    from qmq_pipeline.places.options import PART_BYTES, Place
     from qmq_pipeline.places.places import open_log
 
     reader = open_log(Place(path=str(directory)), COMMIT_LOG)
     bounds = reader.bounds()
-    for within in reader.ranges(bounds.first_offset, bounds.next_offset):
+    part_bytes = reader.part_bytes(PART_BYTES)
+    for within in reader.parts(bounds.first_offset, bounds.next_offset, part_bytes):
         for scanned in reader.frames(within):
             if scanned.header.kind is FrameKind.MESSAGES:
                 stored_at_ms = scanned.header.stored_at_ms

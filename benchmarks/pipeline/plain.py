@@ -2,10 +2,7 @@
 
 The plain program is what a careful person would write in an afternoon: the log into a dictionary by id, the
 outbox row by row against it. Both say the same, and the benchmark holds them to it. The pipeline does what its
-commands do: processes of this machine ingest, and an audit starts Spark (2 GiB of heap) when it leaves a doubt.
-
-How much of the audit the tallies spare is measured in the session that is there, against one join of everything: once,
-for a join of millions takes minutes.
+commands do, with a heap of 2 GiB.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.measure import Effort, elapsed_s, interleave, paired_ratios
+from benchmarks.measure import Effort, elapsed_s, paired_ratios
 from benchmarks.pipeline.growth import LOG, NOTE, config_of
 from benchmarks.pipeline.logs import conditions, plain_records
 from benchmarks.pipeline.start import environment
@@ -54,8 +51,8 @@ class UnlikeError(Exception):
     """Plain Python and the pipeline did not find the same."""
 
 
-def cold_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
-    """Ratios of plain Python to ours, and of joins to tallies. Requires: a log of `Growth` of so many."""
+def cold_rows(bench: Bench, messages: int) -> list[Row]:
+    """Ratios of plain Python to ours. Requires: a log of `Growth` of so many."""
     tables = bench.directory / "cold-tables"
     log, database = bench.directory / LOG, bench.directory / f"{LOG}.db"
     taken: dict[str, list[float]] = {"plain": [], "cold": [], "ready": []}
@@ -70,12 +67,10 @@ def cold_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
             raise UnlikeError(str(answers))
         for name, (seconds, _) in answers.items():
             taken[name].append(seconds)
-    joins = _join_figures(bench, spark, tables)
     shutil.rmtree(tables, ignore_errors=True)
     figures = (
         ("P-f: plain Python / ingest and audit, cold", taken["plain"], taken["cold"], 1.0),
         ("P-f: plain Python / audit of ready tables, cold", taken["plain"], taken["ready"], 3.5),
-        *joins,
     )
     return [
         Row(
@@ -86,53 +81,6 @@ def cold_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
             goal=Goal(bound=bound, is_floor=True),
         )
         for figure, above, below, bound in figures
-    ]
-
-
-def _join_figures(
-    bench: Bench, spark: SparkSession, tables: Path
-) -> list[tuple[str, list[float], list[float], float]]:
-    """The audit, and the totals alone, by joins and by tallies. Requires: ready tables."""
-    from pyspark.sql import functions as fn
-
-    from qmq_pipeline.jobs.audit import audit
-    from qmq_pipeline.jobs.audit_tallies import Tallies
-    from qmq_pipeline.jobs.audit_window import judged_window
-    from qmq_pipeline.tables.lake import Lake
-    from qmq_pipeline.tables.schemas import MESSAGES, OUTBOX
-
-    config, lake = config_of(bench.directory, str(tables)), Lake(str(tables))
-
-    def join_ids() -> None:
-        stored = lake.read(spark, MESSAGES).selectExpr("message_id AS stored_id")
-        both = lake.read(spark, OUTBOX).join(
-            stored, fn.expr("message_id = stored_id"), "full_outer"
-        )
-        if both.where("message_id IS NULL OR stored_id IS NULL").count():
-            raise UnlikeError("an id is on one side alone")
-
-    def merge_tallies() -> None:
-        words = Tallies.read(lambda: spark, lake, judged_window(lake, config)).words
-        if words.committed()[0] == 0:
-            raise UnlikeError("no row was counted")
-
-    taken = interleave(
-        {
-            "audit by joins": lambda: elapsed_s(lambda: audit(spark, config, cross_check=True)),
-            "audit": lambda: elapsed_s(lambda: audit(spark, config)),
-            "join": lambda: elapsed_s(join_ids),
-            "tallies": lambda: elapsed_s(merge_tallies),
-        },
-        rounds=1,
-    )
-    return [
-        (
-            "P-f: audit by a join of everything / by tallies",
-            taken["audit by joins"],
-            taken["audit"],
-            1.4,
-        ),
-        ("P-f: totals by a join of ids / by tallies", taken["join"], taken["tallies"], 3.0),
     ]
 
 
@@ -166,16 +114,14 @@ def plain_audit(log: Path, database: Path) -> dict[str, int]:
 def our_audit(
     start: Callable[[], SparkSession], directory: Path, tables: str, *, is_ready: bool
 ) -> dict[str, int]:
-    """The same by the pipeline; Spark is started when it is needed, as the commands do it."""
+    """The same by the pipeline, with the start of Spark."""
     from qmq_pipeline.jobs.audit import audit
-    from qmq_pipeline.jobs.ingest_both import ingest_both
-    from qmq_pipeline.work.workers import LocalWorkers
+    from qmq_pipeline.jobs.ingest import ingest
 
-    config = config_of(directory, tables)
+    spark, config = start(), config_of(directory, tables)
     if not is_ready:
-        with LocalWorkers() as workers:
-            ingest_both(workers, config)
-    result = audit(start, config)
+        ingest(spark, config)
+    result = audit(spark, config)
     counts = {"committed": result.committed, "stored": result.stored}
     return counts | {kind: result.findings[kind] for kind in _KINDS}
 

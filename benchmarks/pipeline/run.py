@@ -91,7 +91,7 @@ def _growth_rows(bench: Bench, spark: SparkSession, began_s: float) -> Iterator[
         growth.to(middle)
         growth.run_two(1)
         growth.run_all(1)
-    yield from cold_rows(bench, spark, middle)
+    yield from cold_rows(bench, middle)
     taken_s = time.monotonic() - began_s
     if large > middle and (bench.is_full_size or taken_s < _LARGE_BEFORE_S):
         growth.to(large)

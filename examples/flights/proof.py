@@ -26,7 +26,7 @@ KEEP_VARIABLE = "QMQ_DATABASE_KEEP_SENT_S"
 #: Where the report of a run stays whose own folder goes away.
 REPORT = REPOSITORY / ".cache" / "flights-report.html"
 #: What the extra `pipeline` brings.
-NEEDED = ("pyspark", "pyarrow", "numpy")
+NEEDED = ("pyspark", "pyarrow", "numpy", "pandas")
 #: What the commands say by their exit code: see docs/pipeline.md.
 _CLEAN, _FINDINGS, _WRONG_CALL = 0, 1, 2
 #: A machine may be slow, and the broker was away: how late a message was is not judged here.

@@ -7,26 +7,29 @@ from typing import TYPE_CHECKING, Final
 from qmq_pipeline.tables.sequences import named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from qmq_pipeline.jobs.audit import AuditResult
-    from qmq_pipeline.jobs.expose import Exposed
+    from qmq_pipeline.jobs.ingest import Ingested
     from qmq_pipeline.places.config import PipelineConfig
-    from qmq_pipeline.tables.sequences import Runs
 
 #: Tables whose names do not say what their rows are.
-_NOUNS: Final = {"outbox": "outbox rows", "scheduled": "scheduled messages"}
+_NOUNS: Final = {
+    "outbox": "outbox rows",
+    "scheduled": "scheduled messages",
+    "cancelled": "cancellations",
+    "copy": "copies",
+    "lost": "ranges in quarantine",
+    "expired": "ranges that expired unread",
+}
 #: More databases are counted, not named.
 _NAMED_MAX: Final = 3
 
 
-def ingested_text(
-    rows: Mapping[str, int], config: PipelineConfig, *, quarantined: Runs | None = None
-) -> str:
+def ingested_text(done: Ingested, config: PipelineConfig) -> str:
     """What came in, without the tables that nothing came into; if nothing did, where that was looked for."""
+    rows = {**done.rows, "outbox": sum(done.outbox.values())}
     parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
     text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
-    return text + (f"; in quarantine: {named(quarantined)}" if quarantined else "")
+    return text + (f"; in quarantine: {named(done.quarantined)}" if done.quarantined else "")
 
 
 def audit_text(done: AuditResult) -> str:
@@ -40,20 +43,19 @@ def audit_text(done: AuditResult) -> str:
         f"{verdict}: {counts}",
         f"  judged as of {done.as_of.isoformat() if done.is_judged else 'no time'}: {judged}",
         f"  pairs of a message and a group, of all in the tables: {done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
+        *_foreign(done),
         *(f"  not judged: {reason}" for reason in done.coverage),
     ]
     return "\n".join(lines)
 
 
-def exposed_text(done: Exposed, format_: str | None) -> str:
-    """How many files the listing of the tables gained and lost."""
-    added = sum(one.added for one in done.tables.values())
-    removed = sum(one.removed for one in done.tables.values())
-    rows = sum(one.rows for one in done.tables.values())
-    return (
-        f"exposed {len(done.tables)} tables as {format_}, {rows:,} rows: "
-        f"{added:,} files added, {removed:,} removed"
-    )
+def _foreign(done: AuditResult) -> list[str]:
+    if not done.foreign_messages:
+        return []
+    return [
+        f"  of those stored, {done.foreign_messages:,} are of producers that no outbox here knows: whether one of "
+        "theirs was lost cannot be told (--closed-world makes them ghosts)"
+    ]
 
 
 def _looked_at(config: PipelineConfig) -> str:

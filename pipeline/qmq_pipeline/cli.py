@@ -15,7 +15,7 @@ import click
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.exit_codes import ATTENTION, DONE, WRONG_CALL
-from qmq_pipeline.answers import audit_text, exposed_text, ingested_text
+from qmq_pipeline.answers import audit_text, ingested_text
 from qmq_pipeline.command import broker_of, running_job, until_signalled
 from qmq_pipeline.job_options import (
     LOG_OPTIONS,
@@ -23,7 +23,6 @@ from qmq_pipeline.job_options import (
     JobCommand,
     Seconds,
     audit_options,
-    expose_options,
     full_option,
     job_options,
     skip_option,
@@ -31,10 +30,9 @@ from qmq_pipeline.job_options import (
 from qmq_pipeline.tables.sequences import named
 
 if TYPE_CHECKING:
-    from qmq_pipeline.places.config import AuditOptions, ExposeOptions
+    from qmq_pipeline.places.config import AuditOptions
 
-_FORMATS: Final = click.Choice(("delta", "iceberg"))
-_NEEDED: Final = ("pyspark", "pyarrow", "numpy")
+_NEEDED: Final = ("pyspark", "pyarrow", "numpy", "pandas")
 
 
 class _Jobs(click.Group):
@@ -81,34 +79,32 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
     if follow:
         _follow(every_s, skip_expired=skip_expired, **options)
         return
-    from qmq_pipeline.jobs.ingest_both import ingest_both
+    from qmq_pipeline.jobs.ingest import check_sources
+    from qmq_pipeline.jobs.ingest import ingest as work
 
     with running_job(options) as job:
-        outbox, done = ingest_both(
-            job.workers(), job.config, skip_expired=skip_expired, on_progress=job.on_progress
-        )
-        rows = {**done.rows, **({"outbox": sum(outbox.values())} if outbox else {})}
-        answer = {**asdict(done), "rows": rows, "outbox": outbox}
-        job.answer(answer, ingested_text(rows, job.config, quarantined=done.quarantined))
+        check_sources(job.config)
+        done = work(job.spark(), job.config, skip_expired=skip_expired, on_progress=job.on_progress)
+        job.answer(asdict(done), ingested_text(done, job.config))
 
 
 def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
     """Ingest until a signal arrives; prints one line for each batch that brought something."""
-    from qmq_pipeline.jobs.follow import follow
+    from qmq_pipeline.jobs.ingest import check_sources, follow
 
     with running_job(options) as job:
+        check_sources(job.config)
         with until_signalled() as stop:
-            done = follow(
-                job.workers(),
+            batches = follow(
+                job.spark(),
                 job.config,
                 stop,
                 every_s=every_s,
                 skip_expired=skip_expired,
-                on_batch=lambda rows: job.line(rows, ingested_text(rows, job.config)),
+                on_batch=lambda done: job.line(asdict(done), ingested_text(done, job.config)),
             )
-        batches = "1 batch" if done.batches == 1 else f"{done.batches:,} batches"
-        total = ingested_text(done.rows, job.config, quarantined=done.quarantined)
-        job.answer(asdict(done), f"stopped after {batches}: {total}")
+        text = "1 batch" if batches == 1 else f"{batches:,} batches"
+        job.answer({"batches": batches}, f"stopped after {text}")
 
 
 @pipeline.command()
@@ -119,9 +115,10 @@ def lifecycle(*, is_full: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.lifecycle import lifecycle as work
 
     with running_job(options) as job:
-        done = work(job.spark, job.config, is_full=is_full, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
         text = f"{done.lifecycle:,} rows of lifecycle, {done.deliveries:,} of deliveries"
-        text += f"; rebuilt {done.parts_made:,} of {done.parts:,} parts"
+        made = "all" if done.parts_made is None else f"{done.parts_made:,}"
+        text += f"; parts made: {made}"
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
 
@@ -133,7 +130,7 @@ def marts(*, is_full: bool, **options: Any) -> None:
     from qmq_pipeline.jobs.marts import marts as work
 
     with running_job(options) as job:
-        done = work(job.spark, job.config, is_full=is_full, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, is_full=is_full, on_progress=job.on_progress)
         text = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
         job.answer(asdict(done), text + (", nothing new" if done.is_unchanged else ""))
 
@@ -148,16 +145,15 @@ def report(*, out: str, **options: Any) -> None:
     from qmq_pipeline.jobs.report import report as work
 
     with running_job(options) as job:
-        done = work(job.spark, job.config, out, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, out, on_progress=job.on_progress)
         job.answer(asdict(done), f"wrote {done.path}, {done.bytes:,} bytes")
 
 
 @pipeline.command()
 @job_options
 @audit_options
-@click.option("--cross-check", is_flag=True, help="Join all rows instead of comparing tallies.")
-def audit(*, cross_check: bool, **options: Any) -> None:
-    """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered.
+def audit(**options: Any) -> None:
+    """Compare committed, stored and delivered: lost, ghost, duplicate, late, altered, skipped.
 
     Exit codes: 0 nothing was found, 1 findings or no log to judge by, 2 wrong call, 3 unreachable.
     """
@@ -165,7 +161,7 @@ def audit(*, cross_check: bool, **options: Any) -> None:
 
     with running_job(options) as job:
         config = replace(job.config, audit=_audit_options(options))
-        done = work(job.spark, config, cross_check=cross_check, on_progress=job.on_progress)
+        done = work(job.spark(), config, on_progress=job.on_progress)
         job.answer(asdict(done), audit_text(done))
         found = not done.is_clean
     sys.exit(ATTENTION if found else DONE)
@@ -197,7 +193,7 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
     read_from = {**options, "broker_url": None} if options["path"] else options
     with running_job(read_from) as job:
         keeping = keeping_of(broker_of(options), name=keeper, is_wanted=not no_keeper)
-        done = work(job.workers(), job.config, keeping=keeping, on_progress=job.on_progress)
+        done = work(job.spark(), job.config, keeping=keeping, on_progress=job.on_progress)
         strange = f", {done.not_records:,} are no records" if done.not_records else ""
         lost = f"; in quarantine: {named(done.quarantined)}" if done.quarantined else ""
         waits = (
@@ -207,8 +203,7 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
         )
         job.answer(
             asdict(done),
-            f"archived {done.segments:,} segments with {done.messages:,} messages, "
-            f"{done.verified:,} of them verified{strange}{lost}; {waits}",
+            f"archived {done.messages:,} messages, {done.verified:,} of them verified{strange}{lost}; {waits}",
         )
 
 
@@ -261,66 +256,33 @@ def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
 
 @pipeline.command()
 @job_options
-@click.option("--as", "format_", type=_FORMATS, required=True, help="Format of the listing.")
-@click.option(
-    "--table",
-    "tables_of",
-    metavar="NAME",
-    multiple=True,
-    help="Table to expose; all by default. May be repeated.",
-)
-@expose_options("--as")
-def expose(*, format_: str, **options: Any) -> None:
-    """Let programs that read Delta or Iceberg find the tables; copies nothing.
-
-    Says which files the tables have now; repeat it after each job that changes them.
-    """
-    from qmq_pipeline.jobs.expose import expose as work
-
-    with running_job(options) as job:
-        done = work(job.config, _expose_options(format_, **options), on_progress=job.on_progress)
-        job.answer(asdict(done), exposed_text(done, format_))
-
-
-@pipeline.command()
-@job_options
 @audit_options
 @full_option
 @skip_option
 @click.option(
     "--out", metavar="FILE", default="qmq-report.html", show_default=True, help="The report."
 )
-@click.option("--expose", "format_", type=_FORMATS, help="Expose the tables at the end.")
-@expose_options("--expose")
-def run(
-    *, skip_expired: bool, is_full: bool, out: str, format_: str | None, **options: Any
-) -> None:
+def run(*, skip_expired: bool, is_full: bool, out: str, **options: Any) -> None:
     """Run ingest, lifecycle, marts, audit and report, in this order.
 
     Exit codes: 0 nothing was found, 1 findings or no log to judge by, 2 wrong call, 3 unreachable.
     """
+    from qmq_pipeline.jobs.ingest import check_sources
     from qmq_pipeline.jobs.run import run as work
 
     with running_job(options) as job:
-        exposing = None if format_ is None else _expose_options(format_, **options)
-        config = replace(job.config, audit=_audit_options(options), expose=exposing)
+        check_sources(job.config)
+        config = replace(job.config, audit=_audit_options(options))
         done = work(
-            job.spark,
+            job.spark(),
             config,
-            workers=job.workers(),
             skip_expired=skip_expired,
             is_full=is_full,
             report_path=out,
             on_progress=job.on_progress,
         )
-        rows = {
-            **done.ingested.rows,
-            **({"outbox": sum(done.outbox.values())} if done.outbox else {}),
-        }
-        ingested = ingested_text(rows, config, quarantined=done.ingested.quarantined)
-        lines = [ingested, audit_text(done.audit)]
+        lines = [ingested_text(done.ingested, config), audit_text(done.audit)]
         lines += [f"wrote {done.report.path}"] if done.report is not None else []
-        lines += [exposed_text(done.exposed, format_)] if done.exposed is not None else []
         job.answer(asdict(done), "\n".join(lines))
         found = not done.audit.is_clean
     sys.exit(ATTENTION if found else DONE)
@@ -341,11 +303,3 @@ def _audit_options(options: dict[str, Any]) -> AuditOptions:
         since_ms=time_ms("since"),
         until_ms=time_ms("until"),
     )
-
-
-def _expose_options(
-    format_: str, *, catalog: str, namespace: str, tables_of: tuple[str, ...] = (), **_: Any
-) -> ExposeOptions:
-    from qmq_pipeline.places.config import ExposeOptions
-
-    return ExposeOptions(format=format_, tables=tables_of, catalog=catalog, namespace=namespace)

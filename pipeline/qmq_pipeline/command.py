@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
@@ -20,9 +21,8 @@ from qmq_client.commands.exit_codes import UNREACHABLE, WRONG_CALL, exit_code_of
 from qmq_client.commands.settings import loaded
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.wire.errors import QmqError
-from qmq_pipeline.display import Display
-from qmq_pipeline.errors import JavaError, LakeError, OptionError, SourceError, UnreachableError
-from qmq_pipeline.places.outage_notices import NOTICES
+from qmq_pipeline.display import Display, watched_tasks
+from qmq_pipeline.errors import JavaError, OptionError, SourceError, TablesError, UnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from qmq_pipeline.jobs.progress import Progress
     from qmq_pipeline.places.config import PipelineConfig
     from qmq_pipeline.places.options import Place
-    from qmq_pipeline.sources.tasks import Workers
-    from qmq_pipeline.work.workers import LocalWorkers
 
-_WRONG_CALLS: Final = (OptionError, LakeError, JavaError)
+_WRONG_CALLS: Final = (OptionError, TablesError, JavaError)
 #: Exit code of a program that Ctrl-C ended, as shells report it.
 INTERRUPTED: Final = 130
+_LOG: Final = logging.getLogger("qmq.pipeline")
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,11 +48,8 @@ class Job:
         self._as_json = options["as_json"]
         self._session: SparkSession | None = None
         self._is_own = False
-        self._workers: LocalWorkers | None = None
-        self._own = ExitStack()
         self._watching = ExitStack()
-        self._telling = ExitStack()
-        self._telling.enter_context(NOTICES.told_to(self._display.outage))
+        _LOG.addHandler(self._display)
         self._began_s = SYSTEM_CLOCK.monotonic_s()
 
     def spark(self) -> SparkSession:
@@ -63,41 +59,22 @@ class Job:
         from pyspark.sql import SparkSession
 
         from qmq_pipeline.spark.session import get_session
-        from qmq_pipeline.spark.task_watch import watched_tasks
 
         is_there = SparkSession.getActiveSession() is not None
         if not is_there:
             self._display.over("starting Spark …")
         self._session, self._is_own = get_session(), not is_there
-        self._own.close()  # what processes of our own did executors do from now on
-        self._watching.enter_context(watched_tasks(self._session, self._display.tasks))
+        self._watching.enter_context(watched_tasks(self._session, self._display))
         return self._session
 
-    def workers(self) -> Workers:
-        """Who does work that needs no query: processes of this machine, which end with the command.
-
-        If a session exists, or somebody else decides where Spark runs: its executors.
-        """
-        from qmq_pipeline.spark.session import has_session, is_submitted
-
-        if self._session is not None or has_session() or is_submitted():
-            return self.spark()
-        if self._workers is None:
-            from qmq_pipeline.work.workers import LocalWorkers
-
-            self._workers = LocalWorkers(on_tasks=self._display.tasks)
-            self._own.callback(self._workers.close)
-        return self._workers
-
     def close(self) -> None:
-        """End the session and the processes that this command has started; any other session stays."""
+        """End the session that this command has started; any other session stays."""
         self._watching.close()
-        self._own.close()
         if self._session is not None and self._is_own:
             with suppress(Exception):  # its JVM may be gone, which was told
                 self._session.stop()
         self._session = None
-        self._telling.close()
+        _LOG.removeHandler(self._display)
 
     def on_progress(self, progress: Progress) -> None:
         """Show how far the job is."""
@@ -213,7 +190,11 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
         )
     place = Place(path=path) if path else broker_of(options)
     return PipelineConfig(
-        tables=_folder(options["tables"]), place=place, databases=known.config.databases
+        tables=_folder(options["tables"]),
+        place=place,
+        databases=known.config.databases,
+        table_format=options["table_format"],
+        namespace=options["namespace"],
     )
 
 

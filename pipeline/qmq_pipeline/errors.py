@@ -12,8 +12,8 @@
         │   ├── DamagedRangeError   accepted data is not as it was written
         │   └── QuarantinedRangeError  it was damaged, and the broker gave it up
         ├── IncompleteError         rows are missing between the first and the last one
-        ├── LakeError               the tables' folder is of another version
-        │   └── LakeInUseError      another run writes them; the same call may work later
+        ├── TablesError             the folder of the tables cannot be used
+        │   └── TablesInUseError    another run writes them; the same call may work later
         └── JavaError               no Java that Spark can run on
 
 They travel from workers to the driver as text, so the text says everything.
@@ -111,10 +111,10 @@ class IncompleteError(PipelineError):
         self.next_sequence = next_sequence
 
 
-class LakeError(PipelineError):
+class TablesError(PipelineError):
     """The folder of the tables cannot be used."""
 
-    code = "lake"
+    code = "tables"
 
     def __init__(self, *, path: str, reason: str, remedy: str) -> None:
         super().__init__(f"{path}: {reason}. {remedy}")
@@ -123,10 +123,10 @@ class LakeError(PipelineError):
         self.remedy = remedy
 
 
-class LakeInUseError(LakeError):
+class TablesInUseError(TablesError):
     """Another run writes the tables; the same call may work later."""
 
-    code = "lake_in_use"
+    code = "tables_in_use"
 
 
 class JavaError(PipelineError):

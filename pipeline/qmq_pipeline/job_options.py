@@ -78,6 +78,24 @@ def _is_given(wanted: str, context: click.Context) -> bool:
     return any(one not in (None, False) and value in ("", one) for one in given)
 
 
+def _table_options() -> tuple[Callable[[_Function], _Function], ...]:
+    return (
+        click.option(
+            "--table-format",
+            type=click.Choice(("parquet", "delta", "iceberg")),
+            default="parquet",
+            show_default=True,
+            help="Format of the tables; Delta and Iceberg need a connector in Spark's session.",
+        ),
+        click.option(
+            "--namespace",
+            default="",
+            metavar="NAME",
+            help="Namespace of the session's catalog that is to have the tables.",
+        ),
+    )
+
+
 def job_options(function: _Function) -> _Function:
     """Options that every job has, so that one set of them fits all jobs."""
     for option in reversed(
@@ -123,6 +141,7 @@ def job_options(function: _Function) -> _Function:
                 multiple=True,
                 help="Database with an outbox; all configured ones by default. May be repeated.",
             ),
+            *_table_options(),
             config_option,
             json_option,
             click.option("--quiet", is_flag=True, help="No progress."),
@@ -167,29 +186,6 @@ def audit_options(function: _Function) -> _Function:
     ):
         function = option(function)
     return function
-
-
-def expose_options(format_option: str) -> Callable[[_Function], _Function]:
-    """Where tables are exposed in the format that `format_option` names."""
-    of_iceberg: dict[str, Any] = {"cls": DependentOption, "needs": (f"{format_option} iceberg",)}
-
-    def add(function: _Function) -> _Function:
-        function = click.option(
-            "--namespace",
-            default="qmq",
-            show_default=True,
-            help="For Iceberg: the namespace in the catalog.",
-            **of_iceberg,
-        )(function)
-        return click.option(
-            "--catalog",
-            default="",
-            metavar="NAME",
-            help="For Iceberg: a catalog from pyiceberg's configuration; its default one if not given.",
-            **of_iceberg,
-        )(function)
-
-    return add
 
 
 def skip_option(function: _Function) -> _Function:

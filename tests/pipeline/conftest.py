@@ -1,4 +1,4 @@
-"""What tests of the pipeline work on: a data directory, an outbox, workers, and one Spark for all of them.
+"""What tests of the pipeline work on: a data directory, an outbox, and one Spark for all of them.
 
 Starting Spark costs more than most tests. One worker of xdist runs all that ask for it, see
 `tests/conftest.py`, so one JVM is started.
@@ -14,7 +14,6 @@ import pytest
 
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.work.workers import LocalWorkers
 from tests.kit.asking import asks_for_spark
 from tests.pipeline.quick import QUICK
 from tests.pipeline.world import DataDirectory, OutboxDatabase
@@ -51,12 +50,6 @@ def database(tmp_path: Path) -> Iterator[OutboxDatabase]:
 @pytest.fixture
 def config(directory: DataDirectory, tmp_path: Path) -> PipelineConfig:
     return PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers(1) as found:
-        yield found
 
 
 @pytest.fixture(scope="session")

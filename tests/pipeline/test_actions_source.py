@@ -10,11 +10,8 @@ import pytest
 
 from qmq_broker.storage.logs.actions import Acked, Paused
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.options import Place, parse_log_options
+from qmq_pipeline.places.options import parse_log_options
 from qmq_pipeline.sources.log_batches import batch_reader
-from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
 
 LATER_MS = START_MS + 60_000
@@ -33,18 +30,6 @@ def directory(tmp_path: Path) -> Iterator[DataDirectory]:
     made.close()
 
 
-@pytest.fixture(params=["log", "tables"])
-def place(
-    request: pytest.FixtureRequest, directory: DataDirectory, tmp_path: Path, workers: LocalWorkers
-) -> str:
-    if request.param == "log":
-        return str(directory.path)
-    # An archive is such a folder too; its actions come by whole segments.
-    folder = str(tmp_path / "tables")
-    ingest(workers, PipelineConfig(tables=folder, place=Place(path=str(directory.path))))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("chosen", "found"),
     [
@@ -57,9 +42,14 @@ def place(
     ],
 )
 def test_subjects_and_times_choose_actions(
-    place: str, chosen: dict[str, str], found: list[tuple[int, str]]
+    directory: DataDirectory, chosen: dict[str, str], found: list[tuple[int, str]]
 ) -> None:
-    options = {"path": place, "table": "actions", "columns": "action_number,action", **chosen}
+    options = {
+        "path": str(directory.path),
+        "table": "actions",
+        "columns": "action_number,action",
+        **chosen,
+    }
     reader = batch_reader(parse_log_options(options))
     rows = [
         (row["action_number"], row["action"])

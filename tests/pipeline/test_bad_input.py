@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,9 +11,6 @@ from qmq_client.commands.root import root
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import carried
 from qmq_pipeline.spark.explain import explain
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import MESSAGES
-from tests.pipeline.exposed import batch
 from tests.pipeline.world import DataDirectory, messages
 
 
@@ -39,7 +31,7 @@ def test_a_folder_that_is_a_file_is_named_with_what_to_look_at(
     tmp_path: Path, broker: Path
 ) -> None:
     (tmp_path / "tables").write_text("a file")
-    for job in (("ingest", "--path", broker), ("audit",), ("ingest", "--path", broker, "--follow")):
+    for job in (("ingest", "--path", broker), ("ingest", "--path", broker, "--follow")):
         result = qmq(*job, "--tables", tmp_path / "tables", "--quiet")
         assert result.exit_code == 2
         (line,) = result.stderr.strip().splitlines()
@@ -65,7 +57,6 @@ def test_an_empty_name_of_a_folder_is_not_this_folder(
 def test_a_span_of_time_that_is_none_is_a_wrong_call(
     tmp_path: Path, option: str, value: str
 ) -> None:
-    Lake(str(tmp_path)).prepare()
     result = qmq("audit", "--tables", tmp_path, option, value)
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.stderr
@@ -75,7 +66,6 @@ def test_a_span_of_time_that_is_none_is_a_wrong_call(
 def test_a_window_without_any_time_is_a_wrong_call_and_not_clean(
     tmp_path: Path, until: str
 ) -> None:
-    Lake(str(tmp_path)).prepare()
     result = qmq("audit", "--tables", tmp_path, "--since", "2026-01-31", "--until", until)
     assert result.exit_code == 2
     assert "allowed: a time after --since" in result.stderr
@@ -99,9 +89,6 @@ def test_a_look_needs_a_time_to_wait(tmp_path: Path, broker: Path) -> None:
         ("ingest --path {} --token-file token", "--token-file needs --broker"),
         ("audit --path {} --wait 5", "--wait needs --broker"),
         ("archive --path {} --keeper a", "--keeper needs --broker"),
-        ("expose --as delta --catalog a", "--catalog needs --as iceberg"),
-        ("run --path {} --expose delta --namespace a", "--namespace needs --expose iceberg"),
-        ("run --path {} --catalog a", "--catalog needs --expose iceberg"),
         ("replay --where TRUE --to group:a --same-ids", "need --to subject:NAME"),
         ("replay --where TRUE --to group:a --name b", "need --to subject:NAME"),
     ],
@@ -116,26 +103,6 @@ def test_an_option_that_would_have_no_effect_is_a_wrong_call(
     assert not (tmp_path / "tables").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "uri"), [("sql", "sqlite:////nowhere/at/all.db"), ("rest", "http://127.0.0.1:1")]
-)
-def test_a_catalog_where_nobody_answers_is_unreachable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, uri: str
-) -> None:
-    Lake(str(tmp_path)).prepare()
-    for name, value in {"TYPE": kind, "URI": uri, "WAREHOUSE": f"file://{tmp_path}"}.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__AWAY__{name}", value)
-    program = Path(sys.executable).with_name(
-        "qmq"
-    )  # the library reads its settings once, at its import
-    line = ["expose", "--tables", str(tmp_path), "--as", "iceberg", "--catalog", "away"]
-    result = subprocess.run([program, "pipeline", *line], capture_output=True, text=True)
-    assert result.returncode == 3
-    (said,) = [one for one in result.stderr.splitlines() if one.startswith("Error")]
-    assert "catalog away: it cannot be opened" in said
-    assert "PYICEBERG_CATALOG__<NAME>__URI" in said
-
-
 def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
     told = str(explain(KeyError("side"), "some.log"))
     assert told == "unexpected KeyError: 'side'. The traceback is in some.log."
@@ -145,17 +112,3 @@ def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
     )
     assert str(carried("KeyError", "'a'")) == "a worker failed: KeyError: 'a'"
     assert "Spark" not in str(explain(PermissionError(13, "Permission denied", "/a"), "some.log"))
-
-
-def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
-    lake.prepare()
-    before = sorted(tmp_path.rglob("*.*"))
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        yield batch(MESSAGES, range(1000))
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        lake.write(MESSAGES, "day=2026-01-31/a.parquet", rows())
-    assert sorted(tmp_path.rglob("*.*")) == before

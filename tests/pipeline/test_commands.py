@@ -25,8 +25,8 @@ from qmq_client.wire.requests import PullRequest, Reject, Settlement, SettleRequ
 from qmq_pipeline.command import running_job
 from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.spark.session import log_path
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import LIFECYCLE
+from qmq_pipeline.tables.store import Tables
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.pipeline.world import DataDirectory, messages
@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 40
-QUIET = {"config_file": None, "quiet": True, "as_json": False}
+QUIET = {
+    "config_file": None,
+    "quiet": True,
+    "as_json": False,
+    "table_format": "parquet",
+    "namespace": "",
+}
 
 
 def qmq(*arguments: str | Path) -> Result:
@@ -153,7 +159,7 @@ def _consume_all_but_one_rejected(url: str) -> str:
 def _settled(spark: SparkSession, tmp_path: Path, here: tuple[str | Path, ...]) -> int:
     answer("pipeline", "ingest", *here)
     answer("pipeline", "lifecycle", *here)
-    rows = Lake(str(tmp_path / "tables")).read(spark, LIFECYCLE)
+    rows = Tables(spark, str(tmp_path / "tables")).read(LIFECYCLE)
     return rows.where("outcome IN ('acked', 'dead')").count()
 
 
@@ -185,7 +191,7 @@ def test_bad_input_is_one_line_that_says_what_and_what_to_do(
     says: str,
 ) -> None:
     if "--where" in arguments:  # what is asked of tables is asked where some are
-        Lake(str(tmp_path / "tables")).prepare()
+        Tables(spark, str(tmp_path / "tables")).note_progress("ingest", {})
     result = qmq("pipeline", arguments[0], "--tables", tmp_path / "tables", *arguments[1:])
     assert result.exit_code == exit_code, result.output
     assert "--where" in arguments or not (tmp_path / "tables").exists()

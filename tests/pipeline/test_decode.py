@@ -7,6 +7,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -25,8 +26,9 @@ from qmq_client.wire.record import (
     decode_record,
     encode_record,
 )
-from qmq_pipeline.rows.decode import Selection, batches, batches_by_subject
-from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED
+from qmq_pipeline.rows.decode import Selection, batches
+from qmq_pipeline.rows.log_rows import log_batches
+from qmq_pipeline.tables.schemas import LOG, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
 from tests.pipeline.world import scanned
 
@@ -315,9 +317,9 @@ def test_records_longer_than_their_frame_or_too_short_for_one_are_refused(
     assert frame.data.count(told) == 1
     wrong = frame.data.replace(told, struct.pack(">3I", own, own, length))
     frame = ScannedFrame(frame.offset, frame.header, wrong)
-    for made in (batches, batches_by_subject):
+    for made, table in ((batches, MESSAGES), (log_batches, LOG)):
         with pytest.raises(ProtocolError, match="do not add up"):
-            list(made([frame], Selection(columns=columns)))
+            list(made([frame], Selection(columns=columns, table=table)))
     sound = scanned([("a", encode_record(records[0]))])
     with pytest.raises(ProtocolError, match="do not add up"):
         list(batches([frame, sound], Selection(columns=columns)))
@@ -370,7 +372,7 @@ def test_delayed_messages_are_rows_of_another_table_without_a_sequence() -> None
 
 @given(st.lists(st.lists(_RECORDS, min_size=1, max_size=6), max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_rows_by_subject_are_the_same_rows_without_those_of_the_broker_itself(
+def test_rows_of_the_log_are_those_of_messages_without_those_of_the_broker_itself(
     frames: list[list[Record]],
 ) -> None:
     own = OWN_PREFIX + "copies"
@@ -379,11 +381,10 @@ def test_rows_by_subject_are_the_same_rows_without_those_of_the_broker_itself(
         for records in frames
     ]
     plain = [row for frame in some for row in rows_of(frame)]
-    by_subject = [
-        row for batch in batches_by_subject(some, Selection()) for row in batch.to_pylist()
-    ]
-    assert by_subject == sorted(plain, key=lambda row: str(row["subject"]))
-    assert own not in {row["subject"] for row in by_subject}
+    selection = Selection(table=LOG, columns=(*MESSAGES.names, "kind", "part"), part_bytes=1024)
+    found = [row for batch in log_batches(some, selection) for row in batch.to_pylist()]
+    assert [{name: row[name] for name in MESSAGES.names} for row in found] == plain
+    assert {(row["kind"], row["part"]) for row in found} <= {("message", 4)}
 
 
 def test_a_message_that_was_put_off_is_due_when_its_frame_says() -> None:
@@ -391,6 +392,7 @@ def test_a_message_that_was_put_off_is_due_when_its_frame_says() -> None:
     marks = Marks(buckets=[0], sequences=[0], sources=[0], due_at_ms=[9_000])
     put_off = scanned([("a", encode_record(due))], kind=FrameKind.RESCHEDULED, marks=marks)
     selection = Selection(table=SCHEDULED, columns=SCHEDULED.names)
-    for rows in (batches([put_off], selection), batches_by_subject([put_off], selection)):
+    of_log = replace(selection, table=LOG, columns=LOG.names)
+    for rows in (batches([put_off], selection), log_batches([put_off], of_log)):
         (row,) = [row for batch in rows for row in batch.to_pylist()]
         assert (row["due_at"], row["now_due_at"]) == (time(5), time(9_000))

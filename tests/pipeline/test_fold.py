@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,10 +15,12 @@ import pytest
 from qmq_broker.storage.logs.actions import (
     Acked,
     Action,
+    Configured,
     Dead,
     Ended,
     Expired,
     GroupDefined,
+    GroupSettings,
     Keyed,
     Nacked,
     Passed,
@@ -28,38 +30,52 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_pipeline.fold.fold import GroupFold, GroupMark
-from qmq_pipeline.fold.runs import RUNS_MAX, RunList
+from qmq_pipeline.fold.blocks import STEPS, Block
+from qmq_pipeline.fold.steps import NEVER_GIVEN, GroupMark, GroupSteps, Step
 from qmq_pipeline.rows.actions import action_rows
 from qmq_pipeline.tables.schemas import DELIVERIES
 
 AT_MS = 1_700_000_000_000
-#: So short that histories go over several.
-BLOCK = 16
 
 
-def folded(actions: list[Action]) -> dict[int, Mapping[str, Any]]:
+class Fold:
+    """One group, folded from an earlier state or from the beginning on."""
+
+    def __init__(self, mark: GroupMark | None = None, known: pa.Table | None = None) -> None:
+        self._group = GroupSteps(mark)
+        self._known = DELIVERIES.arrow().empty_table() if known is None else known
+        self._steps: list[Step] = []
+
+    @property
+    def mark(self) -> GroupMark:
+        return self._group.mark
+
+    def feed(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            for row in action_rows(action):
+                at = round(row["at"].timestamp() * 1_000_000)
+                self._steps += self._group.of({**_NOTHING, **row, "at": at})
+
+    def rows(self) -> pa.Table:
+        if not self._steps and not self._known.num_rows:
+            return self._known
+        steps = pa.Table.from_pylist([one._asdict() for one in self._steps], schema=STEPS)
+        block = Block.of(steps, self._known)
+        block.apply_all(steps)
+        rows = block.rows("orders", "billing", 0, 0)
+        rows.validate(full=True)
+        return rows
+
+
+def folded(actions: Sequence[Action]) -> dict[int, Mapping[str, Any]]:
     """sequence → what the fold says of it."""
-    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
-    feed(fold, actions)
+    fold = Fold()
+    fold.feed(actions)
     return rows_of(fold)
 
 
-def feed(fold: GroupFold, actions: list[Action]) -> None:
-    for action in actions:
-        for row in action_rows(action):
-            at = row["at"]
-            fold.add({**_NOTHING, **row, "at": round(at.timestamp() * 1_000_000)})
-
-
-def rows_of(fold: GroupFold) -> dict[int, Mapping[str, Any]]:
-    found = {}
-    for number in sorted(fold.changed):
-        for batch in fold.batches(number):
-            batch.validate(full=True)
-            for row in batch.to_pylist():
-                found[row["sequence"]] = row
-    return found
+def rows_of(fold: Fold) -> dict[int, Mapping[str, Any]]:
+    return {row["sequence"]: row for row in fold.rows().to_pylist()}
 
 
 _NOTHING = dict.fromkeys(
@@ -95,6 +111,7 @@ def outcomes(found: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
 
 
 DEFINED = GroupDefined(AT_MS, "orders", "billing", 0, 5)
+FILTERING = Configured(AT_MS, "orders", "billing", GroupSettings(any_tags=("red",)))
 
 
 def test_a_message_goes_from_delivery_to_settlement_with_its_times() -> None:
@@ -157,6 +174,7 @@ def test_what_a_group_never_gets_is_said() -> None:
     found = folded(
         [
             DEFINED,
+            FILTERING,
             pulled(1, 0, (2, 1, 1)),
             Passed(AT_MS + 2, "orders", "billing", 5),
             Skipped(AT_MS + 3, "orders", "billing", 5, 7),
@@ -175,24 +193,42 @@ def test_messages_that_wait_for_their_key_are_not_taken_for_filtered_ones() -> N
         Keyed(AT_MS + 1, "orders", "billing", 4, (0, 2, 3), (7, 7, 0)),
         Keyed(AT_MS + 2, "orders", "billing", 6, (5,), (7,)),
     ]
-    found = folded([DEFINED, *keyed, pulled(3, 0, (0, 1, 1))])
+    found = folded([DEFINED, FILTERING, *keyed, pulled(3, 0, (0, 1, 1))])
     waiting = dict.fromkeys((2, 3, 5), "waiting")
     assert outcomes(found) == {0: "in flight", 1: "filtered", 4: "filtered", **waiting}
 
 
 def test_settlements_of_hand_outs_before_the_table_begins_are_counted_and_left_out() -> None:
-    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
-    for row in action_rows(acked(1, 7, 9)):
-        fold.add({**_NOTHING, **row, "at": 1})
+    fold = Fold()
+    fold.feed([acked(1, 7, 9)])
     assert (rows_of(fold), fold.mark.unmatched) == ({}, 2)
 
 
 def test_what_a_filter_passes_over_between_two_deliveries_is_not_for_the_group() -> None:
-    found = folded([DEFINED, pulled(1, 0, (2, 1, 1), (5, 2, 1)), acked(2, 0, 3)])
-    assert outcomes(found) == {
+    history: list[Action] = [
+        DEFINED,
+        FILTERING,
+        pulled(1, 0, (2, 1, 1), (5, 2, 1)),
+        acked(2, 0, 3),
+    ]
+    fold = Fold()
+    fold.feed(history)
+    assert outcomes(rows_of(fold)) == {
         **dict.fromkeys((0, 1, 3, 4), "filtered"),
         **dict.fromkeys((2, 5, 6), "acked"),
     }
+    assert (fold.mark.filter, fold.mark.was_refiltered) == ((("red",), ()), False)
+    later = Configured(AT_MS, "orders", "billing", GroupSettings(all_tags=("blue",)))
+    fold.feed([later])
+    assert (fold.mark.filter, fold.mark.was_refiltered) == (((), ("blue",)), True)
+
+
+def test_what_a_group_without_a_filter_comes_past_was_skipped() -> None:
+    found = folded([DEFINED, pulled(1, 0, (2, 1, 1)), Passed(AT_MS + 2, "orders", "billing", 5)])
+    assert outcomes(found) == {**dict.fromkeys((0, 1, 3, 4), "skipped"), 2: "in flight"}
+    assert {found[one]["reason"] for one in (0, 1, 3, 4)} == {NEVER_GIVEN}
+    unknown = folded([pulled(1, 0, (2, 1, 1)), pulled(2, 1, (5, 1, 1))])
+    assert outcomes(unknown)[3] == "filtered", "its settings are older than the table"
 
 
 def test_a_seek_back_begins_anew_and_a_seek_ahead_skips() -> None:
@@ -276,29 +312,11 @@ def test_random_histories_are_what_a_model_of_single_messages_says(seed: int) ->
 
 def folded_in_parts(actions: list[Action], cuts: list[int]) -> dict[int, Mapping[str, Any]]:
     """The same by a fold for each part, which knows of the one before what tables and notes keep."""
-    kept: dict[int, pa.Table] = {}
-    mark = GroupMark()
+    kept, mark = None, GroupMark()
     for first, after in itertools.pairwise([0, *cuts, len(actions)]):
         known = GroupMark.from_json(json.loads(json.dumps(mark.to_json())))
-        fold = GroupFold("orders", "billing", mark=known, load=kept.get, block_sequences=BLOCK)
-        feed(fold, actions[first:after])
-        for number in fold.changed:
-            kept[number] = pa.Table.from_batches(fold.batches(number), DELIVERIES.arrow())
-        assert all(
-            fold.touched.overlaps(number * BLOCK, (number + 1) * BLOCK) for number in fold.changed
-        )
-        mark = fold.mark
-    rows = pa.concat_tables(kept[number] for number in sorted(kept)).to_pylist()
-    return {row["sequence"]: row for row in rows}
-
-
-def test_runs_are_joined_where_they_meet_and_never_cover_less_when_there_are_too_many() -> None:
-    assert list(RunList([(5, 7), (0, 2), (2, 4), (6, 9)])) == [(0, 4), (5, 9)]
-    draw = random.Random(3)
-    some = [(first, first + draw.randint(1, 9)) for first in draw.sample(range(100_000), 2_000)]
-    runs = RunList(some)
-    assert len(runs) <= 2 * RUNS_MAX
-    assert all(runs.overlaps(first, after) for first, after in some)
-    assert list(runs) == sorted(runs)
-    assert not RunList([(3, 5)]).overlaps(5, 9)
-    assert not RunList([(3, 5)]).overlaps(0, 3)
+        fold = Fold(known, kept)
+        fold.feed(actions[first:after])
+        kept, mark = fold.rows(), fold.mark
+    assert kept is not None
+    return {row["sequence"]: row for row in kept.to_pylist()}

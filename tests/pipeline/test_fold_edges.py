@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from qmq_broker.storage.logs.actions import (
     Action,
     BroughtBack,
@@ -15,14 +13,11 @@ from qmq_broker.storage.logs.actions import (
     Skipped,
     Sought,
 )
-from qmq_pipeline.fold.fold import GroupFold
-from qmq_pipeline.fold.runs import RUNS_MAX, RunList
 from tests.pipeline.test_fold import (
     AT_MS,
-    BLOCK,
     DEFINED,
+    Fold,
     acked,
-    feed,
     folded,
     nacked,
     outcomes,
@@ -34,8 +29,8 @@ ENDED = Ended(AT_MS + 50, "orders", "billing")
 
 
 def test_a_hand_out_that_is_known_in_part_is_settled_in_part_and_the_rest_counted() -> None:
-    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
-    feed(fold, [DEFINED, pulled(1, 5, (0, 3, 1)), pulled(2, 10, (3, 1, 1)), acked(3, 3, 11)])
+    fold = Fold()
+    fold.feed([DEFINED, pulled(1, 5, (0, 3, 1)), pulled(2, 10, (3, 1, 1)), acked(3, 3, 11)])
     assert outcomes(rows_of(fold)) == dict.fromkeys(range(4), "acked")
     assert fold.mark.unmatched == 4  # pulls 3 and 4 before them, 8 and 9 between
     assert fold.mark.held == {}
@@ -53,8 +48,8 @@ def test_what_is_delivered_once_more_after_its_ack_is_settled_no_longer() -> Non
 
 def test_acks_that_come_after_the_group_ended_or_was_moved_settle_nothing() -> None:
     for change in (ENDED, Sought(AT_MS + 50, "orders", "billing", 2)):
-        fold = GroupFold("orders", "billing", block_sequences=BLOCK)
-        feed(fold, [DEFINED, pulled(1, 0, (0, 2, 1)), change, acked(60, 0, 2)])
+        fold = Fold()
+        fold.feed([DEFINED, pulled(1, 0, (0, 2, 1)), change, acked(60, 0, 2)])
         assert outcomes(rows_of(fold)) == {0: "skipped", 1: "skipped"}
         assert fold.mark.unmatched == 2
 
@@ -75,12 +70,12 @@ def test_a_dead_letter_replayed_behind_a_seek_ahead_is_given_up_with_the_group()
 
 def test_messages_that_a_start_found_gone_give_their_sequences_to_others() -> None:
     """The acks of what was lost settle nothing that was stored later."""
-    fold = GroupFold("orders", "billing", block_sequences=BLOCK)
+    fold = Fold()
     moved = MovedBack(AT_MS + 5, "orders", "billing", 2, 0)
-    feed(fold, [DEFINED, pulled(1, 0, (0, 3, 1)), pulled(2, 3, (3, 2, 1)), acked(3, 1, 5), moved])
+    fold.feed([DEFINED, pulled(1, 0, (0, 3, 1)), pulled(2, 3, (3, 2, 1)), acked(3, 1, 5), moved])
     assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked"}
     assert (fold.mark.come_to, fold.mark.held) == (2, {"c1": [(0, 1, 0)]})
-    feed(fold, [pulled(6, 5, (2, 2, 1)), acked(7, 5, 6)])
+    fold.feed([pulled(6, 5, (2, 2, 1)), acked(7, 5, 6)])
     assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked", 2: "acked", 3: "in flight"}
 
 
@@ -107,12 +102,3 @@ def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:
         ]
     )
     assert (found[0]["outcome"], found[0]["brought_back_at"]) == ("set aside", None)
-
-
-@pytest.mark.parametrize("count", [RUNS_MAX, 3 * RUNS_MAX], ids=["few", "too many"])
-def test_runs_at_equal_distances_are_bounded_and_those_that_touch_are_one(count: int) -> None:
-    some = [(10 * number, 10 * number + 1) for number in range(count)]
-    runs = RunList(some)
-    assert len(runs) <= 2 * RUNS_MAX
-    assert all(runs.overlaps(*one) for one in some)
-    assert list(RunList([(5, 8), (3, 5)])) == [(3, 8)]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from qmq_pipeline.fold.steps import GroupMark
 from qmq_pipeline.jobs import lifecycle_sql
 from qmq_pipeline.jobs.deliveries import groups
 from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.schemas import (
-    CANCELLED,
     DELIVERIES,
     LIFECYCLE,
+    LOG,
     MESSAGES,
     OUTBOX,
-    SCHEDULED,
 )
 from tests.pipeline.world import START_MS
 
@@ -38,7 +38,7 @@ def test_P2_a_window_that_is_made_again_keeps_what_only_its_old_rows_know(
     others = {"producer": 1, "counter": 2, "message_id": "2", "subject": "orders"}
     moved = {"producer": 1, "counter": 3, "message_id": "3", "subject": "orders"}
     views: dict[str, tuple[Table, list[dict[str, Any]]]] = {
-        "qmq_messages": (
+        "messages": (
             MESSAGES,
             [
                 {**ids, "sequence": 0, "born_at": at(0), "stored_at": at(41), "due_at": at(20)},
@@ -46,7 +46,7 @@ def test_P2_a_window_that_is_made_again_keeps_what_only_its_old_rows_know(
                 {**moved, "sequence": 2, "born_at": at(0), "stored_at": at(51), "due_at": at(20)},
             ],
         ),
-        "qmq_old": (
+        "old": (
             LIFECYCLE,
             [
                 {**ids, "sequence": 0, "stored_at": at(41), "due_at": at(40), "copy": 0},
@@ -54,7 +54,7 @@ def test_P2_a_window_that_is_made_again_keeps_what_only_its_old_rows_know(
                 {**moved, "sequence": 2, "stored_at": at(51), "due_at": at(30), "copy": 0},
             ],
         ),
-        "qmq_deliveries": (
+        "deliveries": (
             DELIVERIES,
             [
                 {
@@ -67,18 +67,21 @@ def test_P2_a_window_that_is_made_again_keeps_what_only_its_old_rows_know(
                 }
             ],
         ),
-        "qmq_outbox_new": (OUTBOX, []),
-        "qmq_scheduled_new": (SCHEDULED, [{**moved, "physical_offset": 9, "now_due_at": at(50)}]),
-        "qmq_cancelled_new": (CANCELLED, []),
+        "outbox_new": (OUTBOX, []),
+        "scheduled_new": (LOG, [{**moved, "physical_offset": 9, "now_due_at": at(50)}]),
+        "cancelled_new": (LOG, []),
     }
+    frames: dict[str, Any] = {}
     for name, (table, rows) in views.items():
         every = [dict.fromkeys(table.names) | row for row in rows]
         frame = arrow_frame(spark, pa.Table.from_pylist(every, schema=table.arrow()))
         if table is MESSAGES:
-            frame = frame.drop("headers", "tags", "body").selectExpr("*", "'w0' AS part")
-        frame.createOrReplaceTempView(name)
-    groups(spark, {"orders\nbilling": (0, 2)}).createOrReplaceTempView("qmq_groups")
-    first, second, third = spark.sql(lifecycle_sql.LIFECYCLE).orderBy("sequence").collect()
+            frame = frame.drop("headers", "tags", "body").selectExpr("*", "0L AS part")
+        frames[name] = frame
+    mark = GroupMark(first=0, come_to=2, has_ended=True).to_json()
+    frames["groups"] = groups(spark, {"orders\nbilling": mark})
+    made = spark.sql(lifecycle_sql.LIFECYCLE, **frames)
+    first, second, third = made.orderBy("sequence").collect()
     assert first["due_at"].astimezone(UTC) == at(40), "it was put off before it was stored"
     assert third["due_at"].astimezone(UTC) == at(50), "news go before old rows"
     assert (first["wait_ms"], first["work_ms"], first["total_ms"]) == (1_000, 3_000, 5_000)

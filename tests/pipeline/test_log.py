@@ -49,7 +49,7 @@ def reader(directory: DataDirectory) -> LogReader:
 def whole(log: LogReader) -> tuple[list[LogRange], list[bytes]]:
     """The ranges of a log, and the bytes of its frames range by range."""
     bounds = log.bounds()
-    ranges = log.ranges(bounds.first_offset, bounds.next_offset, RANGE_BYTES)
+    ranges = log.parts(bounds.first_offset, bounds.next_offset, RANGE_BYTES)
     return ranges, [b"".join(frame.data for frame in log.frames(one)) for one in ranges]
 
 
@@ -66,7 +66,7 @@ def test_P1_ranges_cover_the_log_and_a_second_reading_gives_the_same_bytes(
     log = reader(directory)
     assert [b"".join(frame.data for frame in log.frames(one)) for one in ranges] == first
     # What was cut at the end of the log goes on where it ended; all others are cut the same way.
-    assert log.ranges(0, log.bounds().next_offset, RANGE_BYTES)[: len(ranges) - 1] == ranges[:-1]
+    assert log.parts(0, log.bounds().next_offset, RANGE_BYTES)[: len(ranges) - 1] == ranges[:-1]
 
 
 def test_P1_what_is_not_durable_is_not_read(directory: DataDirectory) -> None:
@@ -311,7 +311,7 @@ def test_a_format_of_another_version_is_refused_untouched(directory: DataDirecto
         ({"path": "a", "first_offset": "-1"}, "a number from 0"),
         ({"path": "a", "first_offset": "²"}, "a number from 0"),
         ({"path": "a", "first_offset": "9" * 5_000}, "a number from 0"),
-        ({"path": "a", "maxBytesPerTrigger": "1"}, "a number from 65536"),
+        ({"path": "a", "maxBytesPerTrigger": "1"}, "a number from 16384"),
         ({"path": "a", "subject": "no name!"}, "names of subjects"),
         ({"path": "a", "columns": ","}, "',' names no column"),
         (

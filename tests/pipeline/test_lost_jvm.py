@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import subprocess
-import tempfile
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -16,8 +13,9 @@ from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
 from py4j.java_gateway import GatewayProperty, PythonProxyPool
 from py4j.protocol import ERROR, STRING_TYPE, Py4JError, get_return_value
 
+from qmq_pipeline import command
 from qmq_pipeline.command import running_job
-from qmq_pipeline.spark import session, task_watch
+from qmq_pipeline.spark import session
 from qmq_pipeline.spark.explain import explain
 
 if TYPE_CHECKING:
@@ -70,33 +68,6 @@ def test_the_bridge_s_own_traceback_is_not_shown_and_other_logs_are(
     assert "JVM ended in the middle" in str(explain(lost.value, ""))
 
 
-def test_logs_of_processes_that_ended_long_ago_are_removed_at_a_start_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    now_ms, week_ms = 1_800_000_000_000, 7 * 86_400_000
-    start = f"qmq-spark-{os.getuid()}-"
-    names = {
-        f"{start}{ended.pid}.log",
-        f"{start}{'9' * 30}.log",
-        f"{start}{os.getppid()}.log",
-        f"{start}{ended.pid}.log.gz",
-        f"{start}mine.log",
-        f"qmq-spark-{os.getuid()}1-{ended.pid}.log",
-        f"{start}{os.getpid()}.log",
-    }
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (0, (now_ms - week_ms) / 1000))
-    session.remove_old_logs(now_ms)
-    assert {one.name for one in tmp_path.iterdir()} == names, "a week is not over"
-    session.remove_old_logs(now_ms + 1_000)
-    gone = names - {one.name for one in tmp_path.iterdir()}
-    assert gone == {f"{start}{ended.pid}.log", f"{start}{'9' * 30}.log"}
-
-
 class Orphan:
     """A session whose JVM is dead."""
 
@@ -130,7 +101,7 @@ def test_a_command_whose_jvm_died_ends_with_that_line(
 ) -> None:
     monkeypatch.setattr(session, "get_session", Orphan)
     monkeypatch.setattr(session, "log_path", lambda: tmp_path / "the.log")
-    monkeypatch.setattr(task_watch, "watched_tasks", lambda *_: socket.socket())
+    monkeypatch.setattr(command, "watched_tasks", lambda *_: socket.socket())
     options: dict[str, Any] = {
         **dict.fromkeys(("path", "broker_url", "token_file", "config_file")),
         "tables": str(tmp_path),
@@ -138,6 +109,8 @@ def test_a_command_whose_jvm_died_ends_with_that_line(
         "databases": (),
         "as_json": False,
         "quiet": True,
+        "table_format": "parquet",
+        "namespace": "",
     }
 
     def run() -> None:

@@ -11,12 +11,10 @@ import pytest
 from pyspark.sql import Row
 from pyspark.testing import assertDataFrameEqual
 
-from qmq_pipeline.errors import LakeError
+from qmq_pipeline.errors import TablesError
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
-from qmq_pipeline.tables.lake import Lake
 from qmq_pipeline.tables.schemas import (
     DEAD_LETTERS,
     DELAY_LATENESS,
@@ -25,6 +23,7 @@ from qmq_pipeline.tables.schemas import (
     LATENCY_MINUTE,
     PRODUCERS,
 )
+from qmq_pipeline.tables.store import Tables
 from tests.pipeline.gold import minute, shop
 from tests.pipeline.rows import rows_of
 
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
 
 def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
-    ingest_outbox(spark, config)
     ingest(spark, config)
-    with pytest.raises(LakeError, match="lifecycle` first"):
+    with pytest.raises(TablesError, match="lifecycle` first"):
         marts(spark, config)
     lifecycle(spark, config)
     made = marts(spark, config)
@@ -56,7 +54,7 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
     # The oldest open one was stored 1 s into its minute, and the next half a second into the third.
     columns = ["stored", "settled", "lag", "lag_s"]
     assertDataFrameEqual(
-        Lake(config.tables).read(spark, GROUP_LAG).select(*columns),
+        Tables(spark, config.tables).read(GROUP_LAG).select(*columns),
         [
             Row(stored=103, settled=60, lag=43, lag_s=59.0),
             Row(stored=153, settled=103, lag=50, lag_s=59.5),

@@ -22,24 +22,25 @@ from qmq_pipeline.cli import pipeline
 from qmq_pipeline.errors import OptionError, SourceError, UnreachableError
 from qmq_pipeline.places.options import parse_log_options
 from qmq_pipeline.places.outage import WAIT_S, AwayError, Outage
-from qmq_pipeline.places.outage_notices import NOTICES, OutageNotice, OutageNotices
 from qmq_pipeline.places.remote import RemoteDisk
-from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.world import WallClock
 
 URL = "http://broker:9470"
 
 
 class World:
-    """A clock, and what was told."""
+    """A clock, and what was logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: pytest.LogCaptureFixture) -> None:
         self.clock = WallClock()
-        self.told: list[OutageNotice] = []
-        self.notices = OutageNotices()
+        self._log = log
+
+    @property
+    def told(self) -> list[str]:
+        return self._log.messages
 
     def outage(self, wait_s: float) -> Outage:
-        return Outage(URL, wait_s, clock=self.clock, notices=self.notices)
+        return Outage(URL, wait_s, clock=self.clock)
 
     @property
     def passed_s(self) -> float:
@@ -47,10 +48,9 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    with made.notices.told_to(made.told.append):
-        yield made
+def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
+    with caplog.at_level(logging.WARNING, logger="qmq.pipeline"):
+        yield World(caplog)
 
 
 class Broker:
@@ -73,7 +73,7 @@ def test_a_broker_that_is_away_is_waited_for_and_that_is_told_once_at_its_begin_
 ) -> None:
     broker = Broker(world, back_s=40)
     assert world.outage(60).outlast(broker.answer, remedy="Start it") == "here"
-    began, over = (str(one) for one in world.told)
+    began, over = world.told
     assert began == (
         f"{URL}: the broker does not answer: Connection refused; waiting for it, for 60 s at most"
     )
@@ -86,7 +86,7 @@ def test_it_is_waited_for_no_longer_than_was_said(world: World) -> None:
     with pytest.raises(UnreachableError, match=r"refused\. Start it") as raised:
         outage.outlast(Broker(world, back_s=61).answer, remedy="Start it")
     assert (raised.value.source, round(world.passed_s)) == (URL, 60)
-    assert [one.reason != "" for one in world.told] == [True]
+    assert ["waiting for it" in one for one in world.told] == [True]
     assert outage.outlast(Broker(world, back_s=90).answer, remedy="") == "here", "each time anew"
 
 
@@ -115,33 +115,6 @@ def test_only_the_time_counts_in_which_nothing_comes(world: World) -> None:
 
     assert outage.outlast(broken_answer, remedy="") == 100
     assert world.passed_s > 190
-
-
-def test_an_outage_is_told_once_however_many_wait_and_its_end_when_the_last_one_is_served(
-    world: World,
-) -> None:
-    one, two, three = (world.outage(60) for _ in range(3))
-    for outage in (one, two, three):
-        outage.asking()
-    world.clock.sleep(5)
-    for outage in (one, two, three):
-        outage.pause_s("away")
-    assert len(world.told) == 1
-    two.close()
-    one.arrived()
-    assert len(world.told) == 1
-    three.arrived()
-    assert [one.reason for one in world.told] == ["away", ""]
-
-
-def test_without_a_command_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    with caplog.at_level(logging.WARNING, logger="qmq.pipeline"):
-        world.outage(60).outlast(Broker(world, back_s=5).answer, remedy="")
-    assert [one.split("; ")[0] for one in caplog.messages] == [
-        f"{URL}: the broker does not answer: Connection refused",
-        f"{URL}: the broker answers again, after {world.passed_s:.0f} s",
-    ]
 
 
 class RefusingServer(ThreadingHTTPServer):
@@ -236,18 +209,6 @@ def test_a_connection_that_ends_in_the_middle_of_TLS_is_one_that_broke(tmp_path:
             asked(url, clock, ca_file=str(tmp_path / "ca.pem"))
         listener.shutdown(socket.SHUT_RDWR)
     assert clock.monotonic_s() - WallClock().monotonic_s() == pytest.approx(60, abs=2)
-
-
-def test_workers_that_find_the_same_outage_tell_it_once(tmp_path: Path) -> None:
-    where = {"tables": str(tmp_path), "log": "commitlog", "first": 0, "after": 1}
-    told: list[OutageNotice] = []
-    with NOTICES.told_to(told.append), LocalWorkers(2) as workers:
-        for wait_s in (0, 3):  # both are awake when they are to wait
-            piece = {"place": {"broker_url": "http://127.0.0.1:1", "wait_s": wait_s}, **where}
-            with pytest.raises(UnreachableError, match="does not answer"):
-                workers.run("qmq_pipeline.work.ranges.ingest_piece", [piece] * 2)
-    (notice,) = told
-    assert (notice.source, notice.wait_s) == ("http://127.0.0.1:1", 3)
 
 
 def test_a_command_says_that_it_waits_and_for_how_long(tmp_path: Path) -> None:

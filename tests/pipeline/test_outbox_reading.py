@@ -13,7 +13,7 @@ from qmq_client.errors import DatabaseUnavailableError
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.rows.outbox import STATES, batches
+from qmq_pipeline.rows.outbox import OPEN, STATES, batches
 from qmq_pipeline.rows.outbox_reading import HEAD_BYTES, RAW, row_reader
 from tests.conftest import MakeDatabase
 from tests.pipeline.world import START_MS, OutboxDatabase, messages, outbox_rows
@@ -90,14 +90,19 @@ def test_every_value_of_every_database_is_the_one_that_was_written(
         assert not connection.in_transaction()
     engine.dispose()
     section = DatabaseSection(name="orders", url=database.url)
-    several = batches(section, first_id=0, next_id=ids[-1] + 1, scanned_at_ms=0, ids=ids[:3])
+    several = batches(section, first_id=0, next_id=ids[-1] + 1, scanned_at_ms=0)
     table = pa.Table.from_batches(list(several))
-    assert table["row_id"].to_pylist() == ids[:3] + ids
-    assert table["message_id"].to_pylist()[3:] == [row["message_id"].hex() for row in rows]
-    assert table["state"].to_pylist()[3:] == [STATES[row["state"]] for row in rows]
-    assert table["created_at"].cast(pa.int64()).to_pylist()[3:] == [
+    assert table["row_id"].to_pylist() == ids
+    assert table["message_id"].to_pylist() == [row["message_id"].hex() for row in rows]
+    assert table["state"].to_pylist() == [STATES[row["state"]] for row in rows]
+    assert table["created_at"].cast(pa.int64()).to_pylist() == [
         1000 * row["created_at_ms"] for row in rows
     ]
+    changed = batches(
+        section, first_id=0, next_id=ids[-1] + 1, scanned_at_ms=0, changed_since_ms=2**53 + 1
+    )
+    open_ids = [one for one, row in zip(ids, rows, strict=True) if row["state"] in OPEN]
+    assert [one for batch in changed for one in batch["row_id"].to_pylist()] == open_ids
 
 
 def test_a_line_that_the_server_cannot_send_whole_is_read_by_its_values(

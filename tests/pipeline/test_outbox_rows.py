@@ -16,8 +16,7 @@ from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, Record, encode_record, record_crc
 from qmq_pipeline.rows.outbox import (
-    ScanPlan,
-    Witness,
+    ScanMark,
     first_and_next_id,
     head_columns,
     plan_scan,
@@ -55,22 +54,21 @@ def test_P4_a_scan_reads_all_rows_once_more_when_sqlite_may_have_given_numbers_o
     """Rows that were kept for their time and are gone: what is new stands below the mark, and was sent long ago."""
     database = OutboxDatabase(tmp_path / "orders.db")
 
-    def scan(mark: int = 0, witness: Witness | None = None) -> ScanPlan:
-        return plan_scan(
-            database.section, mark=mark, witness=witness, known_open=(), safety_ms=1_000
-        )
+    def scan(last: ScanMark) -> ScanMark:
+        return plan_scan(database.section, last, safety_ms=1_000)
 
     database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
-    first = scan()
-    assert (first.first_id, first.next_id, first.next_mark) == (0, 10, 10)
-    again = scan(first.next_mark, first.next_witness)
-    assert (again.first_id, again.next_id, again.next_mark) == (10, 10, 10)
-    assert scan(first.next_mark).first_id == 0  # nobody has seen who stood there
+    first = scan(ScanMark())
+    assert (first.first_id, first.end_id, first.next_id) == (0, 10, 10)
+    again = scan(first)
+    assert (again.first_id, again.end_id, again.next_id) == (10, 10, 10)
+    assert again.since_ms == first.scanned_at_ms
+    assert scan(ScanMark(10)).first_id == 0  # nobody has seen who stood there
     database.execute(sa.delete(DEFAULT_TABLES.outbox))
     database.insert(messages(MessageIds(2), new), created_at_ms=START_MS + 60_000)
-    last = scan(first.next_mark, first.next_witness)
-    assert (last.first_id, last.next_id, last.next_mark) == (0, new + 1, new + 1)
-    assert scan(last.next_mark, last.next_witness).first_id == new + 1
+    last = scan(first)
+    assert (last.first_id, last.end_id, last.next_id) == (0, new + 1, new + 1)
+    assert scan(last).first_id == new + 1
     database.close()
 
 
@@ -83,7 +81,7 @@ def test_whoever_asks_where_an_outbox_begins_and_ends_does_not_walk_through_its_
     asks: dict[str, Callable[[], object]] = {
         "is there one": lambda: require_outbox(section),
         "its ends": lambda: first_and_next_id(section),
-        "a scan of young rows": lambda: plan_scan(section, mark=0, known_open=(), safety_ms=1_000),
+        "a scan of young rows": lambda: plan_scan(section, ScanMark(), safety_ms=1_000),
     }
     for name, ask in asks.items():
         with steps_of_sqlite() as steps:

@@ -1,4 +1,4 @@
-"""The format `qmq_outbox` as a stream: each row once, when no row of a lower number can come in late."""
+"""The format `qmq_outbox` as a stream: rows that are new, and those again that changed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
+from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.errors import OptionError, SourceError
+from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.outbox_options import parse_outbox_options
 from qmq_pipeline.rows.outbox import (
-    Position,
+    ScanMark,
     batches,
     first_and_next_id,
     id_ranges,
-    next_position,
     plan_scan,
 )
 from qmq_pipeline.sources.outbox_stream import Offset, OutboxStreamReader
@@ -64,7 +62,7 @@ def reader_of(*databases: OutboxDatabase, **options: str) -> OutboxStreamReader:
     return OutboxStreamReader(parse_outbox_options({"url": urls, **options}, {}, ["row_id"]))
 
 
-def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_way(
+def test_no_scan_comes_past_a_number_whose_transaction_is_under_way(
     a_server_database: Database,
 ) -> None:
     engine = a_server_database.engine()
@@ -74,10 +72,6 @@ def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_wa
     def insert(connection: sa.Connection, producer: int, at_ms: int) -> None:
         connection.execute(sa.insert(OUTBOX), outbox_rows(messages(MessageIds(producer), 1), at_ms))
 
-    def settled(first_id: int) -> int:
-        here = Position(first_id)
-        return next_position(section, here, end_id=None, rows_max=2, safety_ms=1_000).next_id
-
     with engine.begin() as connection:
         insert(connection, 1, START_MS)
     with engine.connect() as slow, engine.connect() as quick:
@@ -86,117 +80,85 @@ def test_no_scan_and_no_stream_comes_past_a_number_whose_transaction_is_under_wa
         quick.commit()
         first, last = quick.execute(sa.select(IDS).order_by(IDS)).scalars()
         assert last == first + 2
-        scan = plan_scan(section, mark=0, known_open=(), safety_ms=1_000)
-        assert (settled(0), scan.next_mark, scan.next_id) == (first + 1, first + 1, last + 1)
+        scan = plan_scan(section, ScanMark(), safety_ms=1_000)
+        assert (scan.next_id, scan.end_id) == (first + 1, last + 1)
         slow.commit()
         quick.execute(sa.update(OUTBOX).values(created_at_ms=START_MS))
         quick.commit()
-    assert settled(first + 1) == last + 1
-    assert first_and_next_id(section, from_id=first + 1)[:2] == (first + 1, last + 1)
+    again = plan_scan(section, scan, safety_ms=1_000)
+    assert (again.first_id, again.next_id, again.end_id) == (first + 1, last + 1, last + 1)
+    assert first_and_next_id(section)[:2] == (first, last + 1)
     found = batches(section, first_id=first + 1, next_id=last + 1, scanned_at_ms=START_MS)
     assert [batch["row_id"].to_pylist() for batch in found] == [[first + 1, last]]
 
 
-def test_a_stream_gives_every_row_once_in_bounded_batches_over_restarts_and_late_commits(
+def test_a_stream_gives_every_row_and_those_again_that_are_young_open_or_sent_since(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     database = with_one_under_way(tmp_path)
+    database.execute(sa.update(OUTBOX).where(IDS == 2).values(state=LIVE))
 
     def run() -> list[int]:
         frame = (
             spark.readStream.format("qmq_outbox")
             .schema("row_id LONG, message_id STRING")
             .option("url", database.section.url)
-            .option("maxRowsPerTrigger", "3")
             .load()
         )
         return take_what_is_there(frame, tmp_path)
 
-    assert run() == [3, 2]
+    assert run() == [6]
     commit_late(database)
+    assert run() == [1 + 2], "row 2 is open; 6 and 7 may be new"
     grow_old(database)
-    assert run() == [2]
+    database.execute(sa.update(OUTBOX).values(state=SENT))
+    assert run() == [2], "rows 6 and 7; all others were sent before the last scan"
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert sorted(row["row_id"] for row in rows) == list(range(1, 8))
-    assert len({row["message_id"] for row in rows}) == 7
+    assert {row["row_id"] for row in rows} == set(range(1, 8))
     database.close()
 
 
-@pytest.mark.parametrize("new", [3, 9, 12], ids=["fewer", "as many", "more"])
-def test_a_stream_that_stood_still_misses_no_row_whose_number_sqlite_gave_out_again(
-    tmp_path: Path, new: int
-) -> None:
-    database = OutboxDatabase(tmp_path / "orders.db")
-    database.insert(messages(MessageIds(1), 4), created_at_ms=START_MS - 2_000)
-    database.insert(messages(MessageIds(2), 5), created_at_ms=START_MS)
-    reader = reader_of(database, safety_s="1")
-    here, given = read_on(reader, reader.initialOffset())
-    assert given == list(range(1, 10))
-    database.execute(sa.delete(OUTBOX).where(IDS > 4))
-    assert read_on(reader, here) == (here, [])
-    database.insert(messages(MessageIds(3), new), created_at_ms=START_MS - 500)
-    here, given = read_on(reader, here)
-    assert given == list(range(5, 5 + new))
-    assert read_on(reader, here) == (here, [])
-    database.insert(messages(MessageIds(4), 1), created_at_ms=START_MS)
-    assert read_on(reader, here)[1] == [5 + new]
-    database.close()
-
-
-def test_rows_whose_numbers_were_given_out_again_come_in_bounded_batches_too(
-    tmp_path: Path,
-) -> None:
-    database = OutboxDatabase(tmp_path / "orders.db")
-    database.insert(messages(MessageIds(1), 9), created_at_ms=START_MS)
-    reader = reader_of(database, safety_s="1", max_rows_per_trigger="4")
-    here = {"orders": [10, [MessageIds(1, first_counter=8).next_id().hex(), START_MS], None]}
-    assert read_on(reader, here) == (here, [])
-    database.execute(sa.delete(OUTBOX))
-    database.insert(messages(MessageIds(2), 6), created_at_ms=START_MS + 2_000)
-    here, given = read_on(reader, here)
-    assert given == [1, 2, 3, 4]
-    here, given = read_on(reader, here)
-    assert given == [5, 6]
-    database.close()
-
-
-def read_on(reader: OutboxStreamReader, here: Offset) -> tuple[Offset, list[int]]:
-    """One micro-batch from here on: where the next one begins, and the numbers of its rows."""
-    after = reader.latestOffset(here, reader.getDefaultReadLimit())
-    found = [reader.read(one) for one in reader.partitions(here, after)]
-    return after, [row for rows in found for batch in rows for row in batch["row_id"].to_pylist()]
-
-
-def test_databases_share_a_bound_and_one_that_is_added_begins_at_its_first_row(
+def test_a_database_that_is_added_begins_at_its_first_row_and_one_that_goes_is_left_out(
     tmp_path: Path,
 ) -> None:
     orders, payments = (OutboxDatabase(tmp_path / f"{name}.db") for name in ("orders", "payments"))
     for number, database in enumerate((orders, payments)):
         database.insert(messages(MessageIds(number + 1), 9), created_at_ms=START_MS)
+    one = reader_of(orders)
+    begin = one.latestOffset(one.initialOffset())
     both = reader_of(payments, orders)
-    begin = {"orders": reader_of(orders).latestOffset(limit=ReadMaxRows(3))["orders"]}
-    here = both.latestOffset(begin, ReadMaxRows(6))
-    assert next_ids(here) == {"orders": 7, "payments": 4}
-    assert len(both.partitions(begin, here)) == 2
-    both.prepareForTriggerAvailableNow()
+    here, given = read_on(both, begin)
+    assert (sorted(here), given) == (["orders", "payments"], list(range(1, 10)))
     orders.insert(messages(MessageIds(3), 1), created_at_ms=START_MS)
-    available = both.latestOffset(here, ReadAllAvailable())
-    assert next_ids(available) == {"orders": 10, "payments": 10}
-    with pytest.raises(SourceError, match="the checkpoint is also of payments"):
-        reader_of(orders).latestOffset(here, ReadAllAvailable())
+    after, given = read_on(one, here)
+    assert (sorted(after), given) == (["orders"], [10])
     orders.close()
     payments.close()
 
 
-def next_ids(offset: Offset) -> dict[str, int]:
-    return {name: next_id for name, (next_id, _, _) in offset.items()}
+def test_with_available_now_a_query_makes_one_scan(tmp_path: Path) -> None:
+    database = OutboxDatabase(tmp_path / "orders.db")
+    database.insert(messages(MessageIds(1), 3), created_at_ms=START_MS)
+    reader = reader_of(database)
+    reader.prepareForTriggerAvailableNow()
+    first = reader.latestOffset(reader.initialOffset())
+    database.insert(messages(MessageIds(2), 3), created_at_ms=START_MS)
+    assert reader.latestOffset(first) == first
+    database.close()
+
+
+def read_on(reader: OutboxStreamReader, here: Offset) -> tuple[Offset, list[int]]:
+    """One micro-batch from here on: where the next one begins, and the numbers of its rows."""
+    after = reader.latestOffset(here)
+    found = [reader.read(one) for one in reader.partitions(here, after)]
+    return after, [row for rows in found for batch in rows for row in batch["row_id"].to_pylist()]
 
 
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("maxRowsPerTriger", "5", "Did you mean max_rows_per_trigger"),
-        ("maxRowsPerTrigger", "0", "a number from 1 to .* in rows, in digits"),
+        ("partitionRow", "5", "Did you mean partition_rows"),
+        ("partitionRows", "0", "a number from 1 to .* in rows, in digits"),
         ("safety_s", "10m", "a number from 0 to .* in seconds, in digits"),
     ],
     ids=["unknown", "bound", "safety"],
@@ -216,8 +178,8 @@ def test_a_database_that_nobody_knows_is_told_by_the_option_that_names_it(option
 
 def test_a_wrong_option_is_said_before_the_stream_is_started(spark: SparkSession) -> None:
     source = spark.readStream.format("qmq_outbox").option("url", "sqlite:///nowhere.db")
-    with pytest.raises(Exception, match="Did you mean max_rows_per_trigger"):
-        source.option("maxRowsPerTriger", "5").load()
+    with pytest.raises(Exception, match="Did you mean partition_rows"):
+        source.option("partitionRow", "5").load()
 
 
 def test_wide_gaps_of_numbers_make_ranges_wider_and_not_more() -> None:

@@ -15,7 +15,7 @@ from qmq_pipeline.places.options import LOG_OPTIONS, Place
 from qmq_pipeline.places.outbox_options import OUTBOX_OPTIONS
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.tables.table import Table
-from tests.pipeline.world import DataDirectory, messages
+from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,17 +71,29 @@ def test_every_option_of_a_command_on_the_pages_is_one() -> None:
         assert set(re.findall(r"--[a-z-]+", line[1])) <= known, line
 
 
-def test_the_lines_of_python_on_the_pages_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_lines_of_python_on_the_pages_run(
+    spark: SparkSession, database: OutboxDatabase, tmp_path: Path
+) -> None:
     directory = DataDirectory(tmp_path / "broker")
-    directory.append(messages(MessageIds(1), 30, subjects=("a", "b")))
+    *every, missing = messages(MessageIds(1), 31, subjects=("a", "b"))
+    directory.append(every)
     directory.close()
+    database.insert([*every, missing], created_at_ms=START_MS)
     config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
     ingest(spark, config)
     lifecycle(spark, config)
-    names: dict[str, Any] = {"directory": str(directory.path), "tables": config.tables}
-    for page in (SOURCES_PAGE, TABLES_PAGE):
+    names: dict[str, Any] = {
+        "directory": str(directory.path),
+        "database": database.section.url,
+        "lake": str(tmp_path / "lake"),
+        "tables": config.tables,
+    }
+    for page in (PAGE, SOURCES_PAGE, TABLES_PAGE):
         (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
         exec(block, names)
+    assert [row["message_id"] for row in names["missing"].collect()] == [missing.message_id.hex()]
+    minutes = [(row["subject"], row["count"]) for row in names["minutes"].collect()]
+    assert sorted(minutes) == [("a", 15), ("b", 15)]
     rows = names["by_subject"].collect()
     assert {(row["subject"], row["count"]) for row in rows} == {("a", 15), ("b", 15)}
     assert names["late"].count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from qmq_pipeline.jobs.progress import Progress
 from qmq_pipeline.jobs.replay import BATCH_RECORDS, Order, Target, replay
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.places.outage_notices import NOTICES, OutageNotice
 from tests.faults.proxy import Proxy
 from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import DataDirectory, messages
@@ -52,14 +52,17 @@ def test_P2_a_replay_outlasts_an_answer_that_is_lost_and_a_broker_that_is_killed
             elif len(steps) == 2:
                 broker.kill()
 
-        def on_notice(notice: OutageNotice) -> None:
-            if notice.reason and len(steps) == 1:
-                line.heal()
-            elif notice.reason:
-                broker.start()
+        def on_log(record: logging.LogRecord) -> bool:
+            if "waiting for it" in record.getMessage():
+                (line.heal if len(steps) == 1 else broker.start)()
+            return True
 
-        with NOTICES.told_to(on_notice):
+        log = logging.getLogger("qmq.pipeline")
+        log.addFilter(on_log)
+        try:
             done = replay(spark, config(300), ORDER, is_sending=True, on_progress=on_progress)
+        finally:
+            log.removeFilter(on_log)
         assert steps == [BATCH_RECORDS, 2 * BATCH_RECORDS, COUNT]
         assert (done.sent, done.repeated) == (COUNT - BATCH_RECORDS, BATCH_RECORDS)
         there = ids(broker)

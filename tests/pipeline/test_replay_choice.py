@@ -18,12 +18,13 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import encode_record
 from qmq_client.wire.requests import PullRequest
 from qmq_pipeline.errors import OptionError
+from qmq_pipeline.fold.steps import GroupMark
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.replay import BATCH_BYTES, Order, Target, parse_target, replay
 from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import DELIVERIES, LIFECYCLE
+from qmq_pipeline.spark.frames import arrow_frame
+from qmq_pipeline.tables.schemas import LIFECYCLE
+from qmq_pipeline.tables.store import Tables
 from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import FAR_MS, DataDirectory, messages
 
@@ -33,20 +34,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from qmq_pipeline.places.config import PipelineConfig
-    from qmq_pipeline.work.workers import LocalWorkers
 
 
-def write_lives(config: PipelineConfig, lives: list[dict[str, Any]]) -> None:
+def write_lives(spark: SparkSession, config: PipelineConfig, lives: list[dict[str, Any]]) -> None:
     """What the job `lifecycle` would have made of them, as far as a replay looks at it."""
-    lake = Lake(config.tables)
-    lake.prepare()
-    rows = [dict.fromkeys(LIFECYCLE.names) | {"subject": "orders"} | one for one in lives]
-    batch = pa.RecordBatch.from_pylist(rows, schema=LIFECYCLE.arrow())
-    file = lake.write(LIFECYCLE, "run=1/a.parquet", [batch])
-    facts = RangeFacts(source="open", first=0, next=0, rows=file.rows, files=(file,))
-    lake.commit(LIFECYCLE, [facts], name="1")
-    marks = {"orders\nbilling": 0, "orders\nmail": 0}
-    lake.commit(DELIVERIES, [], name="1", notes={"marks": marks})
+    tables = Tables(spark, config.tables)
+    rows = [
+        dict.fromkeys(LIFECYCLE.names) | {"subject": "orders", "part": 0} | one for one in lives
+    ]
+    frame = arrow_frame(spark, pa.Table.from_pylist(rows, schema=LIFECYCLE.arrow()))
+    tables.replace(frame, LIFECYCLE)
+    marks = {f"orders\n{group}": GroupMark().to_json() for group in ("billing", "mail")}
+    tables.note_progress("lifecycle", {"marks": marks})
+    tables.note_progress("ingest", {})
 
 
 def order(target: str, **options: Any) -> Order:
@@ -109,7 +109,7 @@ def test_a_group_gets_its_own_dead_letters_and_a_subject_each_message_once(
         }
         for group, sequence, outcome in outcomes
     ]
-    write_lives(config, lives)
+    write_lives(spark, config, lives)
     found = replay(spark, config, order("group:billing"))
     assert (found.subjects, found.examples) == ({"orders": 2}, ["0", "2"])
     assert replay(spark, config, order("group:mail")).examples == ["1"]
@@ -129,7 +129,6 @@ def test_messages_come_again_as_they_were_and_in_their_order_in_requests_that_ar
     spark: SparkSession,
     directory: DataDirectory,
     config: PipelineConfig,
-    workers: LocalWorkers,
     tmp_path: Path,
 ) -> None:
     """Under their own ids, to the last byte; their ids are in another order than they were stored."""
@@ -137,12 +136,12 @@ def test_messages_come_again_as_they_were_and_in_their_order_in_requests_that_ar
     long = [msgspec.structs.replace(one, body=bytes(BATCH_BYTES // 2)) for one in plain]
     records = [msgspec.structs.replace(one, expires_at_ms=FAR_MS) for one in long]
     directory.append(records)
-    ingest(workers, config)
+    ingest(spark, config)
     lives = [
         {"sequence": number, "message_id": record.message_id.hex()}
         for number, record in enumerate(records)
     ]
-    write_lives(config, lives)
+    write_lives(spark, config, lives)
     steps: list[int] = []
     with BrokerProcess(tmp_path / "other") as broker:
         here = changed(config, place=Place(broker_url=broker.url))

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qmq_pipeline.errors import LakeError, OptionError
+from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.jobs.ingest_outbox import ingest_outbox
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
+from qmq_pipeline.jobs.report_gold import largest
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
 from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_places, time_chart
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart, Verdict
 from qmq_pipeline.report.page import banner, grid
 from qmq_pipeline.report.words import cell, number
-from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.tables.store import Tables
 from tests.pipeline.browser import look_at
 from tests.pipeline.gold import shop
 
@@ -36,10 +36,9 @@ AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 def test_the_report_tells_what_the_tables_hold(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
     page = tmp_path / "pages" / "report.html"
-    ingest_outbox(spark, config)
     ingest(spark, config)
     lifecycle(spark, config)
-    with pytest.raises(LakeError, match="no marts yet"):
+    with pytest.raises(TablesError, match="no marts yet"):
         report(spark, config, str(page))
     marts(spark, config)
     assert report(spark, config, str(page)).findings is None
@@ -76,7 +75,7 @@ def _in_a_browser(page: Path) -> None:
 
 def test_a_report_of_nothing_says_so(spark: SparkSession, tmp_path: Path) -> None:
     config = PipelineConfig(tables=str(tmp_path / "tables"))
-    Lake(config.tables).prepare()
+    Tables(spark, config.tables).note_progress("ingest", {})
     lifecycle(spark, config)
     marts(spark, config)
     report(spark, config, str(tmp_path / "report.html"))
@@ -92,12 +91,15 @@ def test_buckets_are_few_and_of_lengths_that_people_think_in() -> None:
     year = buckets_of(AT, AT + timedelta(days=365))
     assert year.count <= 240
     assert length_text(year.length_s) == "7 days"
-    assert length_text(60) == "minute"
+    assert (length_text(60), length_text(5)) == ("minute", "5 seconds")
+    seconds = buckets_of(AT, AT + timedelta(minutes=9), least_s=1)
+    assert (seconds.length_s, seconds.count) == (5, 109)
     assert buckets_of(AT, AT + timedelta(days=100_000)).count == 240
 
 
 def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
     times = tuple(AT + timedelta(minutes=i) for i in range(5))
+    times_in_seconds = tuple(AT + timedelta(seconds=i) for i in range(5))
     values = (1.0, 2.0, None, 4.0, None)
     chart = TimeChart(
         title="a < b", unit="ms", times=times, series=(Series(name="p50", values=values),)
@@ -117,6 +119,11 @@ def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
             is_logarithmic=True,
         )
         assert "NaN" not in line_chart(logarithmic, bucket_s=60)
+    assert "outage" not in svg
+    marked = line_chart(replace(chart, outages=(False, True, True, False, False)), bucket_s=1)
+    assert marked.count('<rect class="outage"') == 2 + 1, "two seconds, and the legend"
+    assert "committed, and nothing stored" in marked
+    assert "12:00:02 UTC" in line_chart(replace(chart, times=times_in_seconds), bucket_s=1)
     assert bar_chart("t", []) == ""
     assert bar_chart("t", [Bar(name="<i>", value=3)]).count("&lt;i&gt;") == 1
     assert [nice_end(value) for value in (0.3, 1.0, 7, 23, 260)] == [0.4, 1, 8, 24, 400]
@@ -130,8 +137,9 @@ def test_charts_break_where_nothing_is_known_and_say_each_value() -> None:
         (timedelta(minutes=10), 145, [0, 24, 48, 72, 96, 120, 144]),
         (timedelta(hours=6), 60, [6, 14, 22, 30, 38, 46, 54]),
         (timedelta(minutes=1), 1, [0]),
+        (timedelta(seconds=5), 25, [0, 6, 12, 18, 24]),
     ],
-    ids=["minutes", "a day", "two weeks", "one bucket"],
+    ids=["minutes", "a day", "two weeks", "one bucket", "seconds"],
 )
 def test_times_below_a_chart_are_full_hours_and_days(
     every: timedelta, count: int, places: list[int]
@@ -145,11 +153,26 @@ def test_tables_on_the_page_are_escaped_and_bounded() -> None:
     assert '<td class="n">1,234</td>' in shown
     assert "1 of 9 are shown" in shown
     ids = grid(Grid(title="", columns=("message",), rows=(("f" * 32,),)))
-    assert f'<td class="id" title="{"f" * 32}">{"f" * 32}</td>' in ids
+    assert f'<td class="id" title="{"f" * 32}">ffffff<i>{"f" * 20}</i>ffffff</td>' in ids
+    units = grid(Grid(title="T", columns=("ms",), rows=((0.5,), (12_345.6,), (None,))))
+    assert re.findall(r'<td class="n">(.*?)</td>', units) == ["0", "12,346", "–"]
     assert "<h3>" not in ids
     assert "No such things." in grid(Grid(title="Such things", columns=("a",), rows=()))
     texts = [cell(None), cell(True), cell(AT), cell(0.25), number(12_345), number(2_500_000)]
     assert texts == ["–", "yes", "2026-01-31 12:00:00", "0.25", "12.3 k", "2.5 M"]
+
+
+def test_of_many_lines_the_largest_are_shown_and_the_others_as_one() -> None:
+    lines: dict[str, tuple[float | None, ...]] = {
+        f"g{number}": (float(number), None) for number in range(6)
+    }
+    shown = largest(lines, 3)
+    assert [(one.name, one.values) for one in shown] == [
+        ("g5", (5.0, None)),
+        ("g4", (4.0, None)),
+        ("4 others", (6.0, None)),
+    ]
+    assert [one.name for one in largest(lines, 6)] == ["g5", "g4", "g3", "g2", "g1", "g0"]
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_a_jvm_compiles_late_what_a_start_alone_calls_and_the_users_options_come_behind(
+def test_the_users_options_of_the_jvm_come_behind_those_of_the_pipeline(
     spark: SparkSession,
 ) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     bean = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
     said = list(bean.getInputArguments())
-    late = said.index("-XX:Tier4InvocationThreshold=80000")
+    ours = said.index("-Darrow.enable_unsafe_memory_access=true")
     users = [said.index(one) for one in QUICK["spark.driver.extraJavaOptions"].split()]
-    assert late < min(users), "of two options the JVM takes the later"
+    assert ours < min(users), "of two options the JVM takes the later"
 
 
 def test_workers_speak_through_sockets_in_a_folder_of_this_user(spark: SparkSession) -> None:

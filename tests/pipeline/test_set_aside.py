@@ -28,9 +28,9 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.schemas import (
     ACTIONS,
     AUDIT_FINDINGS,
-    COPIES,
     DELIVERIES,
     LIFECYCLE,
+    LOG,
     MESSAGES,
 )
 from qmq_pipeline.tables.table import Table
@@ -127,7 +127,7 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
 def _is_the_brokers_own(spark: SparkSession, config: PipelineConfig) -> None:
     """Actions and copies of the broker's own are in bronze, and nowhere else."""
     marts(spark, config)
-    copies = rows_of(config.tables, COPIES)
+    copies = rows_of(config.tables, LOG, kind="copy")
     assert len(copies) == 6
     assert [row["copy_sequence"] for row in copies].count(None) == 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import subprocess
@@ -13,20 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
 
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.jobs.ingest import ingest
-from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.places.outbox_options import OutboxOptions
 from qmq_pipeline.places.places import open_log
-from qmq_pipeline.sources import archive_partitions, log_partitions, outbox_partitions, worker_heap
-from qmq_pipeline.sources.task_source import TaskDataSource
-from qmq_pipeline.sources.tasks import WORK_OPTION
+from qmq_pipeline.sources import log_partitions, outbox_partitions, worker_heap
 from qmq_pipeline.tables.schemas import OUTBOX
-from qmq_pipeline.work.workers import LocalWorkers
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 #: What a worker plans, and what it reads of that.
@@ -75,7 +68,7 @@ def test_a_worker_that_is_used_again_keeps_the_memory_of_its_blocks(
     assert faults_min <= int(ran.stdout) <= faults_max
 
 
-@pytest.mark.parametrize("source", ["log", "archive", "outbox", "task"])
+@pytest.mark.parametrize("source", ["log", "outbox"])
 def test_a_worker_that_is_used_again_searches_only_what_came_in_since_its_first_task(
     source: str, tmp_path: Path, heap: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,19 +100,6 @@ def _log(tmp_path: Path) -> _Work:
     return plan, lambda one: list(log_partitions.read_partition(one))
 
 
-def _archive(tmp_path: Path) -> _Work:
-    tables = str(tmp_path / "tables")
-    with LocalWorkers(1) as workers:
-        ingest(
-            workers, PipelineConfig(tables=tables, place=Place(path=str(_filled(tmp_path).path)))
-        )
-    options = LogOptions(place=Place(path=tables), columns=("sequence",))
-    return (
-        lambda: [*archive_partitions.plan_archive(options)],
-        lambda one: list(archive_partitions.read_archive(one)),
-    )
-
-
 def _outbox(tmp_path: Path) -> _Work:
     database = OutboxDatabase(tmp_path / "orders.db")
     database.insert(messages(MessageIds(1), 5), created_at_ms=START_MS)
@@ -127,7 +107,10 @@ def _outbox(tmp_path: Path) -> _Work:
     names = tuple(name for name in OUTBOX.names if name != "scanned_at")
     section = database.section
     options = OutboxOptions(
-        sections=(section,), columns=names, partition_rows=1_000, batch_rows_max=None, safety_ms=0
+        sections=(section,),
+        columns=names,
+        partition_rows=1_000,
+        safety_ms=0,
     )
     return (
         lambda: [*outbox_partitions.plan(section, options)],
@@ -135,20 +118,9 @@ def _outbox(tmp_path: Path) -> _Work:
     )
 
 
-def _task(_: Path) -> _Work:
-    work = {
-        "function": "qmq_pipeline.places.options.parse_time_ms",
-        "pieces": [{"option": "--since", "text": "2026-01-31"}],
-    }
-    reader = TaskDataSource({WORK_OPTION: json.dumps(work)}).reader(StructType())
-    return lambda: [*reader.partitions()], lambda one: list(reader.read(one))
-
-
 _SOURCES: dict[str, Callable[[Path], _Work]] = {
     "log": _log,
-    "archive": _archive,
     "outbox": _outbox,
-    "task": _task,
 }
 
 

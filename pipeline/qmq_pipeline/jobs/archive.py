@@ -1,47 +1,63 @@
 """`qmq pipeline archive`: sealed segments of the logs as Parquet, verified before retention may delete them.
 
-An archive is a folder of tables like any other: other jobs read it by `--tables`, and the source
-`qmq` reads it like a log (`path`). Each segment is one range. A worker writes it and
-verifies it; then it is committed. Sealed segments never change, so a segment is archived only once.
-Before the first segment the broker is told that the archive exists, and after each commit how far
-it reaches (`keeping.py`). Retention waits for it from then on.
+An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does. The same
+streams write it as those of `ingest`, but only full segments. Then each row is read back, encoded again as its producer
+would, and compared with the producer's checksum; the files are synced; and the broker is told how far the archive reaches.
+Retention waits for it from the first run on (`keeping.py`).
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
+import pyarrow as pa
+
+from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
+from qmq_pipeline.errors import DamagedRangeError
+from qmq_pipeline.jobs.ingest import ARCHIVE, Streams, lost_sequences
 from qmq_pipeline.jobs.keeping import Keeping
-from qmq_pipeline.jobs.log_tables import commit, prepared, written
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
-from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.options import Place, parse_log_options
 from qmq_pipeline.places.places import open_log, with_token
-from qmq_pipeline.tables.commits import ARCHIVED, RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.log_end import LogEnd
-from qmq_pipeline.tables.sequences import Runs, joined
-from qmq_pipeline.work.ranges import TABLES_OF
+from qmq_pipeline.sources.positions import check_same_log, offset_of
+from qmq_pipeline.tables.schemas import LOG
+from qmq_pipeline.tables.sequences import Runs
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
-    from qmq_pipeline.sources.tasks import Workers
+    from pyspark.sql import SparkSession
 
-_WORK: Final = "qmq_pipeline.work.archive.archive_piece"
-_LOGS: Final = (COMMIT_LOG, ACTION_LOG)
+_LOGS: Final[tuple[str, ...]] = (COMMIT_LOG, ACTION_LOG)
 NO_BROKER: Final = "no broker was told of this archive (--broker URL)"
-#: Segments in one commit.
-_SEGMENTS_PER_COMMIT: Final = 8
+_TIMES: Final = ("born_at", "due_at", "expires_at")
+_COLUMNS: Final = (
+    "subject",
+    "message_id",
+    "record_crc",
+    "found_crc",
+    "key",
+    "tags",
+    "headers",
+    "body_kind",
+    "body",
+    *(f"unix_millis({name}) AS {name}" for name in _TIMES),
+)
+#: What the verification of a batch of rows gives: a text for the first row that is not what its producer made.
+_VERIFIED: Final = "verified BIGINT, not_records BIGINT, fault STRING"
+_VERIFIED_SCHEMA: Final = pa.schema(
+    [("verified", pa.int64()), ("not_records", pa.int64()), ("fault", pa.string())]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
     """What one run added, and how far the archive reaches."""
 
-    segments: int
     messages: int
     #: Rows that, encoded again, had their producer's checksum.
     verified: int
@@ -58,7 +74,7 @@ class Archived:
 
 
 def archive(
-    workers: Workers,
+    spark: SparkSession,
     config: PipelineConfig,
     *,
     keeping: Keeping | None = None,
@@ -66,28 +82,40 @@ def archive(
 ) -> Archived:
     """Archive every sealed segment that the folder `config.tables` does not have yet.
 
-    `workers`: a session, or `LocalWorkers`. `keeping`: the broker whose retention is to wait for
-    this archive; None for the broker that `config` reads from, if it reads from one. Raises a
-    `PipelineError`; what was committed before it stays.
+    `keeping`: the broker whose retention is to wait for this archive; None for the broker that `config` reads from,
+    if it reads from one. Raises a `PipelineError`, or an error of Spark that `explain` understands.
     """
-    place, lake = prepared(config, "archived")
-    run = _Run(workers, place, lake, _keeping(keeping, place), on_progress)
-    facts: list[RangeFacts] = []
-    next_offsets: dict[str, int] = {}
-    with lake.writing():
-        is_waited_for = run.begin()
+    streams = Streams(spark, replace(config, databases=()), job=ARCHIVE)
+    tables = streams.tables
+    noted = streams.prepared()
+    with tables.writing("bronze"):
+        assert config.place is not None
+        place = with_token(config.place, os.environ)
+        keeper = _keeping(keeping, place)
+        kept = {log: noted[log] for log in _LOGS if log in noted}
+        is_waited_for = keeper.tell(_store_id(place), kept)
         for log in _LOGS:
-            made, next_offsets[log] = run.go(log)
-            facts += made
+            streams.run(log, is_sealed=True)
+            on_progress(Progress(stage=f"archive {log}", done=1, total=2, rows=0))
+        # Up to when the log is known is not noted: what is not sealed yet is not here.
+        streams.ends["read_at_ms"] = 0
+        first, part = noted.get(COMMIT_LOG, 0), noted.get("parts", {}).get(COMMIT_LOG, 0)
+        new = f"part >= {part} AND physical_offset >= {first}"
+        verified, not_records = verify(tables, new)
+        sync_files(tables)
+        for log, position in streams.positions.items():
+            if keeper.place is not None and keeper.place != config.place:
+                check_same(keeper.place, log, position)
+        done = streams.done(noted)
+        keeper.tell(streams.ends.get("store_id", ""), done.next_offsets)
     return Archived(
-        segments=len(facts),
-        messages=sum(one.rows for one in facts if "verified" in one.notes),
-        verified=sum(int(one.notes.get("verified", 0)) for one in facts),
-        not_records=sum(int(one.notes.get("not_records", 0)) for one in facts),
-        quarantined=joined(one.lost for one in facts),
-        next_offsets=next_offsets,
-        keeper=run.keeping.name if is_waited_for else None,
-        not_waited_for=run.keeping.not_waited_for,
+        messages=sum(done.rows.get(kind, 0) for kind in ("messages", "scheduled")),
+        verified=verified,
+        not_records=not_records,
+        quarantined=lost_sequences(tables, new),
+        next_offsets=done.next_offsets,
+        keeper=keeper.name if is_waited_for else None,
+        not_waited_for=keeper.not_waited_for,
     )
 
 
@@ -100,126 +128,83 @@ def _keeping(given: Keeping | None, place: Place) -> Keeping:
     return replace(given, place=with_token(given.place, os.environ))
 
 
-class _Run:
-    """One run. It tells the broker before the first segment and after each commit."""
-
-    def __init__(
-        self, workers: Workers, place: Place, lake: Lake, keeping: Keeping, on_progress: OnProgress
-    ) -> None:
-        self._workers = workers
-        self._place = place
-        self._lake = lake
-        self.keeping = keeping
-        self._on_progress = on_progress
-
-    def begin(self) -> bool:
-        """Check that this is the log in the archive, and tell the broker; whether retention waits for the rest."""
-        known: dict[str, int] = {}
-        for log in _LOGS:
-            if last := self._last(log):
-                known[log] = last.next
-                for table in TABLES_OF[log]:
-                    LogEnd(self._lake, table).sync()
-                for place in dict.fromkeys((self._place, self.keeping.place or self._place)):
-                    _check_same(place, self._lake, log, last)
-        reader = open_log(self._place, COMMIT_LOG)
-        try:
-            store_id = reader.store_id
-        finally:
-            reader.close()
-        return self.keeping.tell(store_id, known)
-
-    def go(self, log: str) -> tuple[list[RangeFacts], int]:
-        """Archive one log: what was added, and the offset below which everything is in the archive."""
-        tables, place, lake = TABLES_OF[log], self._place, self._lake
-        last = self._last(log)
-        for table in tables:
-            LogEnd(lake, table).clear_behind(last)
-        reader = open_log(place, log)
-        try:
-            bounds, segment_bytes = reader.bounds(), reader.segment_bytes
-        finally:
-            reader.close()
-        first = _first(place, log, bounds, last)
-        bases = range(first - first % segment_bytes, bounds.next_offset, segment_bytes)
-        sealed = [base for base in bases if base + segment_bytes <= bounds.next_offset]
-        known = dict(last.notes.get("next_sequences", {})) if last else {}
-        done: list[RangeFacts] = []
-        for i in range(0, len(sealed), _SEGMENTS_PER_COMMIT):
-            some = sealed[i : i + _SEGMENTS_PER_COMMIT]
-            pieces = [_piece(place, lake, log, base, segment_bytes) for base in some]
-            found = written(self._workers, _WORK, tables, pieces)
-            is_from_start = first == 0 or last is not None
-            known = commit(lake, tables, found, known, is_from_start=is_from_start)
-            done += found[tables[0].name]
-            self._tell(log, done[-1])
-            rows, count = sum(one.rows for one in done), i + len(some)
-            stage = f"archive {log}"
-            self._on_progress(Progress(stage=stage, done=count, total=len(sealed), rows=rows))
-        return done, sealed[-1] + segment_bytes if sealed else first
-
-    def _tell(self, log: str, last: RangeFacts) -> None:
-        place = self.keeping.place
-        if place not in (None, self._place):
-            _check_same(place, self._lake, log, last)
-        self.keeping.tell(last.source, {log: last.next})
-
-    def _last(self, log: str) -> RangeFacts | None:
-        """The last segment of the archive; refuses a folder with ranges that nobody verified."""
-        last = LogEnd(self._lake, TABLES_OF[log][0]).last()
-        if last is not None and not last.notes.get(ARCHIVED):
-            raise LakeError(
-                path=self._lake.root,
-                reason="its tables were ingested, which neither verifies rows nor waits for whole segments",
-                remedy="Give the archive a folder of its own",
-            )
-        return last
-
-
-def _first(place: Place, log: str, bounds: LogBounds, last: RangeFacts | None) -> int:
-    """The offset where a run begins.
-
-    Refuses a gap in the commit log. Actions may be gone if no broker waited for this archive.
-    """
-    if last is None:
-        return bounds.first_offset
-    if last.next < bounds.first_offset and log == COMMIT_LOG:
-        raise ExpiredRangeError(
-            source=place.name,
-            reason=f"offsets {last.next} to {bounds.first_offset} of {log} were given up before they "
-            "were archived",
-            remedy="Archive more often; begin a new archive for what is there",
-        )
-    return max(last.next, bounds.first_offset)
-
-
-def _check_same(place: Place, lake: Lake, log: str, last: RangeFacts) -> None:
-    """Check that the log at this place is the archived one, up to the `last` archived segment."""
-    reader = open_log(place, log)
+def _store_id(place: Place) -> str:
+    reader = open_log(place, COMMIT_LOG)
     try:
-        if reader.store_id != last.source:
-            raise SourceError(
-                source=place.name,
-                reason=f"it is store {reader.store_id}, and the archive {lake.root} is of {last.source}",
-                remedy="Give each broker an archive of its own",
-            )
-        is_same = reader.has_stamp(*last.notes.get("last_frame", (-1, 0)))
-        if last.next > reader.bounds().next_offset or not is_same:
-            raise SourceError(
-                source=place.name,
-                reason=f"its {log} is not the one that was archived up to offset {last.next}: was it "
-                "restored from a backup?",
-                remedy="Begin another archive, with a keeper of its own (--keeper NAME)",
-            )
+        return reader.store_id
     finally:
         reader.close()
 
 
-def _piece(place: Place, lake: Lake, log: str, base: int, segment_bytes: int) -> dict[str, Any]:
-    return {
-        "place": asdict(place),
-        "folder": lake.root,
-        "log": log,
-        "first": base,
-        "after": base + segment_bytes,
-    }
+def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
+    """Raise `SourceError` unless the broker that is told has the log in which this position was reached."""
+    reader = open_log(place, log)
+    try:
+        bounds = reader.bounds()
+        options = replace(parse_log_options({"path": "-"}), place=place)
+        offset_of(dict(position), bounds.store_id, options)
+        check_same_log(dict(position), reader, bounds, place.name)
+    finally:
+        reader.close()
+
+
+def verify(tables: Tables, condition: str) -> tuple[int, int]:
+    """Read rows back and compare each with its producer's checksum; how many were compared, and are no records.
+
+    Raises `DamagedRangeError` for one that is not what its producer made.
+    """
+    rows = tables.read(LOG).where(f"kind IN ('message', 'scheduled') AND {condition}")
+    counted = rows.selectExpr(*_COLUMNS).mapInArrow(_verified, _VERIFIED)
+    (row,) = counted.selectExpr("SUM(verified)", "SUM(not_records)", "MIN(fault)").collect()
+    if row[2] is not None:
+        raise DamagedRangeError(
+            source=tables.path(LOG),
+            reason=row[2],
+            remedy="The segment stays in the log. `qmq pipeline audit` names each such message; look for what "
+            "stands between its producer and the broker, or for a fault of the archive's disk",
+        )
+    return int(row[0] or 0), int(row[1] or 0)
+
+
+def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        strange, fault = 0, None
+        for row in batch.to_pylist():
+            strange += row["body_kind"] < 0
+            if row["body_kind"] >= 0 and (found := _crc(row)) != row["record_crc"]:
+                fault = fault or (
+                    f"message {row['message_id']} of {row['subject']} has bytes with the checksum {found:08x}, and "
+                    f"its producer's is {row['record_crc']:08x}"
+                )
+        counts = {"verified": [batch.num_rows], "not_records": [strange], "fault": [fault]}
+        yield pa.RecordBatch.from_pydict(counts, schema=_VERIFIED_SCHEMA)
+
+
+def _crc(row: Mapping[str, Any]) -> int:
+    """The checksum of a row as its producer would encode it. Times are milliseconds."""
+    record = Record(
+        message_id=bytes.fromhex(row["message_id"]),
+        subject=row["subject"],
+        body=row["body"],
+        body_kind=BodyKind(row["body_kind"]),
+        key=row["key"],
+        tags=tuple(row["tags"]),
+        headers=tuple(row["headers"]),
+        born_at_ms=row["born_at"],
+        due_at_ms=row["due_at"],
+        expires_at_ms=row["expires_at"],
+    )
+    return record_crc(encode_record(record))
+
+
+def sync_files(tables: Tables) -> None:
+    """Make everything on a local disk survive a power cut, before the broker may delete what it is a copy of."""
+    if "://" in tables.root:
+        return
+    for folder, _, names in os.walk(tables.root):
+        for path in (folder, *(f"{folder}/{name}" for name in names)):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -1,12 +1,23 @@
-"""The queries of the audit, on the views of `audit_rows.DoubtfulRows`.
+"""The queries of the audit, on the views of `audit.make_views`.
 
-A view has all rows of an id or none. Every query gives the columns of `audit_findings`, without the
-run. Evidence is one sentence: what was seen, with the numbers behind it.
+Every query gives the columns of `audit_findings`, without the run. Evidence is one sentence: what was seen, with the
+numbers behind it.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from qmq_pipeline.fold.steps import BY_FORCE, NEVER_GIVEN, SOUGHT
+
+#: Each message's newest row. One that was open at an earlier scan, and was not seen by the last one, is gone.
+OUTBOX_NOW: Final = """
+SELECT o.*, o.state <> 'sent' AND COALESCE(unix_millis(o.scanned_at) < s.last_scan_ms, FALSE) AS is_gone
+FROM (
+  SELECT *, ROW_NUMBER() OVER (PARTITION BY database, message_id ORDER BY scanned_at DESC) AS place
+  FROM {outbox}
+) o LEFT JOIN {scans} s USING (database) WHERE place = 1
+"""
 
 #: Each delayed message once, with the last due time it was given.
 SCHEDULED: Final = """
@@ -25,7 +36,7 @@ SELECT 'lost' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer
 FROM qmq_committed o
 LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
 LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
-LEFT ANTI JOIN qmq_cancelled c ON c.message_id = o.message_id
+LEFT ANTI JOIN qmq_cancelled_all c ON c.message_id = o.message_id
 WHERE o.state = 'sent' OR o.is_gone
 """
 
@@ -87,8 +98,8 @@ SELECT 'late' AS kind, d.message_id, d.subject, CAST(NULL AS STRING) AS consumer
          '; neither in its subject nor cancelled') AS evidence
 FROM qmq_scheduled d
 LEFT ANTI JOIN qmq_stored_all m ON m.message_id = d.message_id
-LEFT ANTI JOIN qmq_cancelled c ON c.message_id = d.message_id
-WHERE {next_us} - unix_micros(d.due_at) > {late_us} AND {judged}
+LEFT ANTI JOIN qmq_cancelled_all c ON c.message_id = d.message_id
+WHERE {next_us} - unix_micros(d.due_at) > {late_us} AND {due_is_judged}
 """
 
 #: A delayed message that was cancelled, and is in its subject.
@@ -96,8 +107,8 @@ CANCELLED_AND_STORED: Final = """
 SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
        CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
        CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
-         '; it was cancelled ', CAST(c.cancelled_at AS STRING)) AS evidence
-FROM qmq_stored m JOIN qmq_cancelled c ON c.message_id = m.message_id
+         '; it was cancelled ', CAST(c.stored_at AS STRING)) AS evidence
+FROM qmq_stored m JOIN qmq_cancelled_all c ON c.message_id = m.message_id
 """
 
 WAITING: Final = """
@@ -118,12 +129,12 @@ SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consu
        CONCAT('its row has checksum ', LOWER(HEX(o.record_crc)), ', what is stored as sequence ',
          COALESCE(CAST(m.sequence AS STRING), 'to come'), ' has ', LOWER(HEX(m.record_crc)))
          AS evidence
-FROM qmq_committed o JOIN {stored} m ON m.message_id = o.message_id
+FROM qmq_committed o JOIN {} m ON m.message_id = o.message_id
 WHERE o.record_crc <> m.record_crc
 """
-ALTERED: Final = _ALTERED.format(stored="qmq_stored_all")
+ALTERED: Final = _ALTERED.format("qmq_stored_all")
 #: All scheduled messages, released or not.
-ALTERED_SCHEDULED: Final = _ALTERED.format(stored="qmq_scheduled")
+ALTERED_SCHEDULED: Final = _ALTERED.format("qmq_scheduled")
 
 #: For delayed messages, the released record is compared with the scheduled one.
 ALTERED_RELEASE: Final = """
@@ -152,11 +163,14 @@ SELECT 'altered' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_
        CONCAT('its producer made checksum ', LOWER(HEX(record_crc)), ', what is stored as sequence ',
          COALESCE(CAST(sequence AS STRING), 'to come'), ' has ', LOWER(HEX(found_crc)))
          AS evidence
-FROM qmq_spoilt WHERE {judged}
+FROM (SELECT message_id, subject, sequence, stored_at, record_crc, found_crc FROM qmq_stored_all
+      UNION ALL
+      SELECT message_id, subject, NULL, stored_at, record_crc, found_crc FROM qmq_scheduled_all)
+WHERE found_crc IS NOT NULL AND {stored_is_judged}
 """
 
 #: Messages that a group has set aside, and their copies; the ticket of the last time names the copy.
-ASIDE: Final = """
+_ASIDE: Final = """
 WITH tickets AS (
   SELECT subject, consumer_group, EXPLODE(SEQUENCE(first_sequence, next_sequence - 1)) AS sequence,
          CAST(GET_JSON_OBJECT(action_json, '$[6]') AS BIGINT) AS ticket, action_offset, action_number
@@ -168,39 +182,76 @@ WITH tickets AS (
 ), copies AS (
   SELECT ticket, subject, consumer_group, sequence, MIN(due_at) AS due_at,
          MIN(stored_at) FILTER (WHERE copy_sequence IS NOT NULL) AS back_at
-  FROM qmq_copies GROUP BY ticket, subject, consumer_group, sequence
+  FROM qmq_copy_all GROUP BY ticket, subject, consumer_group, sequence
 )
 SELECT m.message_id, d.subject, d.consumer_group, d.sequence, d.set_aside_at AS at,
        c.ticket IS NOT NULL AS has_copy, c.due_at, c.back_at
 FROM qmq_deliveries d
 JOIN last_ticket t
   ON t.subject = d.subject AND t.consumer_group = d.consumer_group AND t.sequence = d.sequence
-JOIN qmq_placed m ON m.subject = d.subject AND m.sequence = d.sequence
+JOIN qmq_stored_all m ON m.subject = d.subject AND m.sequence = d.sequence
 LEFT JOIN copies c ON c.subject = d.subject AND c.consumer_group = d.consumer_group
   AND c.sequence = d.sequence AND c.ticket = t.ticket
-WHERE d.outcome = 'set aside' AND {judged}
+WHERE d.outcome = 'set aside' AND {aside_is_judged}
 """
 
 #: A message that was set aside comes back only as its copy.
-ASIDE_LOST: Final = """
+ASIDE_LOST: Final = f"""
 SELECT 'lost' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
        sequence, at,
        CONCAT('the group set it aside ', CAST(at AS STRING), CASE
          WHEN has_copy THEN CONCAT('; its copy came back ', CAST(back_at AS STRING),
            ', and the group did not get it')
          ELSE '; the log does not have its copy' END) AS evidence
-FROM qmq_aside WHERE NOT has_copy OR {next_us} > unix_micros(back_at)
+FROM ({_ASIDE}) WHERE NOT has_copy OR {{next_us}} > unix_micros(back_at)
 """
-ASIDE_OVERDUE: Final = """
+ASIDE_OVERDUE: Final = f"""
 SELECT 'late' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
        sequence, at,
        CONCAT('the group set it aside ', CAST(at AS STRING), ' until ', CAST(due_at AS STRING),
          '; its copy has not come back') AS evidence
-FROM qmq_aside
-WHERE has_copy AND back_at IS NULL AND {next_us} - unix_micros(due_at) > {late_us}
+FROM ({_ASIDE})
+WHERE has_copy AND back_at IS NULL AND {{next_us}} - unix_micros(due_at) > {{late_us}}
 """
 
-#: Totals of all rows, for the cross-check; otherwise they come from tallies and commits.
+#: A message that is for a group, which came past it and never got it. A group that has a filter may come past what
+#: does not match it; what does is a finding.
+SKIPPED: Final = f"""
+SELECT 'skipped' AS kind, m.message_id, d.subject, d.consumer_group, CAST(NULL AS STRING) AS database,
+       d.sequence, m.stored_at AS at,
+       CONCAT('the group ', CASE
+         WHEN d.outcome = 'skipped' THEN d.reason
+         ELSE CONCAT('came past it although its tags match: ', ARRAY_JOIN(m.tags, ', ')) END,
+         COALESCE(CONCAT(', ', CAST(d.settled_at AS STRING)), '')) AS evidence
+FROM qmq_deliveries d
+JOIN qmq_stored m ON m.subject = d.subject AND m.sequence = d.sequence
+JOIN qmq_groups g ON g.subject = d.subject AND g.consumer_group = d.consumer_group
+  AND d.sequence >= g.group_first AND d.sequence < g.group_next
+WHERE (d.outcome = 'skipped' AND d.first_delivered_at IS NULL
+       AND d.reason IN ('{NEVER_GIVEN}', '{BY_FORCE}', '{SOUGHT}'))
+   OR (d.outcome = 'filtered' AND g.any_tags IS NOT NULL
+       AND (SIZE(g.any_tags) = 0 OR ARRAYS_OVERLAP(m.tags, g.any_tags))
+       AND SIZE(ARRAY_EXCEPT(g.all_tags, m.tags)) = 0)
+"""
+
+#: The queries that need log and outboxes alone, …
+QUERIES: Final = (
+    LOST,
+    WAITING,
+    ALTERED,
+    ALTERED_SCHEDULED,
+    LATE,
+    DUPLICATE,
+    ALTERED_COPY,
+    ALTERED_RELEASE,
+    OVERDUE,
+    CANCELLED_AND_STORED,
+    ALTERED_CONTENT,
+)
+#: … and those that need the action log to its end.
+OF_GROUPS: Final = (ASIDE_LOST, ASIDE_OVERDUE, SKIPPED)
+
+#: What was compared.
 TOTALS: Final = """
 SELECT SUM(committed) AS committed, SUM(stored) AS stored, SUM(foreign_messages) AS foreign_messages,
        SUM(expected) AS expected, SUM(delivered) AS delivered, SUM(settled) AS settled
@@ -214,7 +265,7 @@ FROM (
   LEFT JOIN (SELECT DISTINCT producer FROM qmq_outbox_all) known ON known.producer = m.producer
   UNION ALL
   SELECT 0, 0, 0, COUNT(*), 0, 0
-  FROM qmq_placed m JOIN qmq_groups g
+  FROM qmq_stored_all m JOIN qmq_groups g
     ON g.subject = m.subject AND m.sequence >= g.group_first AND m.sequence < g.group_next
   UNION ALL
   SELECT 0, 0, 0, 0, COUNT(first_delivered_at), COUNT(settled_at) FROM qmq_deliveries

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from qmq_pipeline.jobs.deliveries import actions_end, folded
-from qmq_pipeline.jobs.ingest_outbox import last_scans
+from qmq_pipeline.jobs.ingest import lost_sequences
+from qmq_pipeline.jobs.lifecycle import bronze_progress
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.tables.commits import ALTERED, ALTERED_COUNT, EXPIRED, RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import MESSAGES
-from qmq_pipeline.tables.sequences import count_in, joined, named
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.tables.schemas import LOG
+from qmq_pipeline.tables.sequences import count_in, named
+from qmq_pipeline.tables.store import Tables
 
 #: How far the clocks of a database and the broker may differ.
-_CLOCKS_MS: Final = 3_600_000
+CLOCKS_MS: Final = 3_600_000
 #: If the action log is not folded to its end; contains no "; ", which separates reasons.
 _NOT_FOLDED: Final = (
-    "actions came in since `lifecycle` was run: deliveries are counted up to there, and what groups "
-    "set aside is not judged"
+    "`lifecycle` has not folded all actions, or the log does not have their messages yet: deliveries are counted "
+    "up to there, and what groups set aside or skipped is not judged"
 )
 #: For a folder that only `archive` has written to, which notes no time; no "; " here either.
 _NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
@@ -62,77 +61,98 @@ class Window:
     #: Number of sequences that the broker has in quarantine.
     quarantined: int = 0
 
-    def is_judged(self, time_ms: int) -> bool:
-        """Whether a time is in the window and in no gap."""
-        is_here = self.first_ms <= time_ms < self.next_ms
-        return is_here and not any(first <= time_ms < after for first, after in self.gaps)
 
-
-def judged_window(lake: Lake, config: PipelineConfig) -> Window:
+def judged_window(tables: Tables, config: PipelineConfig) -> Window:
     """The window in which both sides are known."""
-    options = config.audit
+    options, known = config.audit, bronze_progress(tables)
     grace_ms = round(options.grace_s * 1000)
-    ranges, scans = lake.ranges(MESSAGES), last_scans(lake)
-    quarantined = joined(one.lost for one in ranges)
-    read_at_ms = int(lake.read_state(MESSAGES).get("read_at_ms", 0))
-    first_ms = ranges[0].first_at_ms + grace_ms if _has_lost_beginning(ranges) else 0
+    scans: dict[str, int] = known.get("scans", {})
+    quarantined = lost_sequences(tables)
+    read_at_ms = int(known.get("read_at_ms", 0))
+    has_log = COMMIT_LOG in known
+    begun = _late_beginning(tables)
+    first_ms = 0 if begun is None else begun[1] + grace_ms
     next_ms = min([read_at_ms, *scans.values()]) - grace_ms
     until_ms = next_ms if options.until_ms is None else options.until_ms
     kept = [one.name for one in config.databases if one.keep_sent_s > 0]
     kept = list(scans) if options.are_rows_kept else kept
-    known = folded(lake)
-    is_folded = actions_end(lake) <= (known.actions if known else 0)
+    lived = tables.progress("lifecycle")
+    is_folded = known.get(ACTION_LOG, 0) <= lived.get("actions", 0)
+    expired = _expired(tables, next_ms, grace_ms)
     return Window(
         first_ms=max(first_ms, options.since_ms or 0),
         next_ms=max(0, min(next_ms, until_ms)),
-        gaps=tuple(_gaps(ranges, next_ms, grace_ms)),
+        gaps=tuple(one.times_ms for one in expired),
         is_log_known=read_at_ms > 0,
         is_folded=is_folded,
         kept=tuple(kept),
         quarantined=count_in(quarantined),
         coverage=(
-            *([] if ranges else [_NO_LOG]),
-            *([] if read_at_ms or not ranges else [_NOT_READ]),
+            *([] if has_log else [_NO_LOG]),
+            *([] if read_at_ms or not has_log else [_NOT_READ]),
             *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
             *([] if is_folded else [_NOT_FOLDED]),
-            *_log_coverage(ranges, first_ms),
+            *([_begun_text(begun, first_ms)] if begun is not None else []),
+            *(
+                f"offsets {one.first} to {one.next} of the log expired before they were read"
+                for one in expired
+            ),
             *([f"{named(quarantined)} {_QUARANTINED}"] if quarantined else []),
             *(f"database {name} {_ROWS_GO}" for name in sorted(set(scans) - set(kept))),
         ),
     )
 
 
-def _has_lost_beginning(ranges: Sequence[RangeFacts]) -> bool:
-    return bool(ranges) and ranges[0].first > 0
+def _late_beginning(tables: Tables) -> tuple[int, int] | None:
+    """Offset and time of the first row, if the log was not read from its beginning on."""
+    log = tables.read(LOG).where("kind <> 'expired'")
+    part = log.selectExpr("MIN(part)").collect()[0][0]
+    if part is None or int(part) == 0:
+        return None
+    found = log.where(f"part = {part}").selectExpr(
+        "MIN(physical_offset) AS first", "unix_millis(MIN(stored_at)) AS at_ms"
+    )
+    row = found.collect()[0]
+    return int(row["first"]), int(row["at_ms"])
 
 
-def _gaps(ranges: Sequence[RangeFacts], next_ms: int, grace_ms: int) -> Iterator[tuple[int, int]]:
-    """Times around each range that expired unread: from its neighbours, or to the end."""
-    for number, one in enumerate(ranges):
-        if one.notes.get(EXPIRED):
-            before = ranges[number - 1].last_at_ms - grace_ms if number else 0
-            is_last = number + 1 == len(ranges)
-            after = next_ms if is_last else ranges[number + 1].first_at_ms + grace_ms
-            yield before, after
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    first: int
+    next: int
+    times_ms: tuple[int, int]
 
 
-def _log_coverage(ranges: Sequence[RangeFacts], first_ms: int) -> Iterator[str]:
-    """What is not known of the log."""
-    named = sum(len(one.notes.get(ALTERED, ())) for one in ranges)
-    unnamed = sum(one.notes.get(ALTERED_COUNT, 0) for one in ranges) - named
-    if unnamed:
-        yield f"{unnamed} more messages are altered than are named"
-    if _has_lost_beginning(ranges):
-        yield f"the log was first read from offset {ranges[0].first} on, at {_iso(first_ms)}"
-    for one in ranges:
-        if one.notes.get(EXPIRED):
-            yield f"offsets {one.first} to {one.next} of the log expired before they were read"
+#: Ranges that expired, with the times of their neighbours.
+_EXPIRED: Final = """
+SELECT e.first, e.next, unix_millis(MAX(m.stored_at) FILTER (WHERE m.physical_offset < e.next)) AS before,
+       unix_millis(MIN(m.stored_at) FILTER (WHERE m.physical_offset >= e.next)) AS after
+FROM (SELECT physical_offset AS first, physical_offset + count AS next FROM {log} WHERE kind = 'expired') e
+LEFT JOIN (SELECT physical_offset, stored_at FROM {log} WHERE kind = 'message') m
+GROUP BY e.first, e.next ORDER BY e.first
+"""
 
 
-def judged_ranges(ranges: Sequence[RangeFacts], window: Window) -> list[RangeFacts]:
-    """The ranges of the log to compare; leaves out those stored before anything judged was committed."""
-    first_ms = window.first_ms - _CLOCKS_MS
-    return [one for one in ranges if one.last_at_ms >= first_ms]
+def _expired(tables: Tables, next_ms: int, grace_ms: int) -> list[_Expired]:
+    """Ranges that retention deleted unread, and the times around each: from its neighbours, or to the end."""
+    log = tables.read(LOG)
+    if not log.where("kind = 'expired'").limit(1).collect():
+        return []
+    return [
+        _Expired(
+            int(row["first"]),
+            int(row["next"]),
+            (
+                0 if row["before"] is None else int(row["before"]) - grace_ms,
+                next_ms if row["after"] is None else int(row["after"]) + grace_ms,
+            ),
+        )
+        for row in tables.spark.sql(_EXPIRED, log=log).collect()
+    ]
+
+
+def _begun_text(begun: tuple[int, int], first_ms: int) -> str:
+    return f"the log was first read from offset {begun[0]} on, at {_iso(first_ms)}"
 
 
 def between(column: str, window: Window) -> str:

@@ -1,198 +1,296 @@
-"""The table `deliveries`: workers fold the action log, continuing from the end of the last fold.
+"""The table `deliveries`: what became of each message at each group, folded from the action log.
 
-The notes of each commit hold what the next fold needs (the `GroupMark` of every group), and the
-sequences that were touched, for the tables derived from this one.
+1. The actions of each group, in order, become *steps* on sequences (`fold/steps.py`): one task for each few groups, and
+   the work is for actions, not for messages.
+2. Steps are cut where a part of the log ends, by a join with the spans of subjects in parts.
+3. For each subject, group and part, its steps are applied to what was known (`fold/blocks.py`): as many tasks as there
+   are, and each holds the messages of one subject in one part.
+
+A fold continues an earlier one: it reads the actions that came in since, and the parts that they touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from qmq_pipeline.fold.runs import RunList
-from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.sources.tasks import run_tasks
+from qmq_client.wire.names import OWN_PREFIX
+from qmq_pipeline.fold.blocks import STEPS, Block
+from qmq_pipeline.fold.steps import GroupMark, GroupSteps
 from qmq_pipeline.spark.frames import arrow_frame
-from qmq_pipeline.tables.commits import Commit, DataFile, RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES
-from qmq_pipeline.work.fold import bucket_of
+from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES, SPANS
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WORK: Final = "qmq_pipeline.work.fold.fold_piece"
+#: Separates subject and group in one name; neither contains a line break.
+BREAK: Final = "\n"
+#: The end of a group that still exists.
+ENDLESS: Final = 2**63 - 1
+_MARK: Final = "mark"
+_ORDER: Final = ("action_offset", "action_number", "number")
+_COLUMNS: Final = (
+    "subject",
+    "consumer_group",
+    "action_offset",
+    "action_number",
+    "unix_micros(at) AS at",
+    "action",
+    "consumer",
+    "first_sequence",
+    "next_sequence",
+    "first_pull",
+    "next_pull",
+    "attempt",
+    "reason",
+    "error",
+    "action_json",
+)
+#: Actions that change no message; most only show that a consumer is alive.
+_IDLE: Final = "'extended', 'paused', 'purged'"
+_STEPS_SCHEMA: Final = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("consumer_group", pa.string()),
+        ("action_offset", pa.int64()),
+        ("action_number", pa.int32()),
+        ("number", pa.int32()),
+        *STEPS,
+    ]
+)
+_STEPS_DDL: Final = (
+    "subject STRING, consumer_group STRING, action_offset BIGINT, action_number INT, number INT, op STRING, "
+    "first BIGINT, next BIGINT, at BIGINT, attempt INT, reason STRING, error STRING"
+)
+_BATCH_ROWS: Final = 20_000
+#: Ranges of sequences are joined by the blocks of this length that they have something in.
+_GRAIN: Final = 65_536
+#: Steps cut at the ends of parts: one row for each part that a step has messages in. A span and a step are joined once
+#: for each block in which they meet, and give the piece that lies there.
+_PIECES: Final = f"""
+WITH steps AS (
+  SELECT *, EXPLODE(SEQUENCE(first DIV {_GRAIN}, (next - 1) DIV {_GRAIN})) AS grain FROM {{steps}}
+), spans AS (
+  SELECT subject, part, first_sequence, next_sequence,
+         EXPLODE(SEQUENCE(first_sequence DIV {_GRAIN}, (next_sequence - 1) DIV {_GRAIN})) AS grain
+  FROM {{spans}}
+), pieces AS (
+  SELECT s.subject, s.consumer_group, p.part, s.action_offset, s.action_number, s.number, s.op,
+         GREATEST(s.first, p.first_sequence, s.grain * {_GRAIN}) AS first,
+         LEAST(s.next, p.next_sequence, (s.grain + 1) * {_GRAIN}) AS next,
+         s.at, s.attempt, s.reason, s.error
+  FROM steps s JOIN spans p ON p.subject = s.subject AND p.grain = s.grain
+)
+SELECT * FROM pieces WHERE first < next
+"""
 _GROUPS: Final = pa.schema(
     [
         ("subject", pa.string()),
         ("consumer_group", pa.string()),
         ("group_first", pa.int64()),
         ("group_next", pa.int64()),
+        # Tags of which a message must have any, and all; null if they are not known for all of its life.
+        ("any_tags", pa.list_(pa.string())),
+        ("all_tags", pa.list_(pa.string())),
     ]
 )
-#: The end of a group that still exists.
-ENDLESS: Final = 2**63 - 1
+Marks = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     """The state of the table."""
 
-    rows: int
-    #: Settlements of messages that were handed out before the table of actions begins.
-    unmatched: int
-    #: Offset of the action log up to which it is folded.
-    actions: int
-    #: Group (see `fold_work.group_name`) → first sequence for it, and the one behind the last.
-    groups: Mapping[str, tuple[int, int]]
-    #: Since this offset of the action log …
-    since: int
-    #: … these sequences were touched: subject → runs.
-    touched: Mapping[str, RunList]
+    #: Rows that this fold wrote.
+    rows: int = 0
+    #: Subject and group → state of the group, see `GroupMark`.
+    marks: Marks = field(default_factory=dict)
+    #: Parts whose rows were made again; None for all.
+    parts: frozenset[int] | None = frozenset()
+    #: Up to where the action log was folded, and the part of that offset.
+    after: tuple[int, int] = (0, 0)
+
+    @property
+    def unmatched(self) -> int:
+        """Settlements of messages that were handed out before the table of actions begins."""
+        return sum(mark["unmatched"] for mark in self.marks.values())
 
 
 def fold_actions(
-    spark: SparkSession, config: PipelineConfig, lake: Lake, run: str, *, seen: int | None
+    tables: Tables, marks: Marks | None, *, first: tuple[int, int], after: tuple[int, int]
 ) -> Folded:
-    """Bring the table up to date with `actions`.
+    """Bring the table up to `after`, an offset of the action log and its part, or to the first action that is ahead.
 
-    `seen`: the offset up to which its reader knows the table; None rebuilds it as a whole.
+    `marks`: the state of the groups at the offset `first`; None to fold everything.
     """
-    before = None if seen is None else _continued(lake, config)
-    notes = {} if before is None else before.notes
-    first, after = int(notes.get("actions", 0)), actions_end(lake)
-    if before is not None and first >= after:
-        done = _folded(before)
-        return done if seen != first else replace(done, since=first, touched={})
-    pieces = _pieces(config, run, before, (first, after))
-    files: dict[str, list[DataFile]] = {}
-    marks: dict[str, Any] = dict(notes.get("marks", {}))
-    since, touched = first, {}
-    if seen is not None and seen < first:  # the reader of the last fold died before it was done
-        since, touched = int(notes["since"]), _runs(notes["touched"])
-    if before is None:
-        lake.sweep(DELIVERIES)
-    for answer in run_tasks(spark, _WORK, pieces):
-        marks.update(answer["marks"])
-        for part, some in answer["files"].items():
-            files[part] = [DataFile(**one) for one in some]
-        for subject, runs in answer["touched"].items():
-            known = touched.setdefault(subject, RunList())
-            for begin, end in runs:
-                known.add(begin, end)
-    made = lake.replace_parts(
-        DELIVERIES,
-        run,
-        {part: some for part, some in files.items() if some},
-        made=None if before is None else files.keys(),
-        notes={
-            "actions": after,
-            "since": since,
-            "buckets": config.fold_buckets,
-            "block_sequences": config.fold_block_sequences,
-            "marks": marks,
-            "touched": {subject: list(runs) for subject, runs in touched.items()},
-        },
+    from pyspark import StorageLevel
+
+    after = _first_ahead(tables, first, after)
+
+    spark, is_whole = tables.spark, marks is None
+    known = {} if marks is None else marks
+    steps = group_steps(tables, known, first=first, after=after[0])
+    steps = steps.persist(StorageLevel.DISK_ONLY)
+    try:
+        now = dict(known)
+        for row in steps.where(f"op = '{_MARK}'").collect():
+            now[group_name(row["subject"], row["consumer_group"])] = json.loads(row["reason"])
+        some = steps.where(f"op <> '{_MARK}'")
+        pieces = spark.sql(_PIECES, steps=some, spans=tables.read(SPANS))
+        if is_whole:
+            folded = _applied(pieces, spark.sql(DELIVERIES.nothing()), after[0])
+            rows = tables.replace(folded, DELIVERIES)
+            return Folded(rows=rows, marks=now, parts=None, after=after)
+        pieces = pieces.persist(StorageLevel.DISK_ONLY)
+        try:
+            touched = {int(row["part"]) for row in pieces.select("part").distinct().collect()}
+            rows = 0
+            if touched:
+                old = tables.read(DELIVERIES).where(_in_parts(touched))
+                rows = tables.replace(_applied(pieces, old, after[0]), DELIVERIES, touched)
+            return Folded(rows=rows, marks=now, parts=frozenset(touched), after=after)
+        finally:
+            pieces.unpersist()
+    finally:
+        steps.unpersist()
+
+
+#: The first action about messages that are not in the table `log` yet: a run may read actions that happened after it
+#: read the log, and of an archive the last segment is missing. What is older than the log's end is not ahead: its
+#: messages had expired before they were read.
+_FIRST_AHEAD: Final = """
+SELECT MIN(STRUCT(a.action_offset, a.part)) AS ahead
+FROM {actions} a LEFT JOIN
+  (SELECT subject, MAX(next_sequence) AS next_sequence FROM {spans} GROUP BY subject) s ON s.subject = a.subject
+WHERE a.next_sequence > COALESCE(s.next_sequence, 0)
+  AND a.at >= (SELECT COALESCE(MAX(last_at), TIMESTAMP_SECONDS(0)) FROM {spans})
+"""
+
+
+def _first_ahead(tables: Tables, first: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+    """`after`, or the first action that cannot be folded yet; its part is the second value."""
+    actions = _actions(tables, first, after[0])
+    found = tables.spark.sql(_FIRST_AHEAD, actions=actions, spans=tables.read(SPANS)).collect()
+    ahead = found[0]["ahead"]
+    return after if ahead is None else (int(ahead[0]), int(ahead[1]))
+
+
+def _actions(tables: Tables, first: tuple[int, int], after: int) -> DataFrame:
+    offset, part = first
+    return tables.read(ACTIONS).where(
+        f"part >= {part} AND action_offset >= {offset} AND action_offset < {after} AND subject IS NOT NULL "
+        f"AND consumer_group IS NOT NULL AND NOT startswith(subject, '{OWN_PREFIX}') "
+        f"AND action NOT IN ({_IDLE})"
     )
-    return _folded(made)
 
 
-def actions_end(lake: Lake) -> int:
-    """The offset up to which the action log was ingested."""
-    return max((one.next for one in lake.ranges(ACTIONS)), default=0)
+def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: int) -> DataFrame:
+    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state behind them."""
+    actions = _actions(tables, first, after)
+    in_order = (
+        actions.selectExpr(*_COLUMNS)
+        .repartition("subject", "consumer_group")
+        .sortWithinPartitions("subject", "consumer_group", "action_offset", "action_number")
+    )
+    return in_order.mapInArrow(_stepping(marks), _STEPS_DDL)
 
 
-def block_of(part: RangeFacts) -> tuple[int, int]:
-    """Bucket and block of a part of the table; see `fold_work.part_name`."""
-    bucket, _, block = part.source.partition("-")
-    return int(bucket), int(block)
+def _stepping(marks: Marks) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The work of one task: groups one after the other, each in order."""
+
+    def steps(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        name: tuple[str, str] | None = None
+        group = GroupSteps()
+        rows: list[dict[str, Any]] = []
+        for batch in batches:
+            for row in batch.to_pylist():
+                if (row["subject"], row["consumer_group"]) != name:
+                    if name is not None:
+                        rows.append(_mark_row(name, group.mark))
+                    name = (row["subject"], row["consumer_group"])
+                    known = marks.get(group_name(*name))
+                    group = GroupSteps(GroupMark.from_json(known) if known else None)
+                for number, step in enumerate(group.of(row)):
+                    rows.append(
+                        {
+                            "subject": name[0],
+                            "consumer_group": name[1],
+                            "action_offset": row["action_offset"],
+                            "action_number": row["action_number"],
+                            "number": number,
+                            **step._asdict(),
+                        }
+                    )
+            if len(rows) >= _BATCH_ROWS:
+                yield pa.RecordBatch.from_pylist(rows, schema=_STEPS_SCHEMA)
+                rows = []
+        if name is not None:
+            rows.append(_mark_row(name, group.mark))
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=_STEPS_SCHEMA)
+
+    return steps
 
 
-def folded(lake: Lake) -> Folded | None:
-    """The state of the table; None if there is no table."""
-    newest = lake.newest(DELIVERIES)
-    return None if newest is None or "marks" not in newest.notes else _folded(newest)
+def _mark_row(name: tuple[str, str], mark: GroupMark) -> dict[str, Any]:
+    return {
+        "subject": name[0],
+        "consumer_group": name[1],
+        "op": _MARK,
+        "reason": json.dumps(mark.to_json()),
+    }
 
 
-def group_names(lake: Lake) -> list[str]:
-    """The names of all groups in the table, each once whatever its subjects; sorted."""
-    newest = lake.newest(DELIVERIES)
-    marks = {} if newest is None else newest.notes.get("marks", {})
-    return sorted({name.partition("\n")[2] for name in marks})
+def _applied(pieces: DataFrame, old: DataFrame, folded_to: int) -> DataFrame:
+    """Rows of `deliveries` for all subjects, groups and parts that there are on either side."""
+    key = ("subject", "consumer_group", "part")
+
+    def apply(steps: pa.Table, known: pa.Table) -> pa.Table:
+        known_to = known["folded_to"][0].as_py() if known.num_rows else 0
+        # A run that died behind this table has folded some of them before.
+        some = steps.filter(pa.compute.field("action_offset") >= known_to)
+        if not some.num_rows:
+            return known.select(list(DELIVERIES.names)).cast(DELIVERIES.arrow())
+        some = some.sort_by([(one, "ascending") for one in _ORDER])
+        subject, group, part = (some[name][0].as_py() for name in key)
+        block = Block.of(some, known.sort_by("sequence"))
+        block.apply_all(some)
+        return block.rows(subject, group, part, folded_to)
+
+    return pieces.groupBy(*key).cogroup(old.groupBy(*key)).applyInArrow(apply, DELIVERIES.ddl())
 
 
-def groups(spark: SparkSession, known: Mapping[str, tuple[int, int]]) -> DataFrame:
-    """The groups as a table: subject, group, and the sequences for it."""
-    rows = [(*name.split("\n"), *sequences) for name, sequences in known.items()]
+def _in_parts(parts: set[int] | frozenset[int]) -> str:
+    return f"part IN ({', '.join(map(str, sorted(parts))) or 'NULL'})"
+
+
+def group_name(subject: str, group: str) -> str:
+    """One name for both."""
+    return f"{subject}{BREAK}{group}"
+
+
+def group_spans(marks: Marks) -> dict[str, tuple[int, int]]:
+    """Subject and group → first sequence for the group, and the one behind the last."""
+    return {
+        name: (mark["first"], mark["come_to"] if mark["has_ended"] else ENDLESS)
+        for name, mark in marks.items()
+        if mark["first"] is not None
+    }
+
+
+def groups(spark: SparkSession, marks: Marks) -> DataFrame:
+    """The groups as a table: subject, group, the sequences for it, and its filter."""
+    rows = []
+    for name, (first, after) in group_spans(marks).items():
+        subject, group = name.split(BREAK)
+        mark = marks[name]
+        tags = None if mark["was_refiltered"] else mark["filter"]
+        any_tags, all_tags = (None, None) if tags is None else tags
+        rows.append((subject, group, first, after, any_tags, all_tags))
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(_GROUPS)
     return arrow_frame(spark, pa.table(columns, schema=_GROUPS))
-
-
-def _continued(lake: Lake, config: PipelineConfig) -> Commit | None:
-    """The fold to continue; None if it was made with other settings."""
-    newest = lake.newest(DELIVERIES)
-    wanted = {
-        "buckets": config.fold_buckets,
-        "block_sequences": config.fold_block_sequences,
-    }
-    if newest is None or newest.version != DELIVERIES.version:
-        return None
-    if any(newest.notes.get(name) != value for name, value in wanted.items()):
-        return None
-    lake.sweep(DELIVERIES)
-    return newest
-
-
-def _pieces(
-    config: PipelineConfig, run: str, before: Commit | None, actions: tuple[int, int]
-) -> list[dict[str, Any]]:
-    """The work of each bucket: its groups and its current files."""
-    count = config.fold_buckets
-    marks: list[dict[str, Any]] = [{} for _ in range(count)]
-    files: list[dict[str, str]] = [{} for _ in range(count)]
-    if before is not None:
-        for name, mark in before.notes["marks"].items():
-            marks[bucket_of(name, count)][name] = mark
-        for one in before.ranges:
-            bucket, block = block_of(one)
-            files[bucket][str(block)] = one.files[0].path
-    return [
-        {
-            "tables": config.tables,
-            "run": run,
-            "bucket": {
-                "number": number,
-                "of": count,
-                "block_sequences": config.fold_block_sequences,
-            },
-            "actions": {"first": actions[0], "next": actions[1]},
-            "marks": marks[number],
-            "files": files[number],
-        }
-        for number in range(count)
-    ]
-
-
-def _folded(commit: Commit) -> Folded:
-    marks = commit.notes["marks"]
-    return Folded(
-        rows=sum(one.rows for one in commit.ranges),
-        unmatched=sum(mark["unmatched"] for mark in marks.values()),
-        actions=int(commit.notes["actions"]),
-        groups={
-            name: (mark["first"], mark["come_to"] if mark["has_ended"] else ENDLESS)
-            for name, mark in marks.items()
-            if mark["first"] is not None
-        },
-        since=int(commit.notes["since"]),
-        touched=_runs(commit.notes["touched"]),
-    )
-
-
-def _runs(found: Mapping[str, list[tuple[int, int]]]) -> dict[str, RunList]:
-    return {
-        subject: RunList((first, after) for first, after in runs) for subject, runs in found.items()
-    }

@@ -1,267 +1,347 @@
-"""`qmq pipeline ingest`: the logs into bronze tables, continuing where the last run ended.
+"""`qmq pipeline ingest`: logs and outboxes into the bronze tables, by streams of Spark with a checkpoint.
 
-The driver cuts what is new into ranges, workers write them, and the driver commits some dozens at a
-time. The commits are the only state. They say up to where each log was read, and the checksum of
-the last frame there, so a log that was restored to an older state is not mistaken for the same log.
-At its end a run merges small files that short runs have left; see `merge.py`.
+There are three streams, and each is a few lines: read the source, write each micro-batch into a table. A batch of a log
+begins where a part of the log begins (`whole_parts`), and replaces the parts that it has. So a batch that is
+repeated, because a task, an executor or the driver died, adds nothing: every message is one row. A scan of an outbox
+appends rows, of which the newest of each message counts.
+
+The outboxes come first: what they show as sent is then in the log when that is read. So do the actions: what they tell
+happened to messages that are in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.wire.frame import FrameKind
-from qmq_pipeline.errors import ExpiredRangeError, LakeError, SourceError
-from qmq_pipeline.jobs.log_tables import Written, checked_place, commit, prepared, written
-from qmq_pipeline.jobs.merge import merge
+from qmq_client.signal_flag import SignalFlag
+from qmq_pipeline.errors import OptionError, TablesError, UnreachableError
+from qmq_pipeline.jobs.batches import BatchWriter, tables_of
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds
-from qmq_pipeline.places.log_watch import LogWatch
-from qmq_pipeline.places.options import Place
-from qmq_pipeline.tables.commits import ARCHIVED, EXPIRED, RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.log_end import LogEnd
-from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, TABLES
-from qmq_pipeline.tables.sequences import Runs, joined
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
+from qmq_pipeline.places.options import BROKER_OPTIONS, Place
+from qmq_pipeline.places.places import open_log, with_token
+from qmq_pipeline.rows.outbox import require_outbox
+from qmq_pipeline.spark.explain import explain
+from qmq_pipeline.tables.schemas import ACTIONS, LOG, OUTBOX
+from qmq_pipeline.tables.sequences import Runs
+from qmq_pipeline.tables.store import Tables
 from qmq_pipeline.tables.table import Table
-from qmq_pipeline.work.ranges import TABLES_OF
 
 if TYPE_CHECKING:
-    from qmq_pipeline.sources.tasks import Workers
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-_WORK: Final = "qmq_pipeline.work.ranges.ingest_piece"
-_LOGS: Final = (COMMIT_LOG, ACTION_LOG)
+INGEST, ARCHIVE = "ingest", "archive"
+#: Bytes of log in one micro-batch: what a run that dies repeats at most, and enough that all cores are busy.
+BATCH_BYTES: Final = 1024 * 1024 * 1024
+#: How often a query that goes on is looked at, and how long a broker that is away is left alone.
+_LOOK_S: Final = 1.0
+_LOST_MAX: Final = 1_000
+_TABLE_OF: Final = {COMMIT_LOG: LOG, ACTION_LOG: ACTIONS}
+_PLACE_OF: Final = {LOG: "physical_offset", ACTIONS: "action_offset"}
+_NOUNS: Final = {"message": "messages"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What one run added."""
+    """What one run added, and how far the tables reach."""
 
-    rows: dict[str, int]
+    #: Kind of row of the log, and `actions` → rows.
+    rows: dict[str, int] = field(default_factory=dict)
+    #: Database → rows that are new, changed or open.
+    outbox: dict[str, int] = field(default_factory=dict)
     #: Log → offset where the next run continues.
-    next_offsets: dict[str, int]
-    #: Subject → runs of sequences in the ranges of this run that the broker has in quarantine.
-    quarantined: Runs
-    ranges: int
+    next_offsets: dict[str, int] = field(default_factory=dict)
+    #: Subject → runs of sequences that the broker has in quarantine, as far as this run met them.
+    quarantined: Runs = field(default_factory=dict)
 
 
 def ingest(
-    workers: Workers,
+    spark: SparkSession,
     config: PipelineConfig,
     *,
-    watches: Mapping[str, LogWatch] | None = None,
     skip_expired: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Ingested:
-    """Bring messages, delayed messages and actions up to the durable end of the logs.
+    """Bring the bronze tables up to the ends of the logs and outboxes.
 
-    `workers`: a session, or `LocalWorkers`. `watches`: both logs, for callers that check them
-    repeatedly. `skip_expired`: continue behind what retention has deleted and note the gap, instead
-    of failing. Raises a `PipelineError`; what was committed before it stays.
+    `skip_expired`: continue behind what retention has deleted and note the gap, instead of failing. Raises a
+    `PipelineError`, or an error of Spark that `explain` understands; what was written before it stays. Without a
+    place, `config` brings in outboxes alone; without databases, logs alone.
     """
-    place, lake = prepared(config, "read")
-    done = Ingested(rows={}, next_offsets={}, quarantined={}, ranges=0)
-    with lake.writing(), ExitStack() as own:
-        if watches is None:
-            watches = own.enter_context(watched_logs(place))
-        for run in [_Run(workers, config, place, lake, watches[log], log) for log in _LOGS]:
-            done = run.go(done, skip_expired=skip_expired, on_progress=on_progress)
-    return done
+    streams = Streams(spark, config, job=INGEST)
+    before = streams.prepared()
+    with streams.tables.writing("bronze"):
+        names = streams.names()
+        for number, name in enumerate(names, start=1):
+            streams.run(name, skip_expired=skip_expired)
+            on_progress(Progress(stage=f"ingest {name}", done=number, total=len(names), rows=0))
+        return streams.done(before)
 
 
-def check(config: PipelineConfig) -> None:
-    """Refuse what `ingest` refuses before it reads, for callers that have something to write before it.
+def follow(
+    spark: SparkSession,
+    config: PipelineConfig,
+    stop: SignalFlag,
+    *,
+    every_s: float,
+    skip_expired: bool = False,
+    on_batch: Callable[[Ingested], None],
+) -> int:
+    """Keep the bronze tables up to date until `stop` is set; returns how often something came.
 
-    Creates nothing. Raises a `PipelineError`.
+    Each stream looks for more at most every `every_s`. Whatever is there at the start is ingested first, which alone
+    may skip what has expired. A broker that is away from then on is waited for without end.
     """
-    checked_place(config, "read")
-    lake = Lake(config.tables)
-    _refuse_archive(lake, LogEnd(lake, TABLES_OF[COMMIT_LOG][0]).last())
+    first = ingest(spark, config, skip_expired=skip_expired)
+    on_batch(first)
+    count = 1
+    streams = Streams(spark, config, job=INGEST)
+    with streams.tables.writing("bronze"), streams.running(every_s):
+        while not stop.wait(min(_LOOK_S, every_s)):
+            if streams.came_in():
+                on_batch(streams.done(streams.before()))
+                count += 1
+    return count
 
 
-def _refuse_archive(lake: Lake, last: RangeFacts | None) -> None:
-    if last is not None and last.notes.get(ARCHIVED):
-        raise LakeError(
-            path=lake.root,
-            reason="it is an archive, in which each row is verified, and whole segments follow each other",
-            remedy="Ingest into a folder of its own; the other jobs work on the archive as it is",
+def check_sources(config: PipelineConfig) -> None:
+    """Refuse what cannot be read, before Spark is asked for anything; raises a `PipelineError`."""
+    if not config.databases and config.place is None:
+        raise OptionError(
+            option="path",
+            value="not given",
+            allowed="a data directory or a broker",
+            remedy="Say with --path or --broker what is to be read.",
         )
+    for section in config.databases:
+        require_outbox(section)
+    if config.place is not None:
+        open_log(with_token(config.place, os.environ), COMMIT_LOG).close()
 
 
-@contextmanager
-def watched_logs(place: Place) -> Iterator[dict[str, LogWatch]]:
-    """Both logs at a place, as callers of repeated `ingest` pass them."""
-    with ExitStack() as every:
-        yield {log: every.enter_context(LogWatch(place, log)) for log in _LOGS}
+class Streams:
+    """The streams of one job, and what it notes of them."""
 
+    def __init__(self, spark: SparkSession, config: PipelineConfig, *, job: str) -> None:
+        self.spark = spark
+        self.config = config
+        self.tables = tables_of(spark, config)
+        self._job = job
+        self._queries: dict[str, StreamingQuery] = {}
+        self._seen: dict[str, Any] = {}
+        self._every_s = 0.0
+        #: Log → where its stream has come to, as in the checkpoint.
+        self.positions: dict[str, dict[str, Any]] = {}
+        #: What will be noted: log → offset, database → time of its last scan, and when the logs were read.
+        self.ends: dict[str, Any] = {}
 
-class _Run:
-    """One log in one run."""
+    def names(self) -> list[str]:
+        """The streams: that of the outboxes, and one for each log."""
+        outbox = [OUTBOX.name] if self.config.databases else []
+        return outbox + ([] if self.config.place is None else [ACTION_LOG, COMMIT_LOG])
 
-    def __init__(
-        self,
-        workers: Workers,
-        config: PipelineConfig,
-        place: Place,
-        lake: Lake,
-        watch: LogWatch,
-        log: str,
-    ) -> None:
-        self._workers = workers
-        self._config = config
-        self._place = place
-        self._lake = lake
-        self._watch = watch
-        self._log = log
-        self._tables: Sequence[Table] = TABLES_OF[log]
-        self._ends = [LogEnd(lake, table) for table in self._tables]
-        self._last = self._ends[0].last()
-        _refuse_archive(lake, self._last)
-
-    def go(self, before: Ingested, *, skip_expired: bool, on_progress: OnProgress) -> Ingested:
-        last = self._last
-        for end in self._ends:
-            end.clear_behind(last)
-        read_at_ms = SYSTEM_CLOCK.now_ms()
-        bounds = self._continued_bounds(last)
-        gap = self._gap(bounds, last, skip_expired=skip_expired)
-        first = bounds.first_offset if last is None or gap is not None else last.next
-        reader = self._watch.reader
-        ranges = reader.ranges(first, bounds.next_offset, self._config.partition_bytes)
-        known = dict(last.notes.get("next_sequences", {})) if last else {}
-        is_from_start = first == 0 or last is not None
-        result, total = before, len(ranges)
-        result = replace(
-            result, next_offsets={**result.next_offsets, self._log: bounds.next_offset}
-        )
-        for i in range(0, total, self._config.ranges_per_commit):
-            chunk = ranges[i : i + self._config.ranges_per_commit]
-            facts = self._work(chunk)
-            if gap is not None:
-                facts[self._tables[0].name].insert(0, gap)
-                gap = None
-            known = commit(self._lake, self._tables, facts, known, is_from_start=is_from_start)
-            self._watch.last_frame = _last_frame(facts[self._tables[0].name][-1])
-            result = _added(result, facts)
-            on_progress(
-                Progress(
-                    stage=f"ingest {self._log}",
-                    done=i + len(chunk),
-                    total=total,
-                    rows=sum(result.rows.values()),
-                    added={name: sum(one.rows for one in some) for name, some in facts.items()},
-                    quarantined=_lost(facts),
-                )
+    def prepared(self) -> dict[str, Any]:
+        """Check what is to be read and written, before anything is written; returns what was noted last time."""
+        check_sources(self.config)
+        other = ARCHIVE if self._job == INGEST else INGEST
+        if self.tables.progress(other):
+            raise TablesError(
+                path=self.tables.root,
+                reason=f"it is the folder of `qmq pipeline {other}`",
+                remedy="Give it a folder of its own: an archive has verified segments and nothing else",
             )
-        state = {"read_at_ms": read_at_ms, "next_offset": bounds.next_offset}
-        self._lake.write_state(self._tables[0], state)
-        for table in self._tables:
-            merge(self._workers, self._config, self._lake, table)
-        return result
+        return self.before()
 
-    def _continued_bounds(self, last: RangeFacts | None) -> LogBounds:
-        """The extent of the log; refuses a log other than that of the tables."""
-        bounds = self._watch.look()
-        if last is None:
-            return bounds
-        if last.source != bounds.store_id:
-            raise SourceError(
-                source=self._place.name,
-                reason=f"it is store {bounds.store_id}, and the tables in {self._lake.root} are of "
-                f"store {last.source}",
-                remedy="Give each broker a folder of its own",
-            )
-        self._watch.last_frame = _last_frame(last)
-        if not self._has_stamp(
-            bounds, last
-        ):  # or retention has passed that frame since it was seen
-            bounds = self._watch.look_anew()
-        is_same = self._has_stamp(bounds, last) or self._is_in_quarantine(last)
-        if last.next > bounds.next_offset or not is_same:
-            raise SourceError(
-                source=self._place.name,
-                reason=f"its {self._log} is not the one that was ingested up to offset {last.next}: "
-                "was it restored from a backup?",
-                remedy="Ingest it into another folder",
-            )
-        return bounds
+    def before(self) -> dict[str, Any]:
+        """What was noted last time, of tables that are still there."""
+        noted = self.tables.progress(self._job)
+        for log, table in _TABLE_OF.items():
+            if not self.tables.exists(table):
+                noted.pop(log, None)
+        self.ends = {**noted, **self.ends}
+        return noted
 
-    def _has_stamp(self, bounds: LogBounds, last: RangeFacts) -> bool:
-        offset, stamp_crc = _last_frame(last) or (-1, 0)
-        if offset < bounds.first_offset:
-            return True
-        return self._watch.reader.stamp_crc(offset) == stamp_crc
+    def run(self, name: str, *, skip_expired: bool = False, is_sealed: bool = False) -> None:
+        """Let one stream read all there is."""
+        if name != OUTBOX.name:
+            self.ends.setdefault("read_at_ms", 0)
+            if name == COMMIT_LOG:
+                self.ends["read_at_ms"] = SYSTEM_CLOCK.now_ms()
+        query = self._start(name, {"availableNow": True}, skip_expired, is_sealed)
+        query.awaitTermination()
+        self._note(name, query)
 
-    def _is_in_quarantine(self, last: RangeFacts) -> bool:
-        """Whether the frame that was read last was damaged since, and the broker has given it up."""
-        offset, _ = _last_frame(last) or (-1, 0)
+    @contextmanager
+    def running(self, every_s: float) -> Iterator[None]:
+        """Let all streams go on as long as the block lasts."""
         try:
-            return any(
-                frame.header.kind is FrameKind.LOST
-                and frame.offset <= offset < frame.offset + frame.header.frame_bytes
-                for frame in self._watch.reader.frames(LogRange(last.first, last.next))
-            )
-        except SourceError:  # it is another log, whose frames do not begin or end there
-            return False
+            for name in self.names():
+                self._queries[name] = self._start(name, self._every(every_s))
+            self._every_s = every_s
+            yield
+        finally:
+            for query in self._queries.values():
+                query.stop()
 
-    def _gap(
-        self, bounds: LogBounds, last: RangeFacts | None, *, skip_expired: bool
-    ) -> RangeFacts | None:
-        """What retention deleted before it was ingested, if that may be skipped."""
-        if last is None or last.next >= bounds.first_offset:
-            return None
-        if not skip_expired:
-            raise ExpiredRangeError(
-                source=self._place.name,
-                reason=f"offsets {last.next} to {bounds.first_offset} of {self._log} were not ingested "
-                "before retention gave them up",
-                remedy="Ingest more often; --skip-expired continues behind them and notes the gap",
-            )
-        return RangeFacts(
-            source=bounds.store_id,
-            first=last.next,
-            next=bounds.first_offset,
-            rows=0,
-            files=(),
-            notes={EXPIRED: True},
+    def _every(self, every_s: float) -> dict[str, Any]:
+        return {"processingTime": f"{round(every_s * 1000)} milliseconds"}
+
+    def came_in(self) -> bool:
+        """Whether any stream has finished a batch with rows since; one that lost its broker is started again."""
+        is_new = False
+        for name, query in self._queries.items():
+            if not query.isActive:
+                error = query.exception()
+                told = None if error is None else explain(error, "")
+                if error is not None and not isinstance(told, UnreachableError):
+                    raise error
+                self._queries[name] = self._start(name, self._every(self._every_s))
+                continue
+            last = query.lastProgress
+            if last is None or last.batchId == self._seen.get(name):
+                continue
+            self._note(name, query)
+            if name == COMMIT_LOG:
+                self.ends["read_at_ms"] = SYSTEM_CLOCK.now_ms() - round(2_000 * self._every_s)
+            self._seen[name] = last.batchId
+            is_new |= bool(last.numInputRows)
+        return is_new
+
+    def _start(
+        self,
+        name: str,
+        trigger: dict[str, Any],
+        skip_expired: bool = False,  # private
+        is_sealed: bool = False,
+    ) -> StreamingQuery:
+        table = _TABLE_OF.get(name, OUTBOX)
+        reader = self.spark.readStream
+        if table is OUTBOX:
+            reader = reader.format("qmq_outbox").options(**self._outbox_options())
+        else:
+            reader = reader.format("qmq").options(**self._log_options(table))
+            reader = reader.option("expired", "pass" if skip_expired else "fail")
+            reader = reader.option("sealed", "on" if is_sealed else "off")
+        write = BatchWriter(self.config, table)
+        writer = reader.load().writeStream.foreachBatch(write).queryName(f"qmq {table.name}")
+        writer = writer.option("checkpointLocation", self.tables.checkpoint(table))
+        return writer.trigger(**trigger).start()
+
+    def _log_options(self, table: Table) -> dict[str, str]:
+        assert self.config.place is not None
+        return {
+            **place_options(with_token(self.config.place, os.environ)),
+            "table": table.name,
+            "whole_parts": "on",
+            "quarantined": "pass",
+            "part_bytes": str(self.config.part_bytes),
+            "max_bytes_per_trigger": str(max(BATCH_BYTES, self.config.part_bytes)),
+        }
+
+    def _outbox_options(self) -> dict[str, str]:
+        sections = json.dumps([section_values(one) for one in self.config.databases])
+        safety_s = str(round(self.config.outbox_safety_s))
+        return {"sections_with_token": sections, "safety_s": safety_s}
+
+    def _note(self, name: str, query: StreamingQuery) -> None:
+        """Note where a stream has come to."""
+        last = query.lastProgress
+        found = last.sources[0].endOffset if last is not None and last.sources else None
+        if not found:
+            return
+        end = json.loads(found)
+        if name == OUTBOX.name:
+            scans = {database: int(one["scanned_at_ms"]) for database, one in end.items()}
+            self.ends["scans"] = {**self.ends.get("scans", {}), **scans}
+        else:
+            self.positions[name] = end
+            self.ends[name] = int(end["offset"])
+            self.ends["store_id"] = end["store_id"]
+
+    def done(self, before: Mapping[str, Any]) -> Ingested:
+        """What came in since `before`; notes how far the tables are."""
+        rows, parts = dict[str, int](), dict[str, int]()
+        for log, table in _TABLE_OF.items():
+            first, part = before.get(log, 0), before.get("parts", {}).get(log, 0)
+            place = _PLACE_OF[table]
+            kind = "kind" if table is LOG else "'actions'"
+            new = self.tables.read(table).where(f"part >= {part} AND {place} >= {first}")
+            counts = new.selectExpr(f"{kind} AS kind", "part").groupBy("kind")
+            for row in counts.agg({"*": "count", "part": "max"}).collect():
+                rows[_NOUNS.get(row["kind"], row["kind"])] = row["count(1)"]
+                parts[log] = max(parts.get(log, part), row["max(part)"])
+            parts.setdefault(log, part)
+        scans = self.ends.get("scans", {})
+        fresh = {one: at for one, at in scans.items() if at != before.get("scans", {}).get(one)}
+        self.tables.note_progress(self._job, {**self.ends, "parts": parts})
+        lost = f"part >= {before.get('parts', {}).get(COMMIT_LOG, 0)}"
+        return Ingested(
+            rows=rows,
+            outbox=scanned_rows(self.tables, fresh),
+            next_offsets={log: self.ends[log] for log in _TABLE_OF if log in self.ends},
+            quarantined=lost_sequences(
+                self.tables, f"{lost} AND physical_offset >= {before.get(COMMIT_LOG, 0)}"
+            ),
         )
 
-    def _work(self, ranges: Sequence[LogRange]) -> Written:
-        """Let workers write these ranges."""
-        pieces = [
-            {
-                "place": asdict(self._place),
-                "tables": self._config.tables,
-                "log": self._log,
-                "first": one.first_offset,
-                "after": one.next_offset,
-            }
-            for one in ranges
-        ]
-        return written(self._workers, _WORK, self._tables, pieces)
+
+def lost_sequences(tables: Tables, condition: str = "TRUE") -> Runs:
+    """Subject → runs that the broker has in quarantine; of very many the first ones."""
+    rows = (
+        tables.read(LOG)
+        .where(f"kind = 'lost' AND {condition}")
+        .select("subject", "sequence", "count")
+        .distinct()
+        .orderBy("subject", "sequence")
+        .limit(_LOST_MAX)
+        .collect()
+    )
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        first, after = int(row["sequence"]), int(row["sequence"]) + int(row["count"])
+        runs = found.setdefault(row["subject"], [])
+        if runs and runs[-1][1] == first:
+            runs[-1] = (runs[-1][0], after)
+        else:
+            runs.append((first, after))
+    return found
 
 
-def _added(before: Ingested, found: Written) -> Ingested:
-    rows, ranges = dict(before.rows), before.ranges
-    for name, facts in found.items():
-        rows[name] = rows.get(name, 0) + sum(one.rows for one in facts)
-        ranges += len(facts) if TABLES[name] in (MESSAGES, ACTIONS) else 0
-    return replace(
-        before, rows=rows, quarantined=joined([before.quarantined, _lost(found)]), ranges=ranges
+def scanned_rows(tables: Tables, scans: Mapping[str, int]) -> dict[str, int]:
+    """Database → rows that its scan of that time gave."""
+    if not scans:
+        return {}
+    is_new = " OR ".join(
+        f"(database = '{name}' AND unix_millis(scanned_at) = {at})" for name, at in scans.items()
+    )
+    day = min(scans.values()) // 86_400_000
+    rows = tables.read(OUTBOX).where(f"day >= DATE_FROM_UNIX_DATE({day}) AND ({is_new})")
+    counts = {
+        row["database"]: int(row["count"]) for row in rows.groupBy("database").count().collect()
+    }
+    return {name: counts.get(name, 0) for name in scans}
+
+
+def place_options(place: Place) -> dict[str, str]:
+    """A place as options of the source `qmq`."""
+    found = {"path": place.path or "", "broker_url": place.broker_url or ""}
+    found |= {name: getattr(place, name) for name in BROKER_OPTIONS}
+    return {name: value for name, value in found.items() if value} | (
+        {"wait_s": str(round(place.wait_s))} if place.broker_url else {}
     )
 
 
-def _last_frame(facts: RangeFacts) -> tuple[int, int] | None:
-    """Offset and checksum of the last frame of a range."""
-    offset, stamp_crc = facts.notes.get("last_frame", (-1, 0))
-    return None if offset < 0 else (int(offset), int(stamp_crc))
+def section_values(section: Any) -> dict[str, Any]:
+    """A database's configuration as JSON values."""
+    import msgspec
 
-
-def _lost(found: Written) -> Runs:
-    return joined(one.lost for facts in found.values() for one in facts)
+    values: dict[str, Any] = msgspec.to_builtins(section)
+    return values

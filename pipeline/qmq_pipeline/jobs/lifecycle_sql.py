@@ -1,12 +1,11 @@
-"""The query of `lifecycle`. The views it reads are limited to the parts that are rebuilt:
+"""The query of `lifecycle`. What it reads is limited to the parts that are made:
 
-- `qmq_messages`: messages of these windows of the log, with their `part`;
-- `qmq_deliveries`, `qmq_groups`: what became of them, and which groups they are for;
-- `qmq_outbox_new`, `qmq_scheduled_new`, `qmq_cancelled_new`: what came in since the table was made;
-- `qmq_old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from
-  them.
+- `messages`: messages of these parts of the log;
+- `deliveries`, `groups`: what became of them, and which groups they are for;
+- `outbox_new`, `scheduled_new`, `cancelled_new`: what came in since the table was made;
+- `old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from them.
 
-To rebuild the whole table, the same query runs with everything new and nothing old.
+To make the whole table, the same query runs with everything new and nothing old.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 #: The part for what has no place in the log, or none yet.
-OPEN: Final = "open"
+OPEN: Final = -1
 
 
 def _ms(late: str, early: str) -> str:
@@ -35,22 +34,22 @@ FROM (
          CAST(NULL AS STRING) AS key, CAST(NULL AS TIMESTAMP) AS born_at,
          CAST(NULL AS TIMESTAMP) AS accepted_at, CAST(NULL AS INT) AS body_bytes,
          CAST(NULL AS TIMESTAMP) AS cancelled_at
-  FROM qmq_outbox_new
+  FROM {outbox_new}
   UNION ALL
   SELECT message_id, subject, producer, counter, NULL, NULL, NULL, physical_offset,
          COALESCE(now_due_at, due_at), key, born_at, stored_at, body_bytes, NULL
-  FROM qmq_scheduled_new
+  FROM {scheduled_new}
   UNION ALL
   SELECT message_id, subject, producer, counter, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-         NULL, cancelled_at
-  FROM qmq_cancelled_new
+         NULL, stored_at
+  FROM {cancelled_new}
   UNION ALL
   SELECT message_id, subject, producer, counter, database, committed_at, due_at,
          IF(stored_at IS NOT NULL AND due_at IS NOT NULL, -1, NULL), due_at,
          IF(sequence IS NULL, key, NULL), IF(sequence IS NULL, born_at, NULL),
          IF(sequence IS NULL, stored_at, NULL), IF(sequence IS NULL, body_bytes, NULL),
          IF(sequence IS NULL, settled_at, NULL)
-  FROM qmq_old WHERE sequence IS NULL OR database IS NOT NULL OR due_at IS NOT NULL
+  FROM {old} WHERE sequence IS NULL OR database IS NOT NULL OR due_at IS NOT NULL
 ) GROUP BY message_id
 """
 
@@ -60,11 +59,11 @@ _COPIES_SQL: Final = """
 SELECT subject, sequence, MAX(copy) AS copy FROM (
   SELECT subject, sequence, CAST(ROW_NUMBER() OVER
     (PARTITION BY producer, counter ORDER BY physical_offset, record_number) - 1 AS INT) AS copy
-  FROM qmq_messages JOIN
-    (SELECT producer, counter FROM qmq_messages GROUP BY producer, counter HAVING COUNT(*) > 1)
+  FROM {messages} JOIN
+    (SELECT producer, counter FROM {messages} GROUP BY producer, counter HAVING COUNT(*) > 1)
     USING (producer, counter)
   UNION ALL
-  SELECT subject, sequence, copy FROM qmq_old WHERE copy > 0
+  SELECT subject, sequence, copy FROM {old} WHERE copy > 0
 ) GROUP BY subject, sequence
 """
 
@@ -74,14 +73,14 @@ WITH aside AS ({_ASIDE_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
          d.settled_at, d.reason, d.error, d.set_aside_at, d.brought_back_at, COALESCE(c.copy, 0) AS copy,
          CASE WHEN g.consumer_group IS NULL THEN NULL ELSE COALESCE(d.outcome, 'waiting') END
            AS outcome
-  FROM qmq_messages m
+  FROM {{messages}} m
   LEFT JOIN copies c ON c.subject = m.subject AND c.sequence = m.sequence
-  LEFT JOIN qmq_groups g
+  LEFT JOIN {{groups}} g
     ON g.subject = m.subject AND m.sequence >= g.group_first AND m.sequence < g.group_next
-  LEFT JOIN qmq_deliveries d
+  LEFT JOIN {{deliveries}} d
     ON d.subject = m.subject AND d.sequence = m.sequence AND d.consumer_group = g.consumer_group
 ), alive AS (
-  SELECT COALESCE(m.part, '{OPEN}') AS part, COALESCE(m.message_id, a.message_id) AS message_id,
+  SELECT COALESCE(m.part, {OPEN}) AS part, COALESCE(m.message_id, a.message_id) AS message_id,
          COALESCE(m.subject, a.subject) AS subject, m.sequence, m.consumer_group,
          a.outbox.database AS database, COALESCE(m.producer, a.producer) AS producer,
          COALESCE(m.counter, a.counter) AS counter,

@@ -1,22 +1,19 @@
-"""Finds where in the log messages are, by their ids.
+"""Finds in which parts of the log messages are, by their ids.
 
-An id is a producer's instance and a dense counter, and Parquet keeps the least and greatest of both
-for each row group. So a look-up reads only row groups that may have the ids; for yesterday's ids
-these are few. Ids made of dedupe keys may be anywhere, so for them two columns of the whole table
-are read.
+An id is a producer's instance and a dense counter, and Parquet keeps the least and greatest of both for each row group.
+So a look-up reads only row groups that may have the ids; for yesterday's ids these are few. Ids made of dedupe keys may
+be anywhere, so for them two columns of the whole table are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import MESSAGES
+from qmq_pipeline.tables.schemas import LOG
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 #: Producers that a query names one by one; with more it reads everything.
 _PRODUCERS_MAX: Final = 64
@@ -26,21 +23,16 @@ _DEDUPE_LAST: Final = _DEDUPE_FIRST + 2**48 - 1
 _IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
 
 
-def stored_windows(
-    spark: SparkSession, lake: Lake, ranges: Collection[RangeFacts], ids: DataFrame, size: int
-) -> set[int]:
-    """The windows of the log, `size` bytes each, that have messages with these ids, within some ranges."""
-    if not ranges:
-        return set()
-    ids = ids.distinct().cache()
+def parts_with(tables: Tables, ids: DataFrame, *, below: int) -> set[int]:
+    """The parts of the log that have messages with these ids, up to the part `below`."""
+    ids = ids.distinct().persist()
     try:
         condition = _may_be(ids)
         if condition is None:
             return set()
-        stored = lake.read(spark, MESSAGES, ranges).where(condition)
-        found = stored.join(ids, ["producer", "counter"], "left_semi")
-        rows = found.selectExpr(f"physical_offset DIV {size} AS window").distinct().collect()
-        return {int(row["window"]) for row in rows}
+        log = tables.read(LOG).where(f"kind = 'message' AND part <= {below} AND ({condition})")
+        found = log.join(ids, ["producer", "counter"], "left_semi").select("part").distinct()
+        return {int(row["part"]) for row in found.collect()}
     finally:
         ids.unpersist()
 

@@ -1,38 +1,34 @@
 """`qmq pipeline marts`: from silver, the small tables that people look at, by subject, group and minute.
 
-The parts of `lifecycle` rebuilt since the last run tell which days changed. Those days are counted
-again from the parts that have messages of them; all other days stay. The lag of a group runs on
-over all days, so it is summed up from counts by the minute that each part of `lifecycle` adds: the
-cost grows with minutes, not messages. Latencies are stored as KLL sketches, so minutes can be
-rolled up to hours or days with correct quantiles.
+The parts of `lifecycle` that were made since the last run tell which days changed. Those days are counted again from the
+parts that have messages of them; all other days stay. The lag of a group runs on over all days, so it is summed up from
+counts by the minute that each part adds. Latencies are stored as KLL sketches, so minutes can be rolled up to hours or
+days with correct quantiles.
 
-A run that is killed leaves each table in its old or its new state, and the next run does the rest.
+A run that is killed notes nothing, and the next one makes the same tables again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.errors import LakeError
-from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_WINDOW, DAYS, SUMMED, of_days
+from qmq_pipeline.errors import TablesError
+from qmq_pipeline.jobs.batches import tables_of
+from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
+from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_PART, DAYS, SUMMED, of_days
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.spark.session import session_of
-from qmq_pipeline.tables.commits import RangeFacts
-from qmq_pipeline.tables.lake import PART, Lake
-from qmq_pipeline.tables.schemas import FLOW_MINUTE, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
+from qmq_pipeline.tables.schemas import GROUP_SPANS, LIFECYCLE, PART_DAYS, PRODUCER_PARTS
+from qmq_pipeline.tables.store import Tables
 from qmq_pipeline.tables.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from qmq_pipeline.spark.session import Spark
-
-#: In the order they are made; the notes of `flow_minute`, the last, say what all of them are based on.
-_MADE: Final = (*BY_WINDOW, *SUMMED, *BY_DAY)
+JOB: Final = "marts"
+_MADE: Final = (*BY_PART, *SUMMED, *BY_DAY, PART_DAYS)
 MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 
 
@@ -40,134 +36,118 @@ MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 class Marts:
     """The result of one run."""
 
-    #: Table → rows.
+    #: Table → rows that were made.
     rows: dict[str, int]
-    #: Days that were counted again.
-    days_made: int
+    #: Days that were counted again; None for all.
+    days_made: int | None
     #: Whether nothing was made because nothing had changed since the last run.
     is_unchanged: bool
 
 
 def marts(
-    spark: Spark,
+    spark: SparkSession,
     config: PipelineConfig,
     *,
     is_full: bool = False,
     on_progress: OnProgress = nobody,
 ) -> Marts:
-    """Bring the gold tables up to date with silver; `is_full` rebuilds all of them.
+    """Bring the gold tables up to date with silver; `is_full` makes all of them again.
 
-    `spark`: a session, or a function that gives one; it is not called if silver has not changed.
-    Raises `LakeError` if there is no silver.
+    Raises `TablesError` if there is no silver.
     """
-    lake = Lake(config.tables)
-    lake.require()
-    lived = lake.newest(LIFECYCLE)
-    if lived is None:
-        raise LakeError(
+    tables = tables_of(spark, config)
+    tables.require()
+    lived = tables.progress(LIFECYCLE_JOB)
+    if not lived:
+        raise TablesError(
             path=config.tables,
             reason="the table lifecycle is not there yet",
             remedy="Run `qmq pipeline lifecycle` first, or `qmq pipeline run` for all in order",
         )
-    before = lake.newest(FLOW_MINUTE)
-    # A table that is gone was removed to have it made anew.
-    is_whole = all(lake.commit_names(table) for table in _MADE)
-    seen = None if before is None or is_full or not is_whole else before.notes.get("parts")
-    if seen is not None and before is not None and before.notes["lifecycle"] == lived.name:
-        rows = {table.name: sum(one.rows for one in lake.ranges(table)) for table in MARTS}
-        return Marts(rows=rows, days_made=0, is_unchanged=True)
-    session = session_of(spark)
-    with lake.writing():
-        return _Run(session, lake, lived.name, seen, on_progress).go(lived.ranges)
+    versions = [table.version for table in _MADE]
+    seen = {} if is_full else tables.progress(JOB)
+    # A table that is gone was removed to have it made again.
+    if seen.get("versions") != versions or not all(tables.exists(table) for table in _MADE):
+        seen = {}
+    if seen.get("lifecycle") == lived["run"]:
+        return Marts(rows={}, days_made=0, is_unchanged=True)
+    with tables.writing("gold"):
+        run = _Run(tables, lived["changed"] if seen else None, on_progress)
+        made = run.go()
+        tables.note_progress(JOB, {"lifecycle": lived["run"], "versions": versions})
+    return made
 
 
 class _Run:
-    """One run; `seen` is part of `lifecycle` → what the last run knew of it; None to rebuild all."""
+    """One run; `parts` are those of `lifecycle` that were made since the last one, None for all."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        lake: Lake,
-        lived: str,
-        seen: Mapping[str, Any] | None,
-        on_progress: OnProgress,
+        self, tables: Tables, parts: Collection[int] | None, on_progress: OnProgress
     ) -> None:
-        self._spark = spark
-        self._lake = lake
-        self._lived = lived
-        self._seen = seen
+        self._tables = tables
+        self._parts = parts
         self._on_progress = on_progress
-        self._name = f"{SYSTEM_CLOCK.now_ms():020d}"
         self._rows: dict[str, int] = {}
 
-    def go(self, parts: Iterable[RangeFacts]) -> Marts:
-        now = {one.source: one for one in parts}
-        seen = self._seen or {}
-        changed = {
-            name
-            for name in now.keys() | seen.keys()
-            if name not in now or name not in seen or now[name].notes["run"] != seen[name]["run"]
-        }
-        fresh = [one for name, one in now.items() if name in changed]
-        days = self._days(fresh)
-        known = {
-            name: {
-                "run": one.notes["run"],
-                "days": days.get(name, []) if name in changed else seen[name]["days"],
-            }
-            for name, one in now.items()
-        }
-        made = {day for name in changed & seen.keys() for day in seen[name]["days"]}
-        made |= {day for name in days for day in days[name]}
-        is_whole = self._seen is None
-        self._view(fresh)
-        for table, query in BY_WINDOW.items():
-            self._write(table, query, None if is_whole else changed)
-        for table in (GROUP_SPANS, PRODUCER_PARTS):
-            self._lake.read(self._spark, table).createOrReplaceTempView(f"qmq_{table.name}")
+    def go(self) -> Marts:
+        tables, parts = self._tables, self._parts
+        fresh = self._lifecycle(parts)
+        for table, query in BY_PART.items():
+            self._write(table, query, parts, lifecycle=fresh)
         for table, query in SUMMED.items():
-            self._write(table, query, None)
-        self._view([one for name, one in now.items() if made.intersection(known[name]["days"])])
+            spans, producers = tables.read(GROUP_SPANS), tables.read(PRODUCER_PARTS)
+            self._write(table, query, None, group_spans=spans, producer_parts=producers)
+        part_days = tables.spark.sql(_part_days(), lifecycle=fresh)
+        days: list[str] | None = None
+        if parts is not None:
+            days = self._days(part_days, parts)
         for table, query in BY_DAY.items():
-            chosen = None if is_whole else sorted(made)
-            self._write(table, of_days(query, chosen), chosen, {"parts": known})
-        rows = {table.name: self._rows[table.name] for table in MARTS}
-        return Marts(rows=rows, days_made=len(made), is_unchanged=False)
+            rows = self._lifecycle(None if days is None else self._parts_of(part_days, days))
+            self._write(table, of_days(query, days), days, lifecycle=rows)
+        # Last: a run that dies before finds the days that only the old rows had.
+        tables.replace(part_days, PART_DAYS, parts)
+        return Marts(
+            rows=self._rows, days_made=None if days is None else len(days), is_unchanged=False
+        )
 
-    def _days(self, parts: Iterable[RangeFacts]) -> dict[str, list[str]]:
-        """Part → the days on which something happened to its messages."""
-        frame = self._lake.read_parts(self._spark, LIFECYCLE, parts)
-        columns = [f"CAST(CAST({name} AS DATE) AS STRING) AS {name}" for name in DAYS]
-        found: dict[str, set[str]] = {}
-        for row in frame.selectExpr(PART, *columns).distinct().collect():
-            found.setdefault(row[PART], set()).update(day for day in row[1:] if day is not None)
-        return {name: sorted(some) for name, some in found.items()}
+    def _lifecycle(self, parts: Collection[int] | None) -> DataFrame:
+        rows = self._tables.read(LIFECYCLE)
+        if parts is None:
+            return rows
+        return rows.where(f"part IN ({', '.join(map(str, sorted(parts))) or 'NULL'})")
 
-    def _view(self, parts: Iterable[RangeFacts]) -> None:
-        rows = self._lake.read_parts(self._spark, LIFECYCLE, parts)
-        rows.createOrReplaceTempView("qmq_lifecycle")
+    def _days(self, now: DataFrame, parts: Collection[int]) -> list[str]:
+        """The days on which these parts have something, or had."""
+        old = self._tables.read(PART_DAYS)
+        old = old.where(f"part IN ({', '.join(map(str, sorted(parts))) or 'NULL'})")
+        rows = now.select("day").unionByName(old.select("day")).distinct().collect()
+        return sorted(row["day"] for row in rows)
+
+    def _parts_of(self, now: DataFrame, days: Collection[str]) -> list[int]:
+        """The parts that have something on these days."""
+        texts = ", ".join(f"'{day}'" for day in days) or "NULL"
+        every = self._tables.read(PART_DAYS).unionByName(now).where(f"day IN ({texts})")
+        return [int(row["part"]) for row in every.select("part").distinct().collect()]
 
     def _write(
-        self,
-        table: Table,
-        query: str,
-        made: Iterable[str] | None,
-        notes: Mapping[str, Any] | None = None,
+        self, table: Table, query: str, made: Collection[int | str] | None, **frames: Any
     ) -> None:
-        last = {**(notes or {}), "lifecycle": self._lived}
-        done = self._lake.write_parts(
-            self._spark.sql(query),
-            table,
-            self._name,
-            made=None if made is None else set(made),
-            notes=last if table is FLOW_MINUTE else None,
-        )
-        self._rows[table.name] = sum(one.rows for one in done.ranges)
+        rows = self._tables.replace(self._tables.spark.sql(query, **frames), table, made)
+        if table.layer == "gold":
+            self._rows[table.name] = rows
         self._on_progress(
             Progress(
                 stage=f"marts {table.name}",
                 done=len(self._rows),
-                total=len(_MADE),
+                total=len(MARTS),
                 rows=sum(self._rows.values()),
             )
         )
+
+
+def _part_days() -> str:
+    times = ", ".join(f"CAST(CAST({name} AS DATE) AS STRING)" for name in DAYS)
+    return (
+        f"SELECT DISTINCT day, part FROM (SELECT part, EXPLODE(ARRAY({times})) AS day FROM {{lifecycle}}) "
+        "WHERE day IS NOT NULL"
+    )

@@ -1,5 +1,5 @@
-"""The queries of the gold tables. They read `qmq_lifecycle`, limited to the parts needed; queries
-that sum up smaller tables read `qmq_group_spans` and `qmq_producer_parts`.
+"""The queries of the gold tables. They read `lifecycle`, limited to the parts needed; queries
+that sum up smaller tables read `group_spans` and `producer_parts`.
 
 `lifecycle` has a row for each message and group; a query that wants each message once says so.
 """
@@ -40,17 +40,17 @@ _LATENCY: Final = f"""
 WITH stages AS (
   SELECT DISTINCT subject, CAST(NULL AS STRING) AS consumer_group, 'store' AS stage,
          {_minute("stored_at")} AS minute, sequence, store_ms AS ms
-  FROM qmq_lifecycle
+  FROM {{lifecycle}}
   WHERE sequence IS NOT NULL AND store_ms IS NOT NULL AND due_at IS NULL
   UNION ALL
   SELECT subject, consumer_group, 'wait', {_minute("first_delivered_at")}, sequence, wait_ms
-  FROM qmq_lifecycle WHERE wait_ms IS NOT NULL
+  FROM {{lifecycle}} WHERE wait_ms IS NOT NULL
   UNION ALL
   SELECT subject, consumer_group, 'work', {_minute("settled_at")}, sequence, work_ms
-  FROM qmq_lifecycle WHERE work_ms IS NOT NULL
+  FROM {{lifecycle}} WHERE work_ms IS NOT NULL
   UNION ALL
   SELECT subject, consumer_group, 'total', {_minute("settled_at")}, sequence, total_ms
-  FROM qmq_lifecycle WHERE total_ms IS NOT NULL
+  FROM {{lifecycle}} WHERE total_ms IS NOT NULL
 ), sketched AS (
   SELECT subject, consumer_group, stage, minute, COUNT(*) AS count, MAX(ms) AS max_ms,
          kll_sketch_agg_double(ms) AS sketch
@@ -63,18 +63,18 @@ _FLOW: Final = f"""
 WITH events AS (
   SELECT subject, {_minute("committed_at")} AS minute, 1 AS committed, 0 AS stored, 0 AS delivered,
          0 AS settled, 0 AS bytes, 0 AS copies
-  FROM (SELECT DISTINCT subject, message_id, committed_at FROM qmq_lifecycle
+  FROM (SELECT DISTINCT subject, message_id, committed_at FROM {{lifecycle}}
         WHERE committed_at IS NOT NULL AND COALESCE(copy, 0) = 0)
   UNION ALL
   SELECT subject, {_minute("stored_at")}, 0, 1, 0, 0, body_bytes, IF(copy > 0, 1, 0)
-  FROM (SELECT DISTINCT subject, sequence, stored_at, body_bytes, copy FROM qmq_lifecycle
+  FROM (SELECT DISTINCT subject, sequence, stored_at, body_bytes, copy FROM {{lifecycle}}
         WHERE sequence IS NOT NULL)
   UNION ALL
   SELECT subject, {_minute("first_delivered_at")}, 0, 0, attempts, 0, 0, 0
-  FROM qmq_lifecycle WHERE first_delivered_at IS NOT NULL
+  FROM {{lifecycle}} WHERE first_delivered_at IS NOT NULL
   UNION ALL
   SELECT subject, {_minute("settled_at")}, 0, 0, 0, 1, 0, 0
-  FROM qmq_lifecycle WHERE outcome = 'acked'
+  FROM {{lifecycle}} WHERE outcome = 'acked'
 )
 SELECT subject, minute, SUM(committed) AS committed, SUM(stored) AS stored,
        SUM(delivered) AS delivered, SUM(settled) AS settled, SUM(bytes) AS bytes,
@@ -87,7 +87,7 @@ _LATENESS: Final = f"""
 WITH released AS (
   SELECT DISTINCT subject, sequence, {_minute("due_at")} AS minute,
          (unix_micros(stored_at) - unix_micros(due_at)) / 1e3D AS ms
-  FROM qmq_lifecycle WHERE due_at IS NOT NULL AND sequence IS NOT NULL AND copy = 0
+  FROM {{lifecycle}} WHERE due_at IS NOT NULL AND sequence IS NOT NULL AND copy = 0
 ), sketched AS (
   SELECT subject, minute, COUNT(*) AS count, COUNT(*) FILTER (WHERE ms < 0) AS early,
          MAX(ms) AS max_ms, kll_sketch_agg_double(ms) AS sketch
@@ -99,7 +99,7 @@ SELECT *, {_quantiles("sketch")} FROM sketched
 _DEAD: Final = """
 SELECT part, subject, consumer_group, sequence, message_id, key, stored_at, settled_at AS dead_at,
        attempts, reason, error
-FROM qmq_lifecycle WHERE outcome = 'dead'
+FROM {lifecycle} WHERE outcome = 'dead'
 """
 
 _SPANS: Final = f"""
@@ -108,7 +108,7 @@ SELECT part, subject, consumer_group, {_minute("stored_at")} AS stored_minute,
        IF(attempts > 1, {_minute("first_delivered_at")}, NULL) AS delivered_minute,
        COUNT(*) AS pairs, SUM(GREATEST(attempts - 1, 0)) AS redeliveries,
        MIN(GREATEST(stored_at, due_at)) AS oldest_at
-FROM qmq_lifecycle WHERE consumer_group IS NOT NULL
+FROM {{lifecycle}} WHERE consumer_group IS NOT NULL
 GROUP BY 1, 2, 3, 4, 5, 6
 """
 
@@ -116,7 +116,7 @@ _PRODUCER_PARTS: Final = """
 SELECT part, producer, subject, MIN(stored_at) AS first_at, MAX(stored_at) AS last_at,
        COUNT(*) AS messages, SUM(body_bytes) AS bytes, COUNT(*) FILTER (WHERE copy > 0) AS copies
 FROM (SELECT DISTINCT part, producer, subject, sequence, stored_at, body_bytes, copy
-      FROM qmq_lifecycle WHERE sequence IS NOT NULL)
+      FROM {lifecycle} WHERE sequence IS NOT NULL)
 GROUP BY part, producer, subject
 """
 
@@ -126,12 +126,12 @@ GROUP BY part, producer, subject
 _LAG: Final = """
 WITH moves AS (
   SELECT subject, consumer_group, stored_minute AS minute, pairs AS stored, 0 AS settled, 0 AS again
-  FROM qmq_group_spans
+  FROM {group_spans}
   UNION ALL
-  SELECT subject, consumer_group, settled_minute, 0, pairs, 0 FROM qmq_group_spans
+  SELECT subject, consumer_group, settled_minute, 0, pairs, 0 FROM {group_spans}
   WHERE settled_minute IS NOT NULL
   UNION ALL
-  SELECT subject, consumer_group, delivered_minute, 0, 0, redeliveries FROM qmq_group_spans
+  SELECT subject, consumer_group, delivered_minute, 0, 0, redeliveries FROM {group_spans}
   WHERE redeliveries > 0 AND delivered_minute IS NOT NULL
 ), minutes AS (
   SELECT subject, consumer_group, minute, SUM(stored) AS stored, SUM(settled) AS settled,
@@ -139,7 +139,7 @@ WITH moves AS (
   FROM moves GROUP BY subject, consumer_group, minute
 ), spans AS (
   SELECT subject, consumer_group, stored_minute, settled_minute, MIN(oldest_at) AS oldest_at
-  FROM qmq_group_spans WHERE settled_minute IS NULL OR settled_minute > stored_minute
+  FROM {group_spans} WHERE settled_minute IS NULL OR settled_minute > stored_minute
   GROUP BY subject, consumer_group, stored_minute, settled_minute
 ), open AS (
   SELECT m.subject, m.consumer_group, m.minute, MIN(s.oldest_at) AS oldest_at
@@ -149,7 +149,7 @@ WITH moves AS (
    AND (s.settled_minute IS NULL OR s.settled_minute > m.minute)
   GROUP BY m.subject, m.consumer_group, m.minute
 )
-SELECT 'all' AS part, m.subject, m.minute, m.consumer_group,
+SELECT m.subject, m.minute, m.consumer_group,
        SUM(m.stored) OVER running AS stored, SUM(m.settled) OVER running AS settled,
        SUM(m.stored - m.settled) OVER running AS lag,
        COALESCE(GREATEST(0D, unix_seconds(m.minute) + 60
@@ -161,13 +161,13 @@ WINDOW running AS (PARTITION BY m.subject, m.consumer_group ORDER BY m.minute)
 """
 
 _PRODUCERS: Final = """
-SELECT 'all' AS part, producer, subject, MIN(first_at) AS first_at, MAX(last_at) AS last_at,
+SELECT producer, subject, MIN(first_at) AS first_at, MAX(last_at) AS last_at,
        SUM(messages) AS messages, SUM(bytes) AS bytes, SUM(copies) AS copies
-FROM qmq_producer_parts GROUP BY producer, subject
+FROM {producer_parts} GROUP BY producer, subject
 """
 
 #: Tables with a part for each part of `lifecycle` …
-BY_WINDOW: Final = {
+BY_PART: Final = {
     DEAD_LETTERS: _DEAD,
     GROUP_SPANS: _SPANS,
     PRODUCER_PARTS: _PRODUCER_PARTS,
@@ -178,9 +178,14 @@ SUMMED: Final = {GROUP_LAG: _LAG, PRODUCERS: _PRODUCERS}
 BY_DAY: Final = {LATENCY_MINUTE: _LATENCY, DELAY_LATENESS: _LATENESS, FLOW_MINUTE: _FLOW}
 
 
+def by_second(query: str) -> str:
+    """The query of a table by the minute, by the second."""
+    seconds = query.replace("'MINUTE'", "'SECOND'")
+    return seconds.replace("unix_seconds(m.minute) + 60", "unix_seconds(m.minute) + 1")
+
+
 def of_days(query: str, days: list[str] | None) -> str:
     """A query of a table by the day, for some days or all."""
-    day = "CAST(minute AS DATE)"
-    wanted = ", ".join(f"DATE'{one}'" for one in days or ())
-    condition = "TRUE" if days is None else f"{day} IN ({wanted or 'NULL'})"
-    return f"SELECT CAST({day} AS STRING) AS part, * FROM ({query}) WHERE {condition}"
+    wanted = ", ".join(f"'{one}'" for one in days or ())
+    condition = "TRUE" if days is None else f"day IN ({wanted or 'NULL'})"
+    return f"SELECT * FROM (SELECT *, CAST(CAST(minute AS DATE) AS STRING) AS day FROM ({query})) WHERE {condition}"

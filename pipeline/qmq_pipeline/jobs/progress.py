@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
-from qmq_pipeline.tables.sequences import Runs
+from collections.abc import Callable
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +14,6 @@ class Progress:
     done: int
     total: int
     rows: int
-    #: Table → rows that were committed since this was told last.
-    added: Mapping[str, int] = field(default_factory=dict)
-    #: What turned out to be in quarantine since then.
-    quarantined: Runs = field(default_factory=dict)
 
 
 OnProgress = Callable[[Progress], None]

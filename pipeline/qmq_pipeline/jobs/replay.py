@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
@@ -31,14 +30,16 @@ from qmq_client.wire.message_id import dedupe_message_id, parse_message_id
 from qmq_client.wire.names import is_name
 from qmq_client.wire.record import BodyKind, Record, encode_record
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.jobs.deliveries import group_names
+from qmq_pipeline.jobs.batches import tables_of
+from qmq_pipeline.jobs.deliveries import BREAK
+from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.outage import AwayError, Outage, is_about_trust
 from qmq_pipeline.places.places import with_token
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import LIFECYCLE, MESSAGES
+from qmq_pipeline.tables.schemas import LIFECYCLE, LOG
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,11 +130,11 @@ def replay(
     are more than the limit, or if no broker is given. A replay that was interrupted can be repeated
     under its name.
     """
-    lake = Lake(config.tables)
-    lake.require()
+    tables = tables_of(spark, config)
+    tables.require()
     if order.target.group is not None:
-        _check_group(lake, order.target.group)
-    chosen = _chosen(spark, lake, order).cache()
+        _check_group(tables, order.target.group)
+    chosen = _chosen(tables, order).cache()
     try:
         counts = chosen.groupBy("subject").count().collect()
         subjects = {row["subject"]: int(row["count"]) for row in counts}
@@ -151,15 +152,16 @@ def replay(
         place = _broker(config)
         if order.target.group is not None:
             return _replay_dead(chosen, place, found)
-        messages = lake.read(spark, MESSAGES)
+        messages = tables.read(LOG).where("kind = 'message'")
         rows = messages.join(chosen, ["subject", "sequence", "message_id"], "left_semi")
         return _send(rows, place, order, found, on_progress)
     finally:
         chosen.unpersist()
 
 
-def _check_group(lake: Lake, group: str) -> None:
-    known = group_names(lake)
+def _check_group(tables: Tables, group: str) -> None:
+    marks = tables.progress(LIFECYCLE_JOB).get("marks", {})
+    known = sorted({name.partition(BREAK)[2] for name in marks})
     if group in known:
         return
     near = difflib.get_close_matches(group, known, n=1)
@@ -174,13 +176,14 @@ def _check_group(lake: Lake, group: str) -> None:
     )
 
 
-def _chosen(spark: SparkSession, lake: Lake, order: Order) -> DataFrame:
+def _chosen(tables: Tables, order: Order) -> DataFrame:
     """The messages, each once."""
     from pyspark.errors import AnalysisException
 
     target = order.target
     try:
-        rows = lake.read(spark, LIFECYCLE).where(order.where).where("sequence IS NOT NULL")
+        rows = tables.read(LIFECYCLE).where(order.where).where("sequence IS NOT NULL")
+        _ = rows.schema  # Spark Connect looks at the condition only now
     except AnalysisException as error:
         raise OptionError(
             option="--where",
@@ -223,8 +226,7 @@ def _outlasting(place: Place, call: Callable[[], _Result], remedy: str) -> _Resu
                 raise
             raise AwayError(str(error).rstrip(".")) from error
 
-    with closing(Outage(place.name, place.wait_s)) as outage:
-        return outage.outlast(answer, remedy=remedy)
+    return Outage(place.name, place.wait_s).outlast(answer, remedy=remedy)
 
 
 def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:

@@ -1,41 +1,29 @@
-"""`qmq pipeline report`: the gold tables and the newest audit as one HTML page.
-
-What the page shows of gold is kept beside it and shown again while gold stays the same; the audit
-is read without Spark. So the page of a run that found nothing new starts no Spark.
-"""
+"""`qmq pipeline report`: the gold tables and the newest audit as one HTML page."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_pipeline.errors import LakeError, OptionError
+from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.audit import KINDS
+from qmq_pipeline.jobs.batches import tables_of
+from qmq_pipeline.jobs.marts import JOB as MARTS_JOB
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
-from qmq_pipeline.jobs.report_gold import ROWS_MAX, as_grid, gold_facts
+from qmq_pipeline.jobs.report_gold import ROWS_MAX, as_grid, gold_facts, utc
 from qmq_pipeline.places.config import PipelineConfig
-from qmq_pipeline.report.facts import GoldFacts, Grid, ReportFacts, Verdict
+from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict
 from qmq_pipeline.report.page import render
-from qmq_pipeline.spark.session import session_of
-from qmq_pipeline.tables.lake import Lake
-from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, FLOW_MINUTE
+from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
-    from qmq_pipeline.spark.session import Spark
+    from pyspark.sql import SparkSession
 
 _STEPS: Final = 2
-#: Changes with each change of `GoldFacts` or the queries that fill it; facts kept under another
-#: number are not used.
-_PAGE: Final = 1
 _FINDING_COLUMNS: Final = {
     "at": "at",
     "subject": "subject",
@@ -57,13 +45,9 @@ class Reported:
 
 
 def report(
-    spark: Spark, config: PipelineConfig, path: str, *, on_progress: OnProgress = nobody
+    spark: SparkSession, config: PipelineConfig, path: str, *, on_progress: OnProgress = nobody
 ) -> Reported:
-    """Write the page to `path`, whole or not at all. Raises `LakeError` if there are no marts.
-
-    `spark`: a session, or a function that gives one; it is not called if gold is the same as for
-    the last page.
-    """
+    """Write the page to `path`, whole or not at all. Raises `TablesError` if there are no marts."""
     facts = collect(spark, config, on_progress=on_progress)
     page = render(facts).encode()
     target = Path(path)
@@ -84,86 +68,52 @@ def report(
 
 
 def collect(
-    spark: Spark, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
 ) -> ReportFacts:
     """Everything on the page."""
-    lake = Lake(config.tables)
-    lake.require()
-    newest = lake.newest(FLOW_MINUTE)
-    if newest is None:
-        raise LakeError(
+    tables = tables_of(spark, config)
+    tables.require()
+    if not tables.progress(MARTS_JOB):
+        raise TablesError(
             path=config.tables,
             reason="there are no marts yet",
             remedy="Run `qmq pipeline marts` first, or `qmq pipeline run` for all in order",
         )
-    # It is the last gold table to be written, so its commit names the state of all.
-    gold = _kept(lake, newest.name)
-    if gold is None:
-        gold = gold_facts(session_of(spark), lake)
-        _keep(lake, newest.name, gold)
+    gold = gold_facts(tables)
     on_progress(Progress(stage="report", done=1, total=_STEPS, rows=0))
-    verdict, findings = _audited(lake)
+    verdict, findings = _audited(tables)
     on_progress(Progress(stage="report", done=_STEPS, total=_STEPS, rows=0))
     return ReportFacts(
         **{one.name: getattr(gold, one.name) for one in fields(gold)},
         made_at=datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC),
-        tables=config.tables,
+        tables=tables.root,
         verdict=verdict,
         findings=findings,
     )
 
 
-def _keep(lake: Lake, made: str, gold: GoldFacts) -> None:
-    """Keep the facts for the next page. MessagePack keeps times in rows of any type; JSON would make them texts."""
-    packed = base64.b64encode(msgspec.msgpack.encode(gold)).decode()
-    with contextlib.suppress(OSError):  # who may only read the tables gets a page, too
-        lake.write_state(FLOW_MINUTE, {"made": made, "page": _PAGE, "gold": packed})
-
-
-def _kept(lake: Lake, made: str) -> GoldFacts | None:
-    """The kept facts of gold as it was `made`; None if gold or the kind of page has changed."""
-    state = lake.read_state(FLOW_MINUTE)
-    if (state.get("made"), state.get("page")) != (made, _PAGE):
-        return None
-    return msgspec.msgpack.decode(base64.b64decode(state["gold"]), type=GoldFacts)
-
-
-def _audited(lake: Lake) -> tuple[Verdict | None, dict[str, Grid]]:
-    newest = lake.newest(AUDIT_RUN)
-    if newest is None:
+def _audited(tables: Tables) -> tuple[Verdict | None, dict[str, Grid]]:
+    """The newest audit, and of each kind its first findings."""
+    run = tables.read(AUDIT_RUN).orderBy("run", ascending=False).limit(1).collect()
+    if not run:
         return None, {}
-    (run,) = (
-        row
-        for one in newest.ranges
-        for file in one.files
-        for batch in lake.read_file(AUDIT_RUN, file.path, AUDIT_RUN.names)
-        for row in batch.to_pylist()
-    )
+    (row,) = run
+    as_of = utc(row["as_of"])
+    assert as_of is not None
     verdict = Verdict(
-        run=run["run"],
-        as_of=run["as_of"],
-        counts={kind: int(run[kind]) for kind in KINDS},
+        run=row["run"],
+        as_of=as_of,
+        counts={kind: int(row[kind] or 0) for kind in KINDS},
         judged={
-            name: int(run[name])
+            name: int(row[name])
             for name in ("committed", "stored", "expected", "delivered", "settled", "quarantined")
         },
-        coverage=tuple(part for part in run["coverage"].split("; ") if part),
+        coverage=tuple(part for part in row["coverage"].split("; ") if part),
     )
-    if not verdict.findings:
-        return verdict, {}
-    every = pa.Table.from_batches(
-        batch
-        for commit in lake.commits(AUDIT_FINDINGS)
-        if commit.name == verdict.run
-        for one in commit.ranges
-        for file in one.files
-        for batch in lake.read_file(AUDIT_FINDINGS, file.path, ["kind", *_FINDING_COLUMNS])
-    )
-    order = [("at", "ascending"), ("message_id", "ascending")]
     found: dict[str, Grid] = {}
+    every = tables.read(AUDIT_FINDINGS).where(f"run = '{verdict.run}'")
     for kind, count in verdict.counts.items():
         if count:
-            some = every.filter(pc.field("kind") == kind)
-            rows = some.sort_by(order).slice(0, ROWS_MAX).to_pylist()
-            found[kind] = as_grid("", rows, _FINDING_COLUMNS, count)
+            some = every.where(f"kind = '{kind}'").orderBy("at", "message_id").limit(ROWS_MAX)
+            found[kind] = as_grid("", some.collect(), _FINDING_COLUMNS, count)
     return verdict, found

@@ -1,19 +1,22 @@
-"""What the report shows of the gold tables: a few small queries, and values that can be kept for the next page.
+"""What the report shows of the gold tables: a few small queries.
 
-Minutes are rolled up to at most some hundred buckets by merging sketches. Every list is bounded and
-says how many rows there are in all.
+Minutes are rolled up to at most some hundred buckets by merging sketches. What took a few minutes is shown by the
+second: the same queries read `lifecycle` then. Every list is bounded and says how many rows there are in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_pipeline.jobs.marts import MARTS
+from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_PART, SUMMED, by_second
 from qmq_pipeline.report.buckets import Buckets, buckets_of, held, length_text
-from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart
-from qmq_pipeline.tables.lake import Lake
+from qmq_pipeline.report.facts import Bar, GoldFacts, Grid, Series, TimeChart, known
+from qmq_pipeline.tables.schemas import GROUP_LAG, GROUP_SPANS, LIFECYCLE
+from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -21,16 +24,22 @@ if TYPE_CHECKING:
 #: Rows of each table on the page, and lines of a chart.
 ROWS_MAX: Final = 50
 _LINES_MAX: Final = 8
+#: What took less time is shown by the second.
+_SHORT: Final = timedelta(minutes=10)
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
+def gold_facts(tables: Tables) -> GoldFacts:
     """Everything on the page but the audit. Requires: the tables exist."""
+    spark = tables.spark
     for table in MARTS:
-        lake.read(spark, table).createOrReplaceTempView(f"qmq_{table.name}")
-    span = spark.sql("SELECT MIN(minute) AS first, MAX(minute) AS last FROM qmq_flow_minute").head()
-    assert span is not None
-    buckets = buckets_of(span["first"], span["last"])
+        tables.view(table)
+    first, last = _span(spark)
+    is_short = first is not None and last is not None and last - first < _SHORT
+    if is_short:
+        _view_by_second(tables)
+        first, last = _span(spark)
+    buckets = buckets_of(first, last, least_s=1 if is_short else 60)
     collector = _Collector(spark, buckets)
     flow, subjects, totals = collector.flow()
     latency, stages = collector.latency()
@@ -38,8 +47,8 @@ def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
     bars, dead = collector.dead()
     lateness, delays = collector.lateness()
     return GoldFacts(
-        first_at=_utc(span["first"]),
-        last_at=_utc(span["last"]),
+        first_at=utc(first),
+        last_at=utc(last),
         bucket_s=buckets.length_s,
         totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
         flow=flow,
@@ -54,6 +63,22 @@ def gold_facts(spark: SparkSession, lake: Lake) -> GoldFacts:
         dead=dead,
         delays=delays,
     )
+
+
+def _span(spark: SparkSession) -> tuple[datetime | None, datetime | None]:
+    row = spark.sql("SELECT MIN(minute), MAX(minute) FROM qmq_flow_minute").collect()[0]
+    return row[0], row[1]
+
+
+def _view_by_second(tables: Tables) -> None:
+    """Make views of the gold tables by the minute that have a row for each second."""
+    spark, lifecycle = tables.spark, tables.read(LIFECYCLE)
+    for table, query in BY_DAY.items():
+        made = spark.sql(by_second(query), lifecycle=lifecycle)
+        made.createOrReplaceTempView(f"qmq_{table.name}")
+    spans = spark.sql(by_second(BY_PART[GROUP_SPANS]), lifecycle=lifecycle)
+    lag = spark.sql(by_second(SUMMED[GROUP_LAG]), group_spans=spans)
+    lag.createOrReplaceTempView("qmq_group_lag")
 
 
 class _Collector:
@@ -74,6 +99,9 @@ class _Collector:
         unit = "per " + length_text(self._buckets.length_s)
         nothing = 0.0 if rows else None
         chart = self._chart("Messages", unit, rows, names, nothing=nothing)
+        committed, stored, _ = (one.values for one in chart.series)
+        is_out = tuple(bool(a) and not b for a, b in zip(committed, stored, strict=True))
+        chart = replace(chart, outages=is_out)
         more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
         grid = self._grid(
             "Subjects",
@@ -105,22 +133,29 @@ class _Collector:
             "FROM qmq_latency_minute WHERE stage = 'total' GROUP BY bucket)"
         )
         chart = self._chart("From commit to ack", "ms", rows, tuple(_SHARES), is_logarithmic=True)
+        stages = ("store", "wait", "work", "total")
+        folded = ", ".join(
+            f"MAX(IF(stage = '{stage}', {name}, NULL)) AS {stage}_{name}"
+            for stage in stages
+            for name in ("p50", "p99")
+        )
         grid = self._grid(
             "Stages by subject and group",
-            f"SELECT subject, consumer_group, stage, count, {_quantiles('sketch')}, max_ms FROM ("
-            "SELECT subject, consumer_group, stage, SUM(count) AS count, MAX(max_ms) AS max_ms, "
+            f"SELECT subject, consumer_group, MAX(count) AS count, {folded} FROM ("
+            f"SELECT subject, consumer_group, stage, count, {_quantiles('sketch')} FROM ("
+            "SELECT subject, consumer_group, stage, SUM(count) AS count, "
             "kll_merge_agg_double(sketch) AS sketch FROM qmq_latency_minute "
-            "GROUP BY subject, consumer_group, stage) ORDER BY count DESC, subject, "
-            "consumer_group NULLS FIRST, stage",
+            "GROUP BY subject, consumer_group, stage)) GROUP BY subject, consumer_group "
+            "ORDER BY count DESC, subject, consumer_group NULLS FIRST",
             {
                 "subject": "subject",
                 "consumer_group": "group",
-                "stage": "stage",
                 "count": "messages",
-                "p50": "p50 ms",
-                "p95": "p95 ms",
-                "p99": "p99 ms",
-                "max_ms": "max ms",
+                **{
+                    f"{stage}_{name}": f"{stage} {name}, ms"
+                    for stage in stages
+                    for name in ("p50", "p99")
+                },
             },
         )
         return chart, grid
@@ -136,7 +171,7 @@ class _Collector:
             "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
             "MAX_BY(lag_s, minute) AS lag_s, MAX(lag) AS most, SUM(redeliveries) AS again, "
             "MAX(minute) AS at FROM qmq_group_lag GROUP BY subject, consumer_group "
-            "ORDER BY lag DESC, most DESC, subject, consumer_group",
+            "ORDER BY most DESC, lag DESC, subject, consumer_group",
             {
                 "subject": "subject",
                 "consumer_group": "group",
@@ -147,26 +182,17 @@ class _Collector:
                 "at": "last change",
             },
         )
-        shown = [(row[0], row[1]) for row in grid.rows[:_LINES_MAX]]
         rows = self._rows(
-            f"SELECT subject, consumer_group, {self._buckets.sql('minute')} AS bucket, "
-            "MAX_BY(lag, minute) AS lag FROM qmq_group_lag GROUP BY subject, consumer_group, bucket"
+            f"SELECT CONCAT(subject, ' · ', consumer_group) AS name, {self._buckets.sql('minute')} AS bucket, "
+            "MAX(lag) AS lag FROM qmq_group_lag GROUP BY name, bucket"
         )
-        series = [
-            Series(
-                name=f"{subject} · {group}",
-                values=held(
-                    self._buckets.spread(
-                        [one for one in rows if (one[0], one[1]) == (subject, group)], "lag"
-                    )
-                ),
-            )
-            for subject, group in shown
-        ]
+        of_name: dict[str, list[Row]] = {}
+        for row in rows:
+            of_name.setdefault(row["name"], []).append(row)
+        lines = {name: held(self._buckets.spread(some, "lag")) for name, some in of_name.items()}
+        series = largest(lines, _LINES_MAX)
         title = "Messages that wait for a group"
-        lag = TimeChart(
-            title=title, unit="messages", times=self._buckets.times, series=tuple(series)
-        )
+        lag = TimeChart(title=title, unit="messages", times=self._buckets.times, series=series)
         again = self._rows(
             f"SELECT {self._buckets.sql('minute')} AS bucket, SUM(redeliveries) AS redeliveries "
             "FROM qmq_group_lag GROUP BY bucket HAVING SUM(redeliveries) > 0"
@@ -254,6 +280,20 @@ class _Collector:
         )
 
 
+def largest(lines: Mapping[str, tuple[float | None, ...]], count: int) -> tuple[Series, ...]:
+    """The lines with the highest values, and the sum of all others as one line."""
+    order = sorted(lines, key=lambda name: (-max(known(lines[name]), default=0.0), name))
+    shown = order if len(order) <= count else order[: count - 1]
+    series = [Series(name=name, values=lines[name]) for name in shown]
+    others = [lines[name] for name in order[len(shown) :]]
+    if others:
+        sums = tuple(
+            sum(known(values)) if known(values) else None for values in zip(*others, strict=True)
+        )
+        series.append(Series(name=f"{len(others)} others", values=sums))
+    return tuple(series)
+
+
 def as_grid(
     title: str, rows: Sequence[Row | Mapping[str, Any]], columns: dict[str, str], total: int
 ) -> Grid:
@@ -267,10 +307,10 @@ def as_grid(
 
 
 def _value(found: Any) -> object:
-    return _utc(found) if isinstance(found, datetime) else found
+    return utc(found) if isinstance(found, datetime) else found
 
 
-def _utc(at: datetime | None) -> datetime | None:
+def utc(at: datetime | None) -> datetime | None:
     """Spark gives local times without a zone."""
     return None if at is None else at.astimezone(UTC)
 

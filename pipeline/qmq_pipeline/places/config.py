@@ -5,24 +5,13 @@ Every job is a function of `(spark, config)`. Nothing is read from the environme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import Final
 
 from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.errors import OptionError
-from qmq_pipeline.places.log import RANGE_BYTES
-from qmq_pipeline.places.options import Place
+from qmq_pipeline.places.options import PART_BYTES, Place
 from qmq_pipeline.places.outbox_options import OUTBOX_SAFETY_S
-from qmq_pipeline.tables.merging import MERGE_COMMITS, MERGED_BYTES, MERGED_KEPT_S, MERGED_ROWS
-
-#: Ranges that one job ingests before a commit: a crash repeats at most these.
-RANGES_PER_COMMIT: Final = 64
-#: About 600,000 messages of 200 bytes: seconds of work, and eight parts for a GiB of log.
-WINDOW_BYTES: Final = 128 * 1024 * 1024
-#: 10 MB of a worker's memory for each group with changes; 1.5 MB of file.
-BLOCK_SEQUENCES: Final = 262_144
+from qmq_pipeline.tables.store import FORMATS, ICEBERG, PARQUET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,42 +46,6 @@ class AuditOptions:
         )
 
 
-#: Format of a listing → the package that writes it, installed by an extra.
-_PACKAGES: Final = {"delta": "deltalake", "iceberg": "pyiceberg"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExposeOptions:
-    """How other programs are to find the tables.
-
-    Raises `OptionError` for an unknown format, or one whose package is not installed.
-    """
-
-    #: "delta" or "iceberg".
-    format: str
-    #: Names of tables; empty for all.
-    tables: tuple[str, ...] = ()
-    #: For Iceberg: a catalog in pyiceberg's configuration; "" for its default one.
-    catalog: str = ""
-    #: … and properties missing from that configuration, by pyiceberg's names: "uri" and so on.
-    catalog_properties: Mapping[str, str] = field(default_factory=dict)
-    #: For Iceberg: the namespace in the catalog.
-    namespace: str = "qmq"
-
-    def __post_init__(self) -> None:
-        package = _PACKAGES.get(self.format)
-        if package is None:
-            value, remedy = self.format, "Give one of them."
-        elif find_spec(package) is None:
-            value = f"{self.format}, and {package} is not installed"
-            remedy = f'Install its extra: pip install "qmq[pipeline-{self.format}]".'
-        else:
-            return
-        raise OptionError(
-            option="format", value=value, allowed=" or ".join(_PACKAGES), remedy=remedy
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
     """One pipeline."""
@@ -103,29 +56,16 @@ class PipelineConfig:
     place: Place | None = None
     #: Databases with an outbox, as `qmq.toml` has them.
     databases: tuple[DatabaseSection, ...] = ()
-    partition_bytes: int = RANGE_BYTES
-    ranges_per_commit: int = RANGES_PER_COMMIT
+    #: Format of the tables: parquet, or delta or iceberg if the session of Spark has a connector for it.
+    table_format: str = PARQUET
+    #: Namespace of the session's catalog that is to have the tables, like `lake.qmq`; needed for Iceberg.
+    namespace: str = ""
+    #: Bytes of log in one part of the tables at most; with another number a folder must be made anew.
+    part_bytes: int = PART_BYTES
     #: An outbox row younger than this may still be preceded by a lower number that commits later;
     #: such rows are read again by the next run.
     outbox_safety_s: float = OUTBOX_SAFETY_S
-    #: Number of buckets for the groups of the action log; one task folds one bucket. This and the
-    #: next two decide how tables are cut: with other numbers they are rebuilt.
-    fold_buckets: int = 4
-    #: Sequences of a subject in one file of `deliveries`.
-    fold_block_sequences: int = BLOCK_SEQUENCES
-    #: Bytes of log in one part of `lifecycle`, which is rebuilt when a message of it changed.
-    window_bytes: int = WINDOW_BYTES
-    #: So many small commits that follow each other become one …
-    merge_commits: int = MERGE_COMMITS
-    #: … of so many bytes of log, which is not small any more.
-    merged_bytes: int = MERGED_BYTES
-    #: The same for scans of outboxes, in rows.
-    merged_rows: int = MERGED_ROWS
-    #: How long files stay that were merged.
-    merged_kept_s: float = MERGED_KEPT_S
     audit: AuditOptions = field(default_factory=AuditOptions)
-    #: What `run` exposes the tables as when it is done; None for nothing.
-    expose: ExposeOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -134,4 +74,18 @@ class PipelineConfig:
                 value="empty",
                 allowed="a folder",
                 remedy="Say where the tables are to be kept.",
+            )
+        if self.table_format not in FORMATS:
+            raise OptionError(
+                option="--table-format",
+                value=self.table_format,
+                allowed=", ".join(FORMATS),
+                remedy="Give one of them.",
+            )
+        if self.table_format == ICEBERG and not self.namespace:
+            raise OptionError(
+                option="--namespace",
+                value="not given, and --table-format is iceberg",
+                allowed="a catalog and a namespace of the session, like lake.qmq",
+                remedy="Iceberg finds its tables by their catalog.",
             )

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from qmq_broker.storage.files.disk_errors import translate
-from qmq_broker.storage.files.disk_port import Disk, DiskLock
+from qmq_broker.storage.files.disk_port import Disk
 from qmq_pipeline.errors import SourceError
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise SourceError(source="data directory", reason="it is only read here", remedy="Report this")
 
 
 class ReadFile(ABC):
@@ -36,20 +39,7 @@ class ReadFile(ABC):
     def close(self) -> None:
         """Close the file. Safe to call twice."""
 
-    def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
-        raise _refusal()
-
-    def sync(self) -> None:
-        raise _refusal()
-
-    def allocate(self, length: int) -> None:
-        raise _refusal()
-
-    def truncate(self, length: int) -> None:
-        raise _refusal()
-
-    def links(self) -> int:
-        raise _refusal()
+    write = sync = allocate = truncate = links = _refuse
 
 
 class ReadDisk(ABC):
@@ -71,23 +61,7 @@ class ReadDisk(ABC):
     def close(self) -> None:
         """Close all access to the files. Safe to call twice."""
 
-    def lock(self, path: str, holder: str) -> DiskLock:
-        raise _refusal()
-
-    def make_directory(self, path: str) -> None:
-        raise _refusal()
-
-    def sync_directory(self, path: str) -> None:
-        raise _refusal()
-
-    def rename(self, old: str, new: str) -> None:
-        raise _refusal()
-
-    def unlink(self, path: str) -> None:
-        raise _refusal()
-
-    def free_bytes(self) -> int:
-        raise _refusal()
+    lock = make_directory = sync_directory = rename = unlink = free_bytes = _refuse
 
 
 class LocalDisk(ReadDisk):
@@ -105,7 +79,7 @@ class LocalDisk(ReadDisk):
 
     def open(self, path: str, *, is_new: bool = False) -> ReadFile:
         if is_new:
-            raise _refusal()
+            _refuse()
         try:
             return _LocalFile(os.open(os.path.join(self.root, path), os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
@@ -143,10 +117,6 @@ class _LocalFile(ReadFile):
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _refusal() -> SourceError:
-    return SourceError(source="data directory", reason="it is only read here", remedy="Report this")
 
 
 _IS_A_DISK: type[Disk] = LocalDisk

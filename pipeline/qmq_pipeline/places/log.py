@@ -45,9 +45,8 @@ from qmq_pipeline.places.disks import ReadDisk, ReadFile
 COMMIT_LOG: Final = layout.COMMIT_LOG
 ACTION_LOG: Final = layout.ACTION_LOG
 _KINDS: Final = {COMMIT_LOG: COMMIT_KINDS | {FrameKind.DELAYED}, ACTION_LOG: ACTION_KINDS}
-#: The approximate length of a range: a few seconds of work, so that progress shows and a retry is
-#: cheap.
-RANGE_BYTES: Final = 32 * 1024 * 1024
+#: How far in front of an end a frame is looked for first.
+_STEP_BYTES: Final = 4096
 _REMEDY_DIRECTORY: Final = "Give the data directory of a broker, a backup or an archive"
 
 
@@ -61,6 +60,9 @@ class LogBounds(NamedTuple):
     store_id: str
     first_offset: int
     next_offset: int
+    #: Offset and checksum of the last frame, which tell a log from one that was restored and went on
+    #: differently; None if it is not known.
+    last_frame: tuple[int, int] | None = None
 
 
 class LogReader:
@@ -93,6 +95,12 @@ class LogReader:
             return self.format.segment_bytes
         return self.format.action_segment_bytes
 
+    def part_bytes(self, most: int) -> int:
+        """Bytes of one part: so many that a segment has whole parts, and `most` at most unless that is too little."""
+        segment = self.segment_bytes
+        count = max(1, -(-segment // most))
+        return segment // next(one for one in range(count, segment + 1) if segment % one == 0)
+
     def close(self) -> None:
         """Close the files, and the way to them."""
         self._let_go()
@@ -102,7 +110,7 @@ class LogReader:
         """The range of the log that may be read now."""
         self._let_go()
         first_offset = self._first_offset()
-        return LogBounds(self.store_id, first_offset, self._durable_offset(first_offset))
+        return LogBounds(self.store_id, first_offset, *self._durable_offset(first_offset))
 
     def bounds_since(self, known: LogBounds) -> LogBounds | None:
         """The same for callers that know an earlier range: only what came since is read.
@@ -123,7 +131,10 @@ class LogReader:
         is_all_vouched_for = scan.last is not None and durable == scan.next_offset
         if not is_all_vouched_for:
             durable = max(durable, self._point().durable_offset)
-        return known._replace(next_offset=durable) if durable <= scan.next_offset else None
+        if durable > scan.next_offset:
+            return None
+        last = known.last_frame if durable == known.next_offset else _last_frame(scan, durable)
+        return known._replace(next_offset=durable, last_frame=last)
 
     def offset_at(self, time_ms: int, bounds: LogBounds) -> int:
         """Where the first frame stored at `time_ms` or later stands."""
@@ -146,25 +157,31 @@ class LogReader:
             except (ProtocolError, DiskError):
                 return None
 
+    def last_frame(self, next_offset: int, bounds: LogBounds) -> tuple[int, int] | None:
+        """Offset and checksum of the frame that ends at `next_offset`; None if it is not there any more."""
+        step = _STEP_BYTES
+        while step <= _STEP_BYTES * self.segment_bytes:
+            wanted = max(bounds.first_offset, next_offset - step)
+            first = self._cut(wanted, next_offset)
+            if first < next_offset:
+                frames = list(self.frames(LogRange(first, next_offset)))
+                return frames[-1].offset, frames[-1].header.stamp_crc
+            if wanted == bounds.first_offset:
+                return None
+            step *= 4
+        return None
+
     def has_stamp(self, offset: int, stamp_crc: int) -> bool:
         """Whether the frame at `offset` has this checksum, as far as the log still has it."""
         return self.stamp_crc(offset) == stamp_crc or offset < self.bounds().first_offset
 
-    def ranges(
-        self, first_offset: int, next_offset: int, range_bytes: int = RANGE_BYTES
-    ) -> list[LogRange]:
-        """Cut a part of the log into ranges of about `range_bytes`, at frames and at every segment.
-
-        The same part is always cut the same way.
-        """
-        cuts = [first_offset]
-        while cuts[-1] < next_offset:
-            here = cuts[-1]
-            next_base = here - here % self.segment_bytes + self.segment_bytes
-            wanted = here + range_bytes - here % range_bytes
-            bound = min(next_base, next_offset)
-            cuts.append(self._cut(wanted, bound) if wanted < bound else bound)
-        return _between(cuts)
+    def parts(self, first_offset: int, next_offset: int, part_bytes: int) -> list[LogRange]:
+        """Cut a part of the log at multiples of `part_bytes`: each range begins at the first frame behind one."""
+        inner = range(
+            first_offset - first_offset % part_bytes + part_bytes, next_offset, part_bytes
+        )
+        cuts = {first_offset, next_offset, *(self._cut(one, next_offset) for one in inner)}
+        return _between(sorted(cuts))
 
     def shares(self, first_offset: int, next_offset: int, count: int) -> list[LogRange]:
         """Cut a part of the log into `count` ranges of about the same length, at frames.
@@ -255,7 +272,8 @@ class LogReader:
             return START
         return checkpoint.commit_log if self._log == COMMIT_LOG else checkpoint.action_log
 
-    def _durable_offset(self, first_offset: int) -> int:
+    def _durable_offset(self, first_offset: int) -> tuple[int, tuple[int, int] | None]:
+        """How far the log is durable, and its last frame."""
         point = self._point()
         begin = max(first_offset, point.last_frame_offset)
         durable = max(first_offset, point.durable_offset)
@@ -266,7 +284,7 @@ class LogReader:
             raise self._why(scan.next_offset, LogRange(begin, durable), error) from error
         if scan.next_offset < durable:
             raise self._why(scan.next_offset, LogRange(begin, durable), scan.reason)
-        return max(durable, seen)
+        return max(durable, seen), _last_frame(scan, max(durable, seen))
 
     def _durable_end(self, scan: FrameScan) -> int:
         """How far the log is durable, by all whole frames of a fresh scan."""
@@ -315,6 +333,13 @@ class LogReader:
                 reason=str(error),
                 remedy="Use the version of qmq that wrote it",
             ) from error
+
+
+def _last_frame(scan: FrameScan, next_offset: int) -> tuple[int, int] | None:
+    """Offset and checksum of the last frame of a scan, if the log ends behind it."""
+    if scan.last is None or scan.next_offset != next_offset:
+        return None
+    return scan.last.physical_offset, scan.last.stamp_crc
 
 
 def _between(cuts: list[int]) -> list[LogRange]:

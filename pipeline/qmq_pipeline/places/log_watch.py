@@ -24,9 +24,6 @@ class LogWatch:
         self._reader: LogReader | None = None
         #: Its extent when last checked; None before, and when closed.
         self.known: LogBounds | None = None
-        #: Offset and checksum of the frame that was read last, for readers that say it: while it is
-        #: there, the log is the same.
-        self.last_frame: tuple[int, int] | None = None
 
     def __enter__(self) -> LogWatch:
         return self
@@ -57,7 +54,8 @@ class LogWatch:
 
     def _is_other_log(self) -> bool:
         """Whether a log without news was restored to an older state, and may be shorter than known."""
-        return self.last_frame is not None and not self.reader.has_stamp(*self.last_frame)
+        last = None if self.known is None else self.known.last_frame
+        return last is not None and not self.reader.has_stamp(*last)
 
     def look_anew(self) -> LogBounds:
         """The same, reading everything: there may be another store, or retention has passed."""

@@ -18,11 +18,16 @@ from qmq_client.wire.names import is_name
 from qmq_client.wire.record import TIME_MAX_MS
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.outage import WAIT_S, WAIT_S_MAX
-from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
+from qmq_pipeline.tables.schemas import ACTIONS, LOG, MESSAGES, SCHEDULED
 from qmq_pipeline.tables.table import Table
 
 _Value = TypeVar("_Value")
-_TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED)}
+_TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED, LOG)}
+_SWITCH: Final = {"on": True, "off": False}
+_PASS: Final = {"pass": True, "fail": False}
+#: A part of a log is a folder of a table: some hundred thousand messages, so that tables of 100 GB have two
+#: thousand files, and a run that continues in a part makes few again.
+PART_BYTES: Final = 64 * 1024 * 1024
 _OFFSET_MAX: Final = 2**63 - 1
 #: More than any number within the bounds of an option has.
 _DIGITS_MAX: Final = 20
@@ -30,7 +35,7 @@ _DIGITS_MAX: Final = 20
 #: well as 20261123120000), seconds and microseconds are outside, and would silently choose all or nothing.
 _NUMBER_FIRST_MS: Final = 946_684_800_000
 _NUMBER_NEXT_MS: Final = 10**13
-_RANGE_BYTES_MIN: Final = 64 * 1024
+_RANGE_BYTES_MIN: Final = 16 * 1024
 _RANGE_BYTES_MAX: Final = 2**40
 #: What a broker asks of its callers.
 BROKER_OPTIONS: Final = ("token", "token_file", "ca_file", "cert_file", "key_file")
@@ -50,6 +55,10 @@ LOG_OPTIONS: Final = (
     "max_bytes_per_trigger",
     "pushdown",
     "quarantined",
+    "expired",
+    "whole_parts",
+    "sealed",
+    "part_bytes",
 )
 
 
@@ -111,6 +120,14 @@ class LogOptions:
     takes_filters: bool = False
     #: Whether to pass over what the broker has in quarantine, instead of failing.
     passes_quarantined: bool = False
+    #: Whether a stream goes on behind what retention has deleted, instead of failing.
+    passes_expired: bool = False
+    #: Whether a micro-batch of a stream begins where the part of the log does in which the last one ended.
+    has_whole_parts: bool = False
+    #: Whether a stream reads segments only once they are full.
+    is_sealed: bool = False
+    #: Bytes of log in one part at most.
+    part_bytes_max: int = PART_BYTES
 
 
 def parse_log_options(given: Mapping[str, str]) -> LogOptions:
@@ -134,8 +151,12 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
         next_stored_at_ms=TIME_MAX_MS if until_ms is None else until_ms,
         partition_bytes=_optional(options, "partition_bytes", _range_bytes),
         batch_bytes_max=_optional(options, "max_bytes_per_trigger", _range_bytes),
-        takes_filters=_choice(options, "pushdown", {"on": True, "off": False}, False),
-        passes_quarantined=_choice(options, "quarantined", {"pass": True, "fail": False}, False),
+        takes_filters=_choice(options, "pushdown", _SWITCH, False),
+        passes_quarantined=_choice(options, "quarantined", _PASS, False),
+        passes_expired=_choice(options, "expired", _PASS, False),
+        has_whole_parts=_choice(options, "whole_parts", _SWITCH, False),
+        is_sealed=_choice(options, "sealed", _SWITCH, False),
+        part_bytes_max=_optional(options, "part_bytes", _range_bytes) or PART_BYTES,
     )
 
 

@@ -82,7 +82,6 @@ class RemoteDisk(ReadDisk):
             raise _unusable(self._url, "what answers there is no broker of this version") from error
 
     def close(self) -> None:
-        self._outage.close()
         self._client.close()
 
     def read(self, path: str, first: int, count: int) -> bytes:

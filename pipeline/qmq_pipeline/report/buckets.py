@@ -8,7 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 #: Possible lengths of a bucket, in seconds.
-_BUCKETS_S: Final = (60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000, 31_536_000)
+_BUCKETS_S: Final = (
+    1,
+    5,
+    15,
+    60,
+    300,
+    900,
+    3_600,
+    10_800,
+    21_600,
+    86_400,
+    604_800,
+    2_592_000,
+    31_536_000,
+)
 _BUCKETS_MAX: Final = 240
 
 
@@ -42,12 +56,12 @@ class Buckets:
         return tuple(values)
 
 
-def buckets_of(first: datetime | None, last: datetime | None) -> Buckets:
+def buckets_of(first: datetime | None, last: datetime | None, *, least_s: int = 60) -> Buckets:
     """As few buckets as show enough detail, of a length that people are used to."""
     if first is None or last is None:
-        return Buckets(first_s=0, length_s=_BUCKETS_S[0], count=1)
+        return Buckets(first_s=0, length_s=least_s, count=1)
     first_s, last_s = int(first.timestamp()), int(last.timestamp())
-    for length_s in _BUCKETS_S:
+    for length_s in (one for one in _BUCKETS_S if one >= least_s):
         begin_s = first_s - first_s % length_s
         count = (last_s - begin_s) // length_s + 1
         if count <= _BUCKETS_MAX:
@@ -65,8 +79,7 @@ def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
 
 def length_text(bucket_s: int) -> str:
     """A length of time in words."""
-    for unit_s, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
-        if bucket_s % unit_s == 0:
-            count = bucket_s // unit_s
-            return name if count == 1 else f"{count} {name}s"
-    return f"{bucket_s} s"
+    units = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+    unit_s, name = next(one for one in units if bucket_s % one[0] == 0)
+    count = bucket_s // unit_s
+    return name if count == 1 else f"{count} {name}s"

@@ -28,6 +28,7 @@ _HOUR_S: Final = 3_600
 _DAY_S: Final = 86_400
 #: Distances between times under a chart: full hours, days and weeks, where people expect them.
 _X_STEPS_S: Final = (
+    *(1, 2, 5, 10, 15, 30),
     *(minutes * _MINUTE_S for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
     *(days * _DAY_S for days in (1, 2, 7, 14, 28, 91, 182, 364)),
@@ -101,6 +102,7 @@ def line_chart(chart: TimeChart, *, bucket_s: int) -> str:
         *_y_axis(axis),
         *_x_axis(chart.times, bucket_s),
     ]
+    parts += _outages(chart)
     for index, series in enumerate(chart.series):
         parts.append(_line(chart, series.values, axis, index))
     parts += [*_titles(chart, bucket_s), "</svg>"]
@@ -145,6 +147,17 @@ def _line(chart: TimeChart, values: Sequence[float | None], axis: _Axis, index: 
             drawn.append(f'<polyline class="line {style}" points="{" ".join(run)}"/>')
         run = []
     return "".join(drawn)
+
+
+def _outages(chart: TimeChart) -> list[str]:
+    count = len(chart.times)
+    width = round((WIDTH - _LEFT - _RIGHT) / max(count - 1, 1), 2)
+    return [
+        f'<rect class="outage" x="{_x(place, count) - width / 2:.1f}" y="{_TOP}" width="{width}" '
+        f'height="{HEIGHT - _TOP - _BOTTOM}"/>'
+        for place, is_out in enumerate(chart.outages)
+        if is_out
+    ]
 
 
 def _y_axis(axis: _Axis) -> list[str]:
@@ -215,6 +228,11 @@ def _legend(chart: TimeChart) -> str:
         f'x1="0" x2="26" y1="4" y2="4"/></svg>{escape(series.name)}</li>'
         for index, series in enumerate(chart.series)
     )
+    if any(chart.outages):
+        entries += (
+            '<li><svg viewBox="0 0 26 8" aria-hidden="true"><rect class="outage" width="26" height="8"/>'
+            "</svg>committed, and nothing stored</li>"
+        )
     return f'{_heading(chart)}<ul class="legend">{entries}</ul>'
 
 

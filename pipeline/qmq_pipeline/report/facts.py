@@ -26,6 +26,8 @@ class TimeChart:
     times: tuple[datetime, ...]
     series: tuple[Series, ...]
     is_logarithmic: bool = False
+    #: For each bucket whether something was committed in it and nothing stored; empty if that is not shown.
+    outages: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

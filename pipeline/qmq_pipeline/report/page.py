@@ -9,18 +9,24 @@ from typing import Final
 from qmq_pipeline.report.charts import bar_chart, time_chart
 from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict, known
 from qmq_pipeline.report.style import STYLE
-from qmq_pipeline.report.words import cell, stamp
+from qmq_pipeline.report.words import cell, column_cells, stamp
 
 #: Longer texts may be broken into lines.
 _LONG: Final = 40
-#: Ids are shown by their beginning, but copied, and shown under the mouse, in full.
+#: Ids are cut in the middle: their beginning is the producer's, and only the end differs between its messages.
 ID_COLUMN: Final = "message"
+_ID_ENDS: Final = 12
+_STAGES: Final = (
+    '<p class="note"><b>store</b>: from the commit to the log. <b>wait</b>: from there, or from its due time, to the first '
+    "delivery. <b>work</b>: from there to its ack. <b>total</b>: from the commit to the ack.</p>"
+)
 _KIND_TEXTS: Final = {
     "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
     "ghost": "Stored, and no outbox has or had a row of it.",
     "duplicate": "Stored more than once under one id.",
     "late": "Stored or waiting long after its commit or due time.",
     "altered": "Stored with another checksum than its row has.",
+    "skipped": "For a group, which came past it and never got it.",
 }
 
 
@@ -29,7 +35,11 @@ def render(facts: ReportFacts) -> str:
     charts = facts.bucket_s
     sections = (
         ("flow", "Flow", time_chart(facts.flow, bucket_s=charts) + grid(facts.subjects)),
-        ("latency", "Latency", time_chart(facts.latency, bucket_s=charts) + grid(facts.stages)),
+        (
+            "latency",
+            "Latency",
+            time_chart(facts.latency, bucket_s=charts) + _STAGES + grid(facts.stages),
+        ),
         ("lag", "Lag of the groups", _lag(facts) + grid(facts.groups)),
         (
             "dead",
@@ -75,14 +85,15 @@ def grid(shown: Grid) -> str:
         f'<th scope="col"{_right(is_number)}>{escape(name)}</th>'
         for name, is_number in zip(shown.columns, numeric, strict=True)
     )
+    texts = [column_cells(column) for column in zip(*shown.rows, strict=True)]
     rows = "".join(
         "<tr>"
         + "".join(
-            f"<td{_class(name, value, is_number=is_number)}>{escape(cell(value))}</td>"
-            for name, value, is_number in zip(shown.columns, row, numeric, strict=True)
+            f"<td{_class(name, value, is_number=is_number)}>{_shown(name, text)}</td>"
+            for name, value, text, is_number in zip(shown.columns, row, line, numeric, strict=True)
         )
         + "</tr>"
-        for row in shown.rows
+        for row, line in zip(shown.rows, zip(*texts, strict=True), strict=True)
     )
     more = ""
     if shown.total is not None and shown.total > len(shown.rows):
@@ -102,6 +113,14 @@ def _class(column: str, value: object, *, is_number: bool) -> str:
     return ' class="t"' if isinstance(value, str) and len(value) > _LONG else ""
 
 
+def _shown(column: str, text: str) -> str:
+    """A text; the middle of an id is not shown, and copied all the same."""
+    if column != ID_COLUMN or len(text) <= _ID_ENDS:
+        return escape(text)
+    first, last = text[: _ID_ENDS // 2], text[-_ID_ENDS // 2 :]
+    return f"{escape(first)}<i>{escape(text[_ID_ENDS // 2 : -_ID_ENDS // 2])}</i>{escape(last)}"
+
+
 def _right(is_number: bool) -> str:
     return ' class="n"' if is_number else ""
 
@@ -110,7 +129,7 @@ def _span(facts: ReportFacts) -> str:
     if facts.first_at is None or facts.last_at is None:
         return "No message is in the tables yet."
     if facts.first_at == facts.last_at:
-        return f"The minute from {stamp(facts.first_at)} UTC on"
+        return f"At {stamp(facts.first_at)} UTC"
     return f"{stamp(facts.first_at)} to {stamp(facts.last_at)} UTC"
 
 
@@ -153,7 +172,7 @@ def _reasons(facts: ReportFacts) -> str:
 def _lag(facts: ReportFacts) -> str:
     """The chart, unless all its values are zero."""
     if facts.lag.series and not any(any(known(one.values)) for one in facts.lag.series):
-        return '<p class="none">No group was behind at the end of any minute.</p>'
+        return '<p class="none">No group was ever behind at the end of a step of the charts.</p>'
     return time_chart(facts.lag, bucket_s=facts.bucket_s)
 
 

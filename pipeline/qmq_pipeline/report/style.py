@@ -34,12 +34,12 @@ font-variant-numeric: tabular-nums }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px }
 th, td { text-align: left; padding: 5px 10px; border-bottom: 1px solid var(--edge); white-space: nowrap;
 max-width: 420px; overflow: hidden; text-overflow: ellipsis }
-th { color: var(--soft); font-weight: 600 } td.id { max-width: 13ch;
-font: 13px ui-monospace, monospace } td.t { white-space: normal; min-width: 260px; overflow-wrap: anywhere }
+th { color: var(--soft); font-weight: 600 } td.id { font: 13px ui-monospace, monospace }
+td.id i { font-size: 0 } td.id i::before { content: "…"; font-size: 13px } td.t { white-space: normal; min-width: 260px; overflow-wrap: anywhere }
 .n { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; display: block } svg text { font: 12px system-ui, sans-serif; fill: var(--ink) }
 svg text.note { fill: var(--soft) } .grid { stroke: var(--edge) } .hit { fill: transparent }
-.hit:hover { fill: var(--edge); fill-opacity: .45 } .bar { fill: var(--c1) }
+.outage { fill: var(--bad); fill-opacity: .18 } .hit:hover { fill: var(--edge); fill-opacity: .45 } .bar { fill: var(--c1) }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round } .dot { stroke: none }
 .line.s1 { stroke: var(--c1) } .line.s2 { stroke: var(--c2); stroke-dasharray: 7 3 }
 .line.s3 { stroke: var(--c3); stroke-dasharray: 2 3 } .line.s4 { stroke: var(--c4); stroke-dasharray: 9 3 2 3 }

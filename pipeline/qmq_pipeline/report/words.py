@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 _DAY_S: Final = 86_400
+_MINUTE_S: Final = 60
 _THOUSAND: Final = 1_000
+#: Below such a largest value, a column has so many digits behind the point.
+_DIGITS: Final = ((1, 3), (10, 2), (100, 1))
 _STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
@@ -39,6 +43,16 @@ def cell(value: object) -> str:
     return str(value)
 
 
+def column_cells(values: Sequence[object]) -> list[str]:
+    """The values of one column; numbers with as many digits behind the point as the largest one needs."""
+    numbers = [abs(one) for one in values if isinstance(one, float)]
+    if not numbers:
+        return [cell(one) for one in values]
+    most = max(numbers)
+    digits = next((digits for bound, digits in _DIGITS if most < bound), 0)
+    return [f"{one:,.{digits}f}" if isinstance(one, float) else cell(one) for one in values]
+
+
 def stamp(at: datetime) -> str:
     """A time to the second, in UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -48,5 +62,9 @@ def time_label(at: datetime, bucket_s: int, *, is_whole: bool = False) -> str:
     """A time under an axis: as much of it as is needed to tell two neighbours apart."""
     at = at.astimezone(UTC)
     if is_whole:
-        return at.strftime("%Y-%m-%d %H:%M UTC")
+        return at.strftime(
+            "%Y-%m-%d %H:%M:%S UTC" if bucket_s < _MINUTE_S else "%Y-%m-%d %H:%M UTC"
+        )
+    if bucket_s < _MINUTE_S:
+        return at.strftime("%H:%M:%S")
     return at.strftime("%Y-%m-%d" if bucket_s >= _DAY_S else "%m-%d %H:%M")

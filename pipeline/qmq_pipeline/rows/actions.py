@@ -69,7 +69,12 @@ def frame_rows(frame: ScannedFrame, selection: Selection = _ALL) -> Iterator[_Ro
         is_selected = _is_selected(action, selection)
         for row in action_rows(action):
             if is_selected:
-                yield {"action_offset": frame.offset, "action_number": number, **row}
+                yield {
+                    "action_offset": frame.offset,
+                    "action_number": number,
+                    "part": frame.offset // selection.part_bytes,
+                    **row,
+                }
             number += 1
 
 

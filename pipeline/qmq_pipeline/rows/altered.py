@@ -7,53 +7,19 @@ later compares contents.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator
 
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import checksums, first_broken
-from qmq_client.wire.record import record_message_id
-from qmq_pipeline.rows.decode import SCHEDULED_KINDS, Piece
-
-#: How many of a range are named; if a whole range is damaged, more would say nothing more.
-ALTERED_MAX: Final = 1_000
+from qmq_pipeline.rows.decode import Piece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlteredRecord:
-    """One record that is not what its producer made, as JSON values."""
-
-    message_id: str
-    subject: str
-    #: None while it is delayed.
-    sequence: int | None
-    stored_at_ms: int
-    #: The producer's checksum, and that of its bytes.
-    record_crc: int
-    found_crc: int
-
-
-def altered_records(piece: Piece) -> list[AlteredRecord]:
-    """The altered records of one subject in one frame; mostly none."""
+def altered_records(piece: Piece) -> Iterator[tuple[tuple[int, int], int]]:
+    """Of one subject in one frame: the frame's offset and the record's number, and the checksum of its bytes."""
     seed, lengths = crc32c(piece.subject.encode()), piece.lengths.tolist()
     if first_broken(checksums(piece.data, lengths), seed) is None:
-        return []
-    found: list[AlteredRecord] = []
-    position = 0
+        return
     for number, (record_crc, content) in enumerate(checksums(piece.data, lengths)):
         found_crc = crc32c(content, seed)
         if found_crc != record_crc:
-            is_placed = piece.kind not in SCHEDULED_KINDS
-            record = piece.data[position : position + lengths[number]]
-            found.append(
-                AlteredRecord(
-                    message_id=record_message_id(bytes(record)).hex(),
-                    subject=piece.subject,
-                    sequence=piece.first_sequence + number if is_placed else None,
-                    stored_at_ms=piece.stored_at_ms,
-                    record_crc=record_crc,
-                    found_crc=found_crc,
-                )
-            )
-        position += lengths[number]
-    return found
+            yield (piece.offset, piece.first_number + number), found_crc

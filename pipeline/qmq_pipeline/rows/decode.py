@@ -2,12 +2,12 @@
 
 `qmq_client.wire.frame` reads the frames and their tables; this module says which of their records are
 wanted, `gathered.py` makes batches of them, and `record_columns.py` extracts their fields. Rows come in
-the order of the log, or ordered by subject: a reader of one subject then skips most of each file.
+the order of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from typing import Final
@@ -22,7 +22,7 @@ from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import read_marks
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import RECORD_FIXED_BYTES, TIME_MAX_MS
-from qmq_pipeline.rows.gathered import ENOUGH_ROWS, LENGTH, Gathered, not_adding_up
+from qmq_pipeline.rows.gathered import LENGTH, Gathered, not_adding_up
 from qmq_pipeline.tables.columns import Numbers
 from qmq_pipeline.tables.schemas import MESSAGES
 from qmq_pipeline.tables.table import Table
@@ -53,6 +53,8 @@ class Selection:
     #: Stored at this time or later, and before that one; ms since 1970.
     first_stored_at_ms: int = 0
     next_stored_at_ms: int = TIME_MAX_MS
+    #: Bytes of log in one part, for the column `part`.
+    part_bytes: int = TIME_MAX_MS
 
 
 def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa.RecordBatch]:
@@ -76,100 +78,39 @@ def batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa
         yield gathered.batch()
 
 
-def batches_by_subject(
-    frames: Iterable[ScannedFrame],
-    selection: Selection,
-    on_piece: Callable[[Piece], None] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The same rows, ordered by subject; all frames are held until then.
-
-    A batch that is full enough ends with its subject, so that row groups in a file have few
-    subjects. `on_piece` is called with what goes into the batches.
-    """
-    kinds = QUEUED_KINDS if selection.table is MESSAGES else SCHEDULED_KINDS
-    pieces = [piece for frame in frames if frame.header.kind in kinds for piece in _pieces(frame)]
-    pieces.sort(key=lambda piece: piece.subject)
-    gathered, last = Gathered(selection.columns, selection.table), ""
-    for piece in pieces:
-        if gathered.is_full or (gathered.rows >= ENOUGH_ROWS and piece.subject != last):
-            yield gathered.batch()
-            gathered = Gathered(selection.columns, selection.table)
-        last = piece.subject
-        if on_piece is not None:
-            on_piece(piece)
-        piece.gather(gathered)
-    if gathered.rows:
-        yield gathered.batch()
-
-
-def frame_runs(frame: ScannedFrame) -> tuple[SubjectRun, ...]:
-    """Which sequences of which subjects are in a message frame, without the broker's own."""
-    runs = _subjects_of(frame)[0]
-    return tuple(run for run in runs if not run.subject.startswith(OWN_PREFIX))
-
-
 @dataclass(slots=True, kw_only=True)
 class Piece:
     """The records of one subject in one frame."""
 
     subject: str
-    kind: FrameKind
-    #: The records, back to back.
+    #: The records, back to back, and the length of each.
     data: memoryview
-    #: Their lengths, as in the frame and as numbers.
-    column: memoryview
     lengths: Numbers
-    put_off_ms: Numbers | None
-    first_sequence: int
+    #: Place in the frame of the first one, and the frame's place in the log.
     first_number: int
     offset: int
-    stored_at_ms: int
-
-    def gather(self, gathered: Gathered) -> None:
-        """Append it to what is gathered."""
-        here, runs = gathered.here, gathered.runs
-        here.lengths.append(self.column)
-        here.begins.append(here.data_bytes)
-        here.bounds.append(here.data_bytes + len(self.data))
-        if self.put_off_ms is not None:
-            here.put_off_ms.append(self.put_off_ms)
-        here.data.append(self.data)
-        here.data_bytes += len(self.data)
-        runs.subjects.append(self.subject)
-        runs.first_sequences.append(self.first_sequence)
-        runs.first_numbers.append(self.first_number)
-        runs.counts.append(len(self.lengths))
-        runs.offsets.append(self.offset)
-        runs.stored_at_ms.append(self.stored_at_ms)
-        runs.rows += len(self.lengths)
 
 
-def _pieces(frame: ScannedFrame) -> Iterator[Piece]:
+def pieces(frame: ScannedFrame) -> Iterator[Piece]:
+    """The records of a message frame by subject, without the broker's own."""
     data = frame.view
     runs, column, begin = _parsed(frame, data)
     lengths = np.frombuffer(column, LENGTH).astype(np.int64)
     ends = begin + np.cumsum(lengths)
     if ends[-1] > len(data) or lengths.min() < RECORD_FIXED_BYTES:
         raise not_adding_up(frame.offset)
-    put_off_ms = _put_off_ms(frame)
     first = 0
     for run in runs:
         after = first + run.count
-        piece = Piece(
-            subject=run.subject,
-            kind=frame.header.kind,
-            data=data[int(ends[first] - lengths[first]) : int(ends[after - 1])],
-            column=column[_LENGTH_BYTES * first : _LENGTH_BYTES * after],
-            lengths=lengths[first:after],
-            put_off_ms=None if put_off_ms is None else put_off_ms[first:after],
-            first_sequence=run.first_sequence,
-            first_number=first,
-            offset=frame.offset,
-            stored_at_ms=frame.header.stored_at_ms,
-        )
-        first = after
         if _is_wanted(run.subject, None):
-            yield piece
+            yield Piece(
+                subject=run.subject,
+                data=data[int(ends[first] - lengths[first]) : int(ends[after - 1])],
+                lengths=lengths[first:after],
+                first_number=first,
+                offset=frame.offset,
+            )
+        first = after
 
 
 def _put_off_ms(frame: ScannedFrame) -> Numbers | None:

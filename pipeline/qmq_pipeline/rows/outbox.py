@@ -5,8 +5,8 @@ due time. Each range of ids is read in short transactions of a few thousand rows
 for the pipeline.
 
 Rows change until they are sent, and numbers are assigned before their transactions commit. So a
-scan reads what is new and what was open before: rows from a mark on, and below it those that are
-live or parked, now or at the last scan. The mark follows a row old enough that every transaction of
+scan reads what is new and what has changed: rows from a mark on, and below it those that are
+live or parked, or were sent since the last scan. The mark follows a row old enough that every transaction of
 its time has ended: numbers below it are settled, those right above it may belong to open
 transactions. A row that was open and is gone was sent and deleted, or deleted by a person.
 
@@ -17,7 +17,7 @@ same one, none was reused; if it is not, new rows may be anywhere below the mark
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -52,120 +52,51 @@ OPEN: Final = (LIVE, PARKED)
 CHUNK_ROWS: Final = 20_000
 #: Ranges of one read: where numbers have wide gaps, ranges get wider, not more.
 _RANGES_MAX: Final = 1_000
-#: Open rows that a scan remembers by number; if there are more, the next scan reads everything from
-#: the first on.
-OPEN_IDS_MAX: Final = 100_000
-_IDS_PER_QUERY: Final = 500
 #: Databases whose next number is the highest existing one plus one.
 _GIVES_NUMBERS_AGAIN: Final = frozenset({"sqlite"})
 #: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
 _HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
 _DELAYED_FLAG: Final = 0b100
+_DAY_MS: Final = 86_400_000
 
 
 #: A row that was seen: its message's id in hex, and when it was made, ms since 1970.
 Witness = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPlan:
-    """What one scan of a database reads."""
+@dataclass(frozen=True, slots=True)
+class ScanMark:
+    """Up to where a scan has read one outbox."""
 
-    #: Time of the scan by the database's clock, ms since 1970.
-    scanned_at_ms: int
-    #: Ids from here on, in ranges …
-    first_id: int
-    next_id: int
-    #: … and these below.
-    open_ids: tuple[int, ...]
-    #: Below this id the next scan need only read open rows …
-    next_mark: int
+    #: Below this number the next scan need only read rows that are open or were sent since …
+    next_id: int = 0
     #: … as long as this row is right below it.
-    next_witness: Witness | None
+    witness: Witness | None = None
+    #: Numbers up to here were read, and from here on: that of the last scan's mark, or 0 if numbers were reused.
+    end_id: int = 0
+    first_id: int = 0
+    #: Time of the scan by the database's clock, ms since 1970.
+    scanned_at_ms: int = 0
+    #: Time of the scan before it.
+    since_ms: int = 0
 
 
-def plan_scan(
-    section: DatabaseSection,
-    *,
-    mark: int,
-    witness: Witness | None = None,
-    known_open: Sequence[int],
-    safety_ms: int,
-) -> ScanPlan:
-    """Look at the ends of the table; reads no rows.
-
-    `mark` and `witness` are those of the last scan.
-    """
+def plan_scan(section: DatabaseSection, last: ScanMark, *, safety_ms: int) -> ScanMark:
+    """Look at the ends of the table; reads no rows."""
     with _outbox(section) as (engine, outbox, connection):
-        ids = outbox.c.id
+        mark, witness = last.next_id, last.witness
         if _is_renumbered(engine, outbox, connection, mark, witness):
-            mark, known_open = 0, ()
-        now_ms, next_id = _now_and_next_id(engine, outbox, connection)
-        next_mark = _settled_id(connection, outbox, mark, next_id, now_ms - safety_ms)
-        next_witness = _witness(engine, outbox, connection, next_mark)
-        still_open = sa.select(ids).where(outbox.c.state.in_(OPEN), ids < mark)
-        found = connection.execute(still_open.limit(OPEN_IDS_MAX + 1)).scalars().all()
-    open_ids = sorted({*found, *known_open})
-    is_too_many = len(open_ids) > OPEN_IDS_MAX
-    return ScanPlan(
-        scanned_at_ms=now_ms,
-        first_id=open_ids[0] if is_too_many else mark,
-        next_id=max(next_id, mark),
-        open_ids=() if is_too_many else tuple(one for one in open_ids if one < mark),
-        next_mark=next_mark,
-        next_witness=next_witness,
-    )
+            mark = 0
+        now_ms, end_id = _now_and_next_id(engine, outbox, connection)
+        next_id = _settled_id(connection, outbox, mark, end_id, now_ms - safety_ms)
+        witness = _witness(engine, outbox, connection, next_id)
+    return ScanMark(next_id, witness, max(end_id, mark), mark, now_ms, last.scanned_at_ms)
 
 
 def require_outbox(section: DatabaseSection) -> None:
     """Raise what a scan would if the database or its outbox does not exist; reads one row."""
     with _outbox(section) as (_, outbox, connection):
         connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a stream has read one outbox."""
-
-    next_id: int = 0
-    #: The row right below, see `Witness`; None if nothing was read yet, or the database never reuses
-    #: numbers.
-    witness: Witness | None = None
-    #: Where the rows up to here begin, if not where those before them ended.
-    again_from: int | None = None
-
-
-def next_position(
-    section: DatabaseSection,
-    here: Position,
-    *,
-    end_id: int | None,
-    rows_max: int | None,
-    safety_ms: int,
-) -> Position:
-    """The position after `here`: at most `rows_max` settled rows further; `here` itself if there are none.
-
-    If numbers were reused, reading begins again with the first row that was made after the last one
-    read, less the safety: no row is missed, and some rows of that time may come twice.
-    """
-    with _outbox(section) as (engine, outbox, connection):
-        ids, first_id, again_from = outbox.c.id, here.next_id, None
-        if _is_renumbered(engine, outbox, connection, first_id, here.witness):
-            old_ms = here.witness[1] - safety_ms if here.witness else 0
-            is_new = outbox.c.created_at_ms >= old_ms
-            again_from = connection.execute(sa.select(sa.func.min(ids)).where(is_new)).scalar()
-            if again_from is None:
-                return here
-            first_id = again_from
-        now_ms, next_id = _now_and_next_id(engine, outbox, connection)
-        ends = [next_id] if end_id is None else [next_id, end_id]
-        if rows_max is not None:
-            beyond = sa.select(ids).where(ids >= first_id).order_by(ids).offset(rows_max).limit(1)
-            ends += connection.execute(beyond).scalars()
-        after = _settled_id(connection, outbox, first_id, min(ends), now_ms - safety_ms)
-        if after == first_id:
-            return here
-        return Position(after, _witness(engine, outbox, connection, after), again_from)
 
 
 def _is_renumbered(
@@ -226,14 +157,14 @@ def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple
     return [(first, min(first + width, next_id)) for first in range(first_id, next_id, width)]
 
 
-def first_and_next_id(section: DatabaseSection, *, from_id: int = 0) -> tuple[int, int, int]:
-    """First and next id of the rows from `from_id` on, and the time by the database's clock."""
+def first_and_next_id(section: DatabaseSection) -> tuple[int, int, int]:
+    """First and next id of the rows, and the time by the database's clock."""
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
         # One query for each: for both at once SQLite walks through all rows.
-        lower = sa.select(sa.func.min(ids)).where(ids >= from_id).scalar_subquery()
-        upper = sa.select(sa.func.max(ids)).where(ids >= from_id).scalar_subquery()
+        lower = sa.select(sa.func.min(ids)).scalar_subquery()
+        upper = sa.select(sa.func.max(ids)).scalar_subquery()
         lowest, highest, now_ms = connection.execute(sa.select(lower, upper, now)).one()
     return (int(lowest), int(highest) + 1, int(now_ms)) if highest is not None else (0, 0, now_ms)
 
@@ -244,18 +175,22 @@ def batches(
     first_id: int,
     next_id: int,
     scanned_at_ms: int,
-    ids: Sequence[int] = (),
+    changed_since_ms: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with an id in the range, and those of `ids`, in batches of some thousand."""
+    """Rows with an id in the range, in batches of some thousand.
+
+    With `changed_since_ms`, only those that are open, or that were sent since then and are kept.
+    """
     with _outbox(section) as (_, outbox, connection):
         read = row_reader(connection, outbox)
-        for some in _chunks(ids, _IDS_PER_QUERY):
-            rows = read(outbox.c.id.in_(some), len(some))
-            if rows.num_rows:
-                yield _batch(section, rows, scanned_at_ms)
+        is_wanted: sa.ColumnElement[bool] = sa.true()
+        if changed_since_ms is not None:
+            kept_until_ms = changed_since_ms + round(section.keep_sent_s * 1000)
+            is_sent_since = (outbox.c.state == SENT) & (outbox.c.due_at_ms >= kept_until_ms)
+            is_wanted = outbox.c.state.in_(OPEN) | is_sent_since
         while first_id < next_id:
             in_range = (outbox.c.id >= first_id) & (outbox.c.id < next_id)
-            rows = read(in_range, CHUNK_ROWS)
+            rows = read(in_range & is_wanted, CHUNK_ROWS)
             if not rows.num_rows:
                 return
             yield _batch(section, rows, scanned_at_ms)
@@ -297,6 +232,7 @@ def _batch(section: DatabaseSection, rows: pa.RecordBatch, scanned_at_ms: int) -
         "record_bytes": rows["record_bytes"],
         "last_error": rows["last_error"],
         "scanned_at": times(np.full(count, scanned_at_ms, np.int64)),
+        "day": pa.repeat(pa.scalar(scanned_at_ms // _DAY_MS, pa.int32()), count).view(pa.date32()),
     }
     return pa.RecordBatch.from_arrays(
         [values[name] for name in OUTBOX.names], schema=OUTBOX.arrow()
@@ -321,8 +257,3 @@ def head_columns(heads: pa.Array) -> tuple[pa.Array, pa.Array]:
     due_ms = np.ascontiguousarray(windows[:, RECORD_FIXED_BYTES:]).view(">u8")[:, 0]
     due_ms = np.where(is_delayed, np.minimum(due_ms, TIME_MAX_MS), 0)
     return longs(fixed["crc"], is_short), times(due_ms, ~is_delayed)
-
-
-def _chunks(ids: Sequence[int], length: int) -> Iterator[Sequence[int]]:
-    for first in range(0, len(ids), length):
-        yield ids[first : first + length]

@@ -14,8 +14,8 @@ from qmq_broker.storage.logs.lost import lost_runs
 from qmq_client.wire.frame import FrameKind
 from qmq_pipeline.errors import QuarantinedRangeError
 from qmq_pipeline.places.options import LogOptions
-from qmq_pipeline.tables.schemas import ACTIONS, MESSAGES, SCHEDULED
-from qmq_pipeline.tables.sequences import Runs, joined, named
+from qmq_pipeline.tables.schemas import ACTIONS, LOG, MESSAGES, SCHEDULED
+from qmq_pipeline.tables.sequences import Runs, named
 
 _NOUNS: Final = {SCHEDULED: "delayed messages", ACTIONS: "actions"}
 
@@ -29,19 +29,17 @@ def without_quarantined(
     """
     for frame in frames:
         if frame.header.kind is FrameKind.LOST and not options.passes_quarantined:
-            runs = [
-                {one.subject: [(one.first_sequence, one.first_sequence + one.count)]}
-                for one in lost_runs(frame)
-            ]
-            refuse_quarantined(joined(runs), frame.offset, options)
+            lost: dict[str, list[tuple[int, int]]] = {}
+            for one in lost_runs(frame):
+                run = (one.first_sequence, one.first_sequence + one.count)
+                lost.setdefault(one.subject, []).append(run)
+            _refuse(lost, frame.offset, options)
         yield frame
 
 
-def refuse_quarantined(lost: Runs, offset: int, options: LogOptions) -> None:
+def _refuse(lost: Runs, offset: int, options: LogOptions) -> None:
     """Raise `QuarantinedRangeError` if the options ask for something of what was lost at this offset."""
-    if options.passes_quarantined:
-        return
-    if options.table is MESSAGES:
+    if options.table in (MESSAGES, LOG):
         subjects = options.subjects
         wanted = {name: runs for name, runs in lost.items() if subjects is None or name in subjects}
         if not wanted:

@@ -14,12 +14,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.rows.filters import narrow
-from qmq_pipeline.sources.archive_partitions import (
-    ArchivePartition,
-    is_archive,
-    plan_archive,
-    read_archive,
-)
 from qmq_pipeline.sources.log_partitions import (
     LogPartition,
     chosen_offsets,
@@ -45,8 +39,6 @@ class LogBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        if is_archive(self._options.place):
-            return plan_archive(self._options)
         log = open_log(self._options.place, log_of(self._options))
         try:
             first, after = chosen_offsets(log, self._options)
@@ -55,8 +47,6 @@ class LogBatchReader(DataSourceReader):
             log.close()
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, ArchivePartition):
-            return read_archive(partition)
         # Spark makes one partition of None from an empty list.
         return read_partition(partition) if isinstance(partition, LogPartition) else iter(())
 

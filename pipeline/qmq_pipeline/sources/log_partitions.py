@@ -18,9 +18,10 @@ from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.rows import actions
 from qmq_pipeline.rows.decode import Selection, batches
+from qmq_pipeline.rows.log_rows import expired_row, log_batches, rows_batch
 from qmq_pipeline.rows.quarantined import without_quarantined
 from qmq_pipeline.sources.worker_heap import prepare_heap
-from qmq_pipeline.tables.schemas import ACTIONS
+from qmq_pipeline.tables.schemas import ACTIONS, LOG
 
 #: How many tasks a scan is cut into: each costs Spark some 10 ms whatever it reads, and a long one is
 #: long to repeat, but all cores shall be busy to the end. So there are sixteen, fewer if they
@@ -30,6 +31,7 @@ _SHARE_BYTES_MIN: Final = 64 * 1024 * 1024
 _SHARE_BYTES_MAX: Final = 128 * 1024 * 1024
 #: Cores come in pairs.
 _PAIR: Final = 2
+_ROWS: Final = {ACTIONS: actions.batches, LOG: log_batches}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class LogPartition(InputPartition):
     format: Format
     first_offset: int
     next_offset: int
+    #: Whether retention had deleted the range before it was read.
+    is_expired: bool = False
 
 
 def log_of(options: LogOptions) -> str:
@@ -79,9 +83,12 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
 
 
 def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
-    """One partition for each share of this part of the log."""
+    """One partition for each share of this part of the log; for writers of parts, one for each part."""
     prepare_heap()
-    shares = log.shares(first, after, _share_count(after - first, options.partition_bytes))
+    if options.has_whole_parts:
+        shares = log.parts(first, after, log.part_bytes(options.part_bytes_max))
+    else:
+        shares = log.shares(first, after, _share_count(after - first, options.partition_bytes))
     return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in shares]
 
 
@@ -99,15 +106,19 @@ def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     options = partition.options
     log = open_log(options.place, log_of(options), partition.format)
     try:
-        within = LogRange(partition.first_offset, partition.next_offset)
-        frames = without_quarantined(log.frames(within), options)
         selection = Selection(
             columns=options.columns,
             table=options.table,
             subjects=options.subjects,
             first_stored_at_ms=options.first_stored_at_ms,
             next_stored_at_ms=options.next_stored_at_ms,
+            part_bytes=log.part_bytes(options.part_bytes_max),
         )
-        yield from (actions.batches if options.table is ACTIONS else batches)(frames, selection)
+        within = LogRange(partition.first_offset, partition.next_offset)
+        if partition.is_expired:
+            yield from rows_batch([expired_row(*within)], selection)
+            return
+        frames = without_quarantined(log.frames(within), options)
+        yield from _ROWS.get(options.table, batches)(frames, selection)
     finally:
         log.close()

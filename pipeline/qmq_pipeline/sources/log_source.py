@@ -49,12 +49,9 @@ class LogDataSource(DataSource):
         return batch_reader(self._options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from qmq_pipeline.sources.archive_partitions import is_archive
-        from qmq_pipeline.sources.archive_stream import ArchiveStreamReader
         from qmq_pipeline.sources.log_stream import LogStreamReader
 
-        options = self._options(schema)
-        return (ArchiveStreamReader if is_archive(options.place) else LogStreamReader)(options)
+        return LogStreamReader(self._options(schema))
 
     def _options(self, schema: StructType) -> LogOptions:
         """The columns are those of the schema: the user may have given a narrower one."""

@@ -23,18 +23,17 @@ class OutboxPartition(InputPartition):
     first_id: int
     next_id: int
     scanned_at_ms: int
+    #: Only rows that are open or were sent since then; None for all.
+    changed_since_ms: int | None = None
 
 
-def plan(
-    section: DatabaseSection, options: OutboxOptions, first: int = 0, after: int | None = None
-) -> list[InputPartition]:
-    """One partition for each range of the rows that exist now, from `first` to before `after`."""
+def plan(section: DatabaseSection, options: OutboxOptions) -> list[InputPartition]:
+    """One partition for each range of the rows that exist now."""
     prepare_heap()
-    first_id, next_id, now_ms = first_and_next_id(section, from_id=first)
-    end_id = next_id if after is None else min(next_id, after)
+    first_id, next_id, now_ms = first_and_next_id(section)
     return [
         OutboxPartition(section, options.columns, begin, end, now_ms)
-        for begin, end in id_ranges(first_id, end_id, options.partition_rows)
+        for begin, end in id_ranges(first_id, next_id, options.partition_rows)
     ]
 
 
@@ -46,5 +45,6 @@ def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
         first_id=partition.first_id,
         next_id=partition.next_id,
         scanned_at_ms=partition.scanned_at_ms,
+        changed_since_ms=partition.changed_since_ms,
     ):
         yield batch.select(list(partition.columns))

@@ -1,119 +1,99 @@
-"""The streaming reader of the format `qmq_outbox`: an offset is a row number for each database.
+"""The streaming reader of the format `qmq_outbox`: a micro-batch is one scan of each outbox.
 
 ::
 
-    spark.readStream.format("qmq_outbox").option("database", "orders").option("safety_s", "30").load()
+    spark.readStream.format("qmq_outbox").option("database", "orders").load()
 
-Numbers are assigned before their transactions commit, so a stream reads only as far as no row can
-still come in: behind the youngest row that is `safety_s` old. Each row is given once, when it is that
-old, as it is then. A row that was deleted before is never seen, and a later change is not shown. So
-a stream of an outbox has every commit only if accepted rows are kept for longer than that.
-
-SQLite reuses numbers once the highest rows are gone. So an offset also records the row at its end: when
-that row is gone, the stream continues with the first row that may be new, see `next_position`.
-
-`maxRowsPerTrigger` bounds a micro-batch, in equal shares of the databases. With the trigger
-`availableNow` the query ends where the tables ended when it began. Spark honours bounds from 4.2 on.
+A scan gives all rows from the mark of the last one on, and below it those that are open, or that were sent since
+then and are kept; see `rows/outbox.py`. So a row comes again whenever it changes, and in each scan while it is open: one
+that was open and does not come any more is gone. With the trigger `availableNow` a query makes one scan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.outbox_options import OutboxOptions
-from qmq_pipeline.rows.outbox import Position, first_and_next_id, next_position
-from qmq_pipeline.sources.outbox_partitions import OutboxPartition, plan, read_partition
-from qmq_pipeline.sources.read_limits import (
-    ReadAllAvailable,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from qmq_pipeline.rows.outbox import ScanMark, id_ranges, plan_scan
+from qmq_pipeline.sources.outbox_partitions import OutboxPartition, read_partition
+from qmq_pipeline.sources.read_limits import SupportsTriggerAvailableNow
+from qmq_pipeline.sources.worker_heap import prepare_heap
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Database → the fields of its `Position`.
-Offset = dict[str, list[Any]]
+    from qmq_client.settings.sections import DatabaseSection
+
+#: Database → the fields of its `ScanMark`.
+Offset = dict[str, dict[str, Any]]
 
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads each outbox from its first row on, including those of databases that are added later."""
+    """Scans each outbox, including those of databases that are added later."""
 
     def __init__(self, options: OutboxOptions) -> None:
         self._options = options
-        #: The ends of the tables when an `availableNow` query began; None for any other query.
-        self._target: dict[str, int] | None = None
+        #: The one scan of an `availableNow` query; None for any other query.
+        self._target: Offset | None = None
+        self._is_single = False
 
     def initialOffset(self) -> Offset:
-        # Not the lowest id in the table: a row with a lower number may be about to commit.
-        return _encoded({section.name: Position() for section in self._options.sections})
+        return _encoded({section.name: ScanMark() for section in self._options.sections})
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {one.name: first_and_next_id(one)[1] for one in self._options.sections}
-
-    def getDefaultReadLimit(self) -> Any:
-        rows_max = self._options.batch_rows_max
-        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+        self._is_single = True
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        # Spark before 4.2 passes neither its position nor a limit.
-        here = self._decoded(self.initialOffset() if start is None else start)
-        rows_max = getattr(limit, "max_rows", None)
-        share = None if rows_max is None else max(1, int(rows_max) // len(here))
-        return _encoded(
-            {
-                section.name: next_position(
-                    section,
-                    here[section.name],
-                    end_id=None if self._target is None else self._target[section.name],
-                    rows_max=share,
-                    safety_ms=self._options.safety_ms,
-                )
-                for section in self._options.sections
-            }
-        )
-
-    def reportLatestOffset(self) -> Offset:
-        return _encoded(
-            {one.name: Position(first_and_next_id(one)[1]) for one in self._options.sections}
-        )
+        if self._target is not None:
+            return self._target
+        known = {} if start is None else _decoded(start)
+        # Spark before 4.2 does not say where the query stands: then the scan reads all rows.
+        found = {
+            section.name: plan_scan(
+                section, known.get(section.name, ScanMark()), safety_ms=self._options.safety_ms
+            )
+            for section in self._options.sections
+        }
+        scan = _encoded(found)
+        if self._is_single:
+            self._target = scan
+        return scan
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        before, now = self._decoded(start), self._decoded(end)
+        prepare_heap()
+        goes = _decoded(end)
         found: list[InputPartition] = []
         for section in self._options.sections:
-            come, goes = before[section.name], now[section.name]
-            first_id = come.next_id if goes.again_from is None else goes.again_from
-            if goes != come and first_id < goes.next_id:
-                found += plan(section, self._options, first_id, goes.next_id)
+            if start.get(section.name) != end.get(section.name) and section.name in goes:
+                found += self._scan(section, goes[section.name])
         return found
+
+    def _scan(self, section: DatabaseSection, scan: ScanMark) -> Iterator[InputPartition]:
+        columns, at_ms = self._options.columns, scan.scanned_at_ms
+        for begin, end in id_ranges(scan.first_id, scan.end_id, self._options.partition_rows):
+            yield OutboxPartition(section, columns, begin, end, at_ms)
+        if scan.first_id > 0:
+            since_ms = max(0, scan.since_ms - self._options.safety_ms)
+            yield OutboxPartition(section, columns, 0, scan.first_id, at_ms, since_ms)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return read_partition(partition) if isinstance(partition, OutboxPartition) else iter(())
 
-    def _decoded(self, offset: Mapping[str, Sequence[Any]]) -> dict[str, Position]:
-        """One position for each database; one that the checkpoint does not know begins at its first row."""
-        found = {section.name: Position() for section in self._options.sections}
-        gone = sorted(offset.keys() - found.keys())
-        if gone:
-            raise SourceError(
-                source=", ".join(found),
-                reason=f"the checkpoint is also of {', '.join(gone)}",
-                remedy="Name these databases too, or use another checkpoint location",
-            )
-        for name, (next_id, witness, again_from) in offset.items():
-            known = (str(witness[0]), int(witness[1])) if witness else None
-            found[name] = Position(int(next_id), known, again_from)
-        return found
+
+def _decoded(offset: Mapping[str, Mapping[str, Any]]) -> dict[str, ScanMark]:
+    """One mark for each database that the checkpoint knows."""
+    marks = {}
+    for name, fields in offset.items():
+        seen = fields["witness"]
+        witness = (str(seen[0]), int(seen[1])) if seen else None
+        marks[name] = ScanMark(**{**fields, "witness": witness})
+    return marks
 
 
-def _encoded(positions: Mapping[str, Position]) -> Offset:
+def _encoded(marks: Mapping[str, ScanMark]) -> Offset:
     """Always in one order, because Spark compares offsets as text in places."""
-    return {
-        name: [one.next_id, list(one.witness) if one.witness else None, one.again_from]
-        for name, one in sorted(positions.items())
-    }
+    return {name: asdict(mark) for name, mark in sorted(marks.items())}

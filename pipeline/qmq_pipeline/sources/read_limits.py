@@ -6,11 +6,10 @@ try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadMaxBytes,
-        ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # Spark before 4.2
-    ReadAllAvailable = ReadMaxBytes = ReadMaxRows = None  # type: ignore[assignment,misc]  # as below
+    ReadAllAvailable = ReadMaxBytes = None  # type: ignore[assignment,misc]  # as below
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # mypy sees the newer Spark
         """Stands in for a class that this Spark does not have."""
@@ -19,6 +18,5 @@ except ImportError:  # Spark before 4.2
 __all__ = [
     "ReadAllAvailable",
     "ReadMaxBytes",
-    "ReadMaxRows",
     "SupportsTriggerAvailableNow",
 ]

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 from qmq_pipeline.sources.log_source import LogDataSource
 from qmq_pipeline.sources.outbox_source import OutboxDataSource
-from qmq_pipeline.sources.task_source import TaskDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def register(session: SparkSession) -> None:
-    """Make `session.read.format("qmq")` and the other formats work; may be called again."""
+    """Make `session.read.format("qmq")` and `qmq_outbox` work; may be called again."""
     from pyspark.errors import AnalysisException
 
-    for source in (LogDataSource, OutboxDataSource, TaskDataSource):
+    for source in (LogDataSource, OutboxDataSource):
         try:
             session.dataSource.register(source)
         except AnalysisException as error:  # Spark 4.0 refuses what it has found by itself

@@ -15,27 +15,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from qmq_client.clock import SystemClock
 from qmq_pipeline.errors import JavaError
 from qmq_pipeline.spark.java import cache_folder, check_user, find_java
-from qmq_pipeline.spark.shared_classes import (
-    SharedClasses,
-    boot_id,
-    jvm_arguments,
-    key_of,
-    shared_classes,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    #: A session, or a function that gives one, called only by code that needs it.
-    Spark: TypeAlias = SparkSession | Callable[[], SparkSession]
 
 #: For the small joins and sorts of a laptop; a cluster sets its own.
 SHUFFLE_PARTITIONS: Final = 8
@@ -49,19 +38,10 @@ _LOCAL: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
-#: A start calls some hundred methods five thousand times each. At that count the JVM would
-#: recompile them with its slow compiler, for a fifth of a start's processor time. Methods that work
-#: on rows are called a million times, and reach that compiler only a moment later. Long loops are
-#: compiled regardless of the number of calls.
-_COMPILED_LATE: Final = (
-    "-XX:Tier4InvocationThreshold=80000",
-    "-XX:Tier4MinInvocationThreshold=9600",
-    "-XX:Tier4CompileThreshold=240000",
-    "-XX:Tier4BackEdgeThreshold=160000",
-)
 #: Arrow checks the bounds of each field of each row that a worker sends, for a tenth of a scan's
 #: time, although Arrow itself wrote them.
 _BOUNDS_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true"
+_JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 #: Workers and the JVM talk through Unix sockets: TCP takes a quarter longer for a scan. Tried from
 #: this version on.
 _SOCKETS_IN: Final = (4, 3)
@@ -75,14 +55,14 @@ _MANAGER: Final = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedChe
 _MANAGER_MOVED_IN: Final = (4, 1)
 #: These repeat an exception's text as JSON with the JVM's stack.
 _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-#: Files of the JVM's output stay so long after their process: an error may have named them.
-_LOG_KEPT_MS: Final = 7 * 86_400_000
 #: Settings that our sources and jobs need in any session.
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Spark's own type of times in Parquet has no statistics, and readers of Iceberg refuse it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # So many folders of a table are written at once; with more, rows would be sorted by folder first.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
 
 
@@ -118,91 +98,52 @@ def get_session(options: SessionOptions | None = None) -> SparkSession:
     return session
 
 
-def session_of(spark: Spark) -> SparkSession:
-    """The session that was given, or that the function returns."""
-    return spark() if callable(spark) else spark
-
-
 def _start(options: SessionOptions) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.Builder().appName(options.app_name)
-    classes = SharedClasses()
-    arguments: tuple[str, ...] = ()
+    settings = dict(options.settings)
     if not is_submitted():
         check_user(os.getuid())
-        version = _spark_version()
-        settings = {
-            **_LOCAL,
-            _CHECKPOINTS: _MANAGER.format("checkpointing." if version >= _MANAGER_MOVED_IN else ""),
-            "spark.driver.memory": options.driver_memory,
-            **options.settings,
-        }
-        classes = _prepare(os.environ, version, settings)
-        arguments = (*_COMPILED_LATE, _BOUNDS_UNCHECKED, *classes.arguments)
-        settings = {**_sockets(version), **settings}
         builder = builder.master(options.master)
-    else:
-        settings = dict(options.settings)
+        settings = _local_settings(options, _spark_version())
     for name, value in settings.items():
         builder = builder.config(name, value)
     log_file = options.log_file or log_path()
-    remove_old_logs(SystemClock().now_ms())
     try:
-        session = _started(builder, arguments, classes.file, log_file)
+        with _jvm_stderr_to(log_file):
+            session = builder.getOrCreate()
     except Exception as error:  # the gateway raises whatever the launcher said
         raise JavaError(
             f"Spark did not start: {_first_line(error)}. Java's output is in {log_file}."
         ) from error
     quieten()
-    if classes.is_made:
-        atexit.register(_close_jvm_output, session)
     return session
 
 
-def _started(
-    builder: SparkSession.Builder, arguments: Sequence[str], classes: Path | None, log_file: Path
-) -> SparkSession:
-    """The session. If a JVM does not start with its file of classes, it is started without."""
-    try:
-        with _jvm_stderr_to(log_file), jvm_arguments(arguments, os.environ):
-            return builder.getOrCreate()
-    except Exception:  # whatever it was: what is wrong without the file, too, is raised below
-        if classes is None:
-            raise
-        classes.unlink(missing_ok=True)
-    with _jvm_stderr_to(log_file):
-        return builder.getOrCreate()
+def _local_settings(options: SessionOptions, version: tuple[int, int]) -> dict[str, str]:
+    """The settings of a local session; sets in the environment what its JVM and its workers find there."""
+    environment = os.environ
+    java = find_java(environment, version, cache_folder(environment))
+    environment["JAVA_HOME"] = java.home
+    # Otherwise workers would run another Python, without this one's packages.
+    environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    users = options.settings.get(_JVM_OPTIONS, "")
+    return {
+        **_LOCAL,
+        _CHECKPOINTS: _MANAGER.format("checkpointing." if version >= _MANAGER_MOVED_IN else ""),
+        "spark.driver.memory": options.driver_memory,
+        **_sockets(version),
+        **options.settings,
+        # Of two options the JVM takes the later.
+        _JVM_OPTIONS: f"{_BOUNDS_UNCHECKED} {users}".strip(),
+    }
 
 
 def log_path() -> Path:
     """The JVM's log file if none is given."""
     return Path(tempfile.gettempdir()) / f"qmq-spark-{os.getuid()}-{os.getpid()}.log"
-
-
-def remove_old_logs(now_ms: int) -> None:
-    """Remove the log files of this user's processes that ended a week ago: who is killed removes none."""
-    folder, _, own_name = str(log_path()).rpartition("/")
-    start = own_name.removesuffix(f"{os.getpid()}.log")
-    for name in os.listdir(folder):
-        process = name.removeprefix(start).removesuffix(".log")
-        if not (name == f"{start}{process}.log" and process.isdecimal()):
-            continue
-        with contextlib.suppress(OSError):  # another process removes it, or it is not ours
-            found = os.lstat(f"{folder}/{name}")
-            is_old = found.st_mtime * 1000 < now_ms - _LOG_KEPT_MS
-            if is_old and found.st_uid == os.getuid() and not _is_running(int(process)):
-                os.unlink(f"{folder}/{name}")
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # the number is another user's by now
-        return True
-    return True
 
 
 def quieten() -> None:
@@ -217,15 +158,6 @@ def _is_not_of_bridge(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
-def has_session() -> bool:
-    """Whether this process has a session; does not import Spark."""
-    if "pyspark.sql" not in sys.modules:
-        return False
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() is not None
-
-
 def is_submitted() -> bool:
     """Whether somebody else decides where Spark runs."""
     given = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
@@ -237,22 +169,6 @@ def _spark_version() -> tuple[int, int]:
 
     major, minor = (int(part) for part in __version__.split(".")[:2])
     return major, minor
-
-
-def _prepare(
-    environment: os._Environ[str], version: tuple[int, int], settings: Mapping[str, str]
-) -> SharedClasses:
-    """Set what a local session needs in the environment; the arguments about shared classes for its JVM."""
-    from pyspark.find_spark_home import _find_spark_home
-
-    cache = cache_folder(environment)
-    java = find_java(environment, version, cache)
-    environment["JAVA_HOME"] = java.home
-    # Otherwise workers would run another Python, without this one's packages.
-    environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    key = key_of(Path(java.home), Path(_find_spark_home()) / "jars", settings, environment)
-    return shared_classes(cache / "classes", key, SystemClock().now_ms(), boot_id())
 
 
 def _sockets(version: tuple[int, int]) -> dict[str, str]:
@@ -273,14 +189,6 @@ def _sockets(version: tuple[int, int]) -> dict[str, str]:
 def _remove(folder: str, process: int) -> None:
     if os.getpid() == process:  # a fork that ends leaves it to its parent
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _close_jvm_output(session: SparkSession) -> None:
-    """Close the JVM's output: it works on for some seconds, and a reader of our output must not wait for it."""
-    jvm = session.sparkContext._jvm
-    if jvm is not None:
-        with contextlib.suppress(Exception):  # it may be gone
-            jvm.java.lang.System.out.close()
 
 
 @contextlib.contextmanager

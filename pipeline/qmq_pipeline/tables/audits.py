@@ -1,4 +1,4 @@
-"""The columns of the audit's tables: one row for each run, and one for each finding."""
+"""The columns of the audit's tables and of that which notes how far jobs have come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq_pipeline.tables.table import Column, Table
 AUDIT_RUN: Final = Table(
     name="audit_run",
     layer="audit",
-    version=1,
+    version=2,
     key=("run",),
     columns=(
         Column("run", "text", "name of the run: its time"),
@@ -31,6 +31,7 @@ AUDIT_RUN: Final = Table(
         Column("duplicate", "long", "findings"),
         Column("late", "long", "findings"),
         Column("altered", "long", "findings"),
+        Column("skipped", "long", "findings"),
         Column("quarantined", "long", "quarantined sequences"),
         Column("verdict", "text", "clean, findings or not judged"),
         Column("coverage", "text", "what could not be judged, and why"),
@@ -41,9 +42,9 @@ AUDIT_FINDINGS: Final = Table(
     layer="audit",
     version=1,
     key=("run", "kind", "message_id", "subject", "consumer_group"),
+    partitions=("run",),
     columns=(
-        Column("run", "text", "name of the run"),
-        Column("kind", "text", "lost, ghost, duplicate, late or altered"),
+        Column("kind", "text", "lost, ghost, duplicate, late, altered or skipped"),
         Column("message_id", "text", "32 hex digits"),
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group, if only one is concerned"),
@@ -51,5 +52,19 @@ AUDIT_FINDINGS: Final = Table(
         Column("sequence", "long", "its place in the subject, if it is stored"),
         Column("at", "time", "time of the commit, or of the storing if no row is known"),
         Column("evidence", "text", "what was seen, in one sentence"),
+        Column("run", "text", "name of the run"),
+    ),
+)
+#: Up to where each job has come, as it noted at the end of its last run.
+PROGRESS: Final = Table(
+    name="progress",
+    layer="jobs",
+    version=1,
+    key=("job",),
+    partitions=("job",),
+    columns=(
+        Column("at", "time", "when it noted that"),
+        Column("notes", "text", "JSON, for the job itself"),
+        Column("job", "text", "ingest, archive, lifecycle or marts"),
     ),
 )

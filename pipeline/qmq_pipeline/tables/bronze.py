@@ -7,13 +7,12 @@ from typing import Final
 from qmq_pipeline.tables.table import Column, Table
 
 _ID_COLUMNS: Final = (
-    Column("message_id", "text", "32 hex digits", is_distinct=True),
+    Column("message_id", "text", "32 hex digits"),
     Column("producer", "long", "first half of the id: the producer's instance, as a signed number"),
     Column(
         "counter",
         "long",
         "second half of the id: the producer's counter, as a signed number",
-        is_distinct=True,
     ),
 )
 #: The place of a row in the commit log.
@@ -27,7 +26,6 @@ _MESSAGE_COLUMNS: Final = (
         "sequence",
         "long",
         "its place in the subject, from 0; null while it is delayed",
-        is_distinct=True,
     ),
     *_FRAME_COLUMNS,
     *_ID_COLUMNS,
@@ -35,7 +33,6 @@ _MESSAGE_COLUMNS: Final = (
         "record_crc",
         "long",
         "checksum that the producer made of subject and record",
-        is_distinct=True,
     ),
     Column("key", "text", "ordering key, null for none"),
     Column("tags", "texts", "tags, empty for none"),
@@ -46,7 +43,7 @@ _MESSAGE_COLUMNS: Final = (
     Column("due_at", "time", "not to be delivered before; null for at once"),
     Column("expires_at", "time", "expires then; null for never"),
     Column("body_bytes", "int", "length of the body"),
-    Column("body", "bytes", "the body as the producer gave it", is_distinct=True),
+    Column("body", "bytes", "the body as the producer gave it"),
 )
 
 MESSAGES: Final = Table(
@@ -67,46 +64,49 @@ SCHEDULED: Final = Table(
         Column("now_due_at", "time", "its current due time: not `due_at` if it was rescheduled"),
     ),
 )
-#: Messages that were cancelled: delayed ones, and those withdrawn from their outbox before they came.
-CANCELLED: Final = Table(
-    name="cancelled",
+#: Everything in the commit log, one row for each record and for each loss; `kind` says which columns are set.
+LOG: Final = Table(
+    name="log",
     layer="bronze",
     version=1,
     key=("physical_offset", "record_number"),
+    partitions=("kind", "part"),
     columns=(
-        *_FRAME_COLUMNS,
-        *_ID_COLUMNS,
-        Column(
-            "subject",
-            "text",
-            "the subject it will not enter; null if an earlier version of the broker wrote that it was withdrawn",
-        ),
-        Column("cancelled_at", "time", "when, by the broker's clock"),
+        *_MESSAGE_COLUMNS,
+        Column("now_due_at", "time", "of scheduled: its current due time, if it was rescheduled"),
+        Column("found_crc", "long", "checksum of the bytes, if it is not `record_crc`"),
+        Column("consumer_group", "text", "of copy: the group that set the message aside"),
+        Column("ticket", "long", "of copy: identifies this time aside; the action has it too"),
+        Column("copy_sequence", "long", "of copy, once it is due: its place among the copies"),
+        Column("count", "long", "of lost: sequences from `sequence` on; of expired: bytes"),
+        Column("kind", "text", "message, scheduled, cancelled, copy, lost or expired"),
+        Column("part", "long", "number of the part of the log that it is in"),
     ),
 )
-#: Copies of messages that groups set aside: when each was made, and when it came back.
-COPIES: Final = Table(
-    name="copies",
+#: What each part of the log has of each subject: small enough to be read as a whole.
+SPANS: Final = Table(
+    name="spans",
     layer="bronze",
     version=1,
-    key=("physical_offset", "record_number"),
+    key=("part", "subject"),
+    partitions=("part",),
     columns=(
-        *_FRAME_COLUMNS,
-        Column("message_id", "text", "that of the copy, 32 hex digits"),
-        Column("subject", "text", "the subject of the message that was set aside"),
-        Column("consumer_group", "text", "the group that set it aside"),
-        Column("sequence", "long", "the message's place in its subject"),
-        Column("ticket", "long", "identifies this time aside; the action has it too"),
-        Column("stored_at", "time", "the copy was stored, by the broker's clock"),
-        Column("due_at", "time", "when the message is to come back"),
-        Column("copy_sequence", "long", "once it is due: the copy's place among the copies"),
+        Column("subject", "text", "the subject"),
+        Column("first_sequence", "long", "its first sequence in the part"),
+        Column("next_sequence", "long", "one behind the last"),
+        Column("messages", "long", "messages"),
+        Column("lost", "long", "sequences in quarantine"),
+        Column("first_at", "time", "its first message was stored"),
+        Column("last_at", "time", "its last message was stored"),
+        Column("part", "long", "number of the part of the log"),
     ),
 )
 ACTIONS: Final = Table(
     name="actions",
     layer="bronze",
-    version=1,
+    version=2,
     key=("action_offset", "action_number"),
+    partitions=("part",),
     columns=(
         Column("action_offset", "long", "bytes from the start of the action log to its frame"),
         Column("action_number", "int", "its place in the frame, from 0"),
@@ -124,17 +124,19 @@ ACTIONS: Final = Table(
         Column("reason", "text", "why a message became a dead letter"),
         Column("error", "text", "what the consumer said"),
         Column("action_json", "text", "the whole action, for kinds that have more"),
+        Column("part", "long", "number of the part of the action log that it is in"),
     ),
 )
 #: Each scan adds a row for what is new, has changed, or is still open.
 OUTBOX: Final = Table(
     name="outbox",
     layer="bronze",
-    version=1,
+    version=2,
     key=("database", "message_id", "scanned_at"),
+    partitions=("day",),
     columns=(
         Column("database", "text", "name of the database"),
-        Column("row_id", "long", "the row's number", is_distinct=True),
+        Column("row_id", "long", "the row's number"),
         *_ID_COLUMNS,
         Column("subject", "text", "the subject"),
         Column("state", "text", "live, parked or sent"),
@@ -147,10 +149,10 @@ OUTBOX: Final = Table(
             "record_crc",
             "long",
             "checksum that the producer made of subject and record",
-            is_distinct=True,
         ),
         Column("record_bytes", "int", "length of the record"),
         Column("last_error", "text", "why the last try failed"),
         Column("scanned_at", "time", "when this row was read, by the database's clock"),
+        Column("day", "day", "the day of `scanned_at`"),
     ),
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq_pipeline.tables.silver import PRODUCER_COLUMNS
+from qmq_pipeline.tables.silver import PART, PRODUCER_COLUMNS
 from qmq_pipeline.tables.table import Column, Table
 
 _MINUTE: Final = (
     Column("subject", "text", "the subject"),
     Column("minute", "time", "the minute's beginning"),
 )
+_DAY: Final = Column("day", "text", "the day of the minute, like 2026-01-31")
 _QUANTILE_COLUMNS: Final = (
     Column("p50_ms", "double", "half are below it"),
     Column("p95_ms", "double", "95 of 100 are below it"),
@@ -21,8 +22,9 @@ _QUANTILE_COLUMNS: Final = (
 FLOW_MINUTE: Final = Table(
     name="flow_minute",
     layer="gold",
-    version=1,
+    version=2,
     key=("subject", "minute"),
+    partitions=("day",),
     columns=(
         *_MINUTE,
         Column("committed", "long", "outbox rows that were inserted"),
@@ -31,19 +33,22 @@ FLOW_MINUTE: Final = Table(
         Column("settled", "long", "acks, of all groups"),
         Column("bytes", "long", "bytes of the bodies stored"),
         Column("copies", "long", "messages stored again under an id that was there already"),
+        _DAY,
     ),
 )
 LATENCY_MINUTE: Final = Table(
     name="latency_minute",
     layer="gold",
-    version=1,
+    version=2,
     key=("subject", "consumer_group", "stage", "minute"),
+    partitions=("day",),
     columns=(
         *_MINUTE,
         Column("consumer_group", "text", "the group; null for the stage store"),
         Column("stage", "text", "store, wait, work or total"),
         Column("count", "long", "messages"),
         *_QUANTILE_COLUMNS,
+        _DAY,
     ),
 )
 GROUP_LAG: Final = Table(
@@ -64,8 +69,9 @@ GROUP_LAG: Final = Table(
 DEAD_LETTERS: Final = Table(
     name="dead_letters",
     layer="gold",
-    version=1,
+    version=2,
     key=("subject", "consumer_group", "sequence"),
+    partitions=("part",),
     columns=(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
@@ -77,18 +83,21 @@ DEAD_LETTERS: Final = Table(
         Column("attempts", "int", "attempts before it died"),
         Column("reason", "text", "why"),
         Column("error", "text", "what the last consumer said"),
+        PART,
     ),
 )
 DELAY_LATENESS: Final = Table(
     name="delay_lateness",
     layer="gold",
-    version=1,
+    version=2,
     key=("subject", "minute"),
+    partitions=("day",),
     columns=(
         *_MINUTE,
         Column("count", "long", "delayed messages that were released"),
         Column("early", "long", "of those, before they were due"),
         *_QUANTILE_COLUMNS,
+        _DAY,
     ),
 )
 PRODUCERS: Final = Table(

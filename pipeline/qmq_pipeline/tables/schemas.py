@@ -1,8 +1,8 @@
 """Every table by its name; the columns of each are in the module of its layer.
 
 All code takes tables from here, so that a table that travels to a worker is the same object there.
-A table's version goes up when a column is added, which is only done at the end; what files of an
-older version lack is read as null. All times are UTC with microseconds. `docs/pipeline-tables.md`
+A table's version goes up when a column is added; what files of an older version lack is read as null.
+`MESSAGES` and `SCHEDULED` are what the source gives under these names; stored, they are rows of `LOG`. All times are UTC with microseconds. `docs/pipeline-tables.md`
 prints these tables, and a test holds both equal. No Spark: workers and plain programs use this module too.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import copyreg
 from typing import Final
 
-from qmq_pipeline.tables.audits import AUDIT_FINDINGS, AUDIT_RUN
-from qmq_pipeline.tables.bronze import ACTIONS, CANCELLED, COPIES, MESSAGES, OUTBOX, SCHEDULED
+from qmq_pipeline.tables.audits import AUDIT_FINDINGS, AUDIT_RUN, PROGRESS
+from qmq_pipeline.tables.bronze import ACTIONS, LOG, MESSAGES, OUTBOX, SCHEDULED, SPANS
 from qmq_pipeline.tables.gold import (
     DEAD_LETTERS,
     DELAY_LATENESS,
@@ -21,15 +21,19 @@ from qmq_pipeline.tables.gold import (
     LATENCY_MINUTE,
     PRODUCERS,
 )
-from qmq_pipeline.tables.silver import DELIVERIES, GROUP_SPANS, LIFECYCLE, PRODUCER_PARTS
+from qmq_pipeline.tables.silver import (
+    DELIVERIES,
+    GROUP_SPANS,
+    LIFECYCLE,
+    PART_DAYS,
+    PRODUCER_PARTS,
+)
 from qmq_pipeline.tables.table import Table
 
 __all__ = [
     "ACTIONS",
     "AUDIT_FINDINGS",
     "AUDIT_RUN",
-    "CANCELLED",
-    "COPIES",
     "DEAD_LETTERS",
     "DELAY_LATENESS",
     "DELIVERIES",
@@ -38,11 +42,15 @@ __all__ = [
     "GROUP_SPANS",
     "LATENCY_MINUTE",
     "LIFECYCLE",
+    "LOG",
     "MESSAGES",
     "OUTBOX",
+    "PART_DAYS",
     "PRODUCERS",
     "PRODUCER_PARTS",
+    "PROGRESS",
     "SCHEDULED",
+    "SPANS",
     "TABLES",
     "table_named",
 ]
@@ -52,14 +60,15 @@ TABLES: Final = {
     for table in (
         MESSAGES,
         SCHEDULED,
-        CANCELLED,
-        COPIES,
+        LOG,
+        SPANS,
         ACTIONS,
         OUTBOX,
         DELIVERIES,
         LIFECYCLE,
         GROUP_SPANS,
         PRODUCER_PARTS,
+        PART_DAYS,
         FLOW_MINUTE,
         LATENCY_MINUTE,
         GROUP_LAG,
@@ -68,6 +77,7 @@ TABLES: Final = {
         PRODUCERS,
         AUDIT_RUN,
         AUDIT_FINDINGS,
+        PROGRESS,
     )
 }
 

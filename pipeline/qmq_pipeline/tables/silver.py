@@ -19,6 +19,8 @@ _FATE_COLUMNS: Final = (
     Column("reason", "text", "why it is dead or was skipped"),
     Column("error", "text", "what the last consumer said"),
 )
+#: The part of the log that the message is in; derived tables are stored by it, too.
+PART: Final = Column("part", "long", "number of the part of the log; -1 without a place in it")
 _ASIDE_COLUMNS: Final = (
     Column("set_aside_at", "time", "last set aside, to come back much later"),
     Column("brought_back_at", "time", "… and since then brought back; null while it is away"),
@@ -26,21 +28,25 @@ _ASIDE_COLUMNS: Final = (
 DELIVERIES: Final = Table(
     name="deliveries",
     layer="silver",
-    version=2,
+    version=3,
     key=("subject", "consumer_group", "sequence"),
+    partitions=("part",),
     columns=(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
         Column("sequence", "long", "its place in the subject"),
         *_FATE_COLUMNS,
         *_ASIDE_COLUMNS,
+        Column("folded_to", "long", "offset of the action log up to which this is known"),
+        PART,
     ),
 )
 LIFECYCLE: Final = Table(
     name="lifecycle",
     layer="silver",
-    version=3,
+    version=4,
     key=("message_id", "subject", "sequence", "consumer_group"),
+    partitions=("part",),
     columns=(
         Column("message_id", "text", "32 hex digits"),
         Column("subject", "text", "the subject"),
@@ -62,14 +68,16 @@ LIFECYCLE: Final = Table(
         Column("body_bytes", "int", "length of the body"),
         Column("copy", "int", "how many of its id were stored before it; 0 for the first"),
         *_ASIDE_COLUMNS,
+        PART,
     ),
 )
-#: What a window of the log adds to the lag of its groups: counts of pairs of a message and a group.
+#: What a part of the log adds to the lag of its groups: counts of pairs of a message and a group.
 GROUP_SPANS: Final = Table(
     name="group_spans",
     layer="silver",
-    version=1,
+    version=2,
     key=("subject", "consumer_group", "stored_minute", "settled_minute", "delivered_minute"),
+    partitions=("part",),
     columns=(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
@@ -79,6 +87,7 @@ GROUP_SPANS: Final = Table(
         Column("pairs", "long", "pairs of a message and the group"),
         Column("redeliveries", "long", "attempts beyond the first"),
         Column("oldest_at", "time", "when the first of them could be delivered"),
+        PART,
     ),
 )
 PRODUCER_COLUMNS: Final = (
@@ -90,11 +99,21 @@ PRODUCER_COLUMNS: Final = (
     Column("bytes", "long", "bytes of their bodies"),
     Column("copies", "long", "stored again under an id that was there already"),
 )
-#: What a window of the log adds to its producers.
+#: What a part of the log adds to its producers.
 PRODUCER_PARTS: Final = Table(
     name="producer_parts",
     layer="silver",
-    version=1,
+    version=2,
     key=("producer", "subject", "first_at"),
-    columns=PRODUCER_COLUMNS,
+    partitions=("part",),
+    columns=(*PRODUCER_COLUMNS, PART),
+)
+#: The days on which something happened to messages of a part, whose gold tables it counts in.
+PART_DAYS: Final = Table(
+    name="part_days",
+    layer="silver",
+    version=1,
+    key=("part", "day"),
+    partitions=("part",),
+    columns=(Column("day", "text", "the day, like 2026-01-31"), PART),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,11 +21,6 @@ KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
     "day": ("DATE", pa.date32()),
 }
-#: Where Parquet stores the values of kinds that hold several.
-_LEAVES: Final = {
-    "texts": (".list.element",),
-    "pairs": (".key_value.key", ".key_value.value"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +31,6 @@ class Column:
     #: A key of `KINDS`.
     kind: str
     meaning: str
-    #: Nearly every row has its own value: a dictionary in a file would be as long as the column.
-    is_distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +44,13 @@ class Table:
     #: Columns that together identify one row.
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    #: Columns that are folders of its files.
+    partitions: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns' names in order."""
         return tuple(column.name for column in self.columns)
-
-    @property
-    def repeating(self) -> list[str]:
-        """Parquet paths of values that repeat so often that a dictionary pays."""
-        return self._leaves(lambda column: not column.is_distinct)
-
-    @property
-    def compared(self) -> list[str]:
-        """Parquet paths of values that queries may search for, and that deserve statistics: all but bytes."""
-        return self._leaves(lambda column: column.kind != "bytes")
-
-    def _leaves(self, is_wanted: Callable[[Column], bool]) -> list[str]:
-        return [
-            f"{column.name}{leaf}"
-            for column in self.columns
-            if is_wanted(column)
-            for leaf in _LEAVES.get(column.kind, ("",))
-        ]
 
     def ddl(self, names: Sequence[str] | None = None) -> str:
         """The schema in Spark's DDL: all columns, or the named ones in the order given."""

@@ -1,0 +1,126 @@
+"""Micro-batches of the streams of `ingest` into the bronze tables: each may be repeated and adds nothing then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from qmq_pipeline.errors import IncompleteError
+from qmq_pipeline.places.config import PipelineConfig
+from qmq_pipeline.tables.schemas import LOG, OUTBOX, SPANS
+from qmq_pipeline.tables.store import Tables
+from qmq_pipeline.tables.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def tables_of(spark: SparkSession, config: PipelineConfig) -> Tables:
+    """The tables that a configuration names."""
+    return Tables(spark, config.tables, format_=config.table_format, namespace=config.namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWriter:
+    """Writes the micro-batches of one stream; travels to wherever Spark calls it."""
+
+    config: PipelineConfig
+    table: Table
+
+    def __call__(self, batch: DataFrame, _: int) -> None:
+        """Write one batch; may be repeated."""
+        tables = tables_of(batch.sparkSession, self.config)
+        if self.table is OUTBOX:
+            tables.append(_changed(tables, batch), OUTBOX)
+            return
+        if self.table is LOG:
+            open_part = tables.read(SPANS).selectExpr("MAX(part)").collect()[0][0]
+            part = 0 if open_part is None else int(open_part)
+            _write_log(tables, batch, part)
+            _note_spans(tables, part)
+            return
+        tables.overwrite(batch, self.table)
+
+
+def _changed(tables: Tables, scan: DataFrame) -> DataFrame:
+    """The rows of a scan without those that were seen as sent before, and do not change any more."""
+    known = tables.read(OUTBOX).where("state = 'sent'").select("database", "row_id", "message_id")
+    sent = scan.where("state = 'sent'").join(
+        known, ["database", "row_id", "message_id"], "left_anti"
+    )
+    return scan.where("state <> 'sent'").unionByName(sent)
+
+
+def _write_log(tables: Tables, batch: DataFrame, part: int) -> None:
+    """Write a batch that begins with the open part, in which messages that the broker has given up since stay."""
+    from pyspark import StorageLevel
+
+    known = tables.read(LOG).where(f"kind = 'message' AND part = {part}")
+    if not known.limit(1).collect():
+        tables.overwrite(batch, LOG)
+        return
+    batch = batch.persist(StorageLevel.DISK_ONLY)  # or the source would be read twice
+    try:
+        lost = batch.where(f"kind = 'lost' AND part = {part}")
+        runs = lost.select("subject", "sequence", "count").collect()
+        is_given_up = " OR ".join(
+            f"(subject = '{row['subject']}' AND sequence >= {row['sequence']} "
+            f"AND sequence < {row['sequence'] + row['count']})"
+            for row in runs
+        )
+        every = batch.unionByName(known.where(is_given_up)) if runs else batch
+        tables.overwrite(every, LOG)
+    finally:
+        batch.unpersist()
+
+
+#: Of each part that came in, or came in again. One that is complete has a sequence for each message or loss.
+_SPANS: Final = """
+SELECT subject, MIN(sequence) AS first_sequence, MAX(sequence + width) AS next_sequence,
+       COUNT(*) FILTER (WHERE kind = 'message') AS messages,
+       COALESCE(SUM(width) FILTER (WHERE kind = 'lost'), 0) AS lost,
+       MIN(stored_at) AS first_at, MAX(stored_at) AS last_at, part
+FROM (SELECT *, IF(kind = 'lost', count, 1) AS width FROM {log}
+      WHERE kind IN ('message', 'lost') AND part >= {part})
+GROUP BY part, subject
+"""
+#: P3: the sequences of a subject follow each other, within a part and from one to the next.
+_HOLES: Final = """
+SELECT subject, part, COALESCE(before, IF(is_from_start, 0, first_sequence)) AS wanted, first_sequence
+FROM (
+  SELECT *, LAG(next_sequence) OVER (PARTITION BY subject ORDER BY part) AS before,
+         (SELECT MIN(part) FROM {spans}) = 0 AS is_from_start
+  FROM {spans}
+) WHERE part >= {part} AND NOT {is_behind_gap}
+  AND (first_sequence + messages + lost < next_sequence
+       OR COALESCE(before, IF(is_from_start, 0, first_sequence)) < first_sequence)
+ORDER BY part, subject LIMIT 1
+"""
+#: Where the first hole of a subject within a part is.
+_HOLE: Final = """
+SELECT next AS first, sequence AS next FROM (
+  SELECT sequence, LAG(sequence + IF(kind = 'lost', count, 1)) OVER (ORDER BY sequence) AS next
+  FROM {log} WHERE kind IN ('message', 'lost') AND part = {part} AND subject = '{subject}'
+) WHERE next < sequence ORDER BY sequence LIMIT 1
+"""
+
+
+def _note_spans(tables: Tables, part: int) -> None:
+    """Count what came in by part and subject, from this part on; raises `IncompleteError` if a sequence is missing."""
+    spark = tables.spark
+    log = tables.read(LOG)
+    has_gap = bool(log.where(f"kind = 'expired' AND part >= {part}").limit(1).collect())
+    fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).persist()
+    try:
+        known = tables.read(SPANS).where(f"part < {part}")
+        holes = _HOLES.format(spans="{spans}", part=part, is_behind_gap=str(has_gap).upper())
+        for row in spark.sql(holes, spans=known.unionByName(fresh)).collect():
+            first, after = row["wanted"], row["first_sequence"]
+            if first == after:
+                within = _HOLE.format(log="{log}", part=row["part"], subject=row["subject"])
+                ((first, after),) = spark.sql(within, log=log).collect()
+            raise IncompleteError(subject=row["subject"], first_sequence=first, next_sequence=after)
+        rows = fresh.select("part").distinct().collect()
+        tables.replace(fresh, SPANS, [int(row["part"]) for row in rows])
+    finally:
+        fresh.unpersist()

@@ -1,0 +1,318 @@
+"""The tables of one pipeline, read and written by Spark in the format that the session has.
+
+::
+
+    <root>/bronze/log/kind=message/part=12/*.parquet    one file of each kind and part of the log
+    <root>/bronze/log/_checkpoint                       of the stream that writes this table
+    <root>/silver/lifecycle/part=12/*.parquet           derived tables: a file for each part, or for each day
+    <root>/jobs/progress/job=lifecycle/*.parquet        up to where each job has come
+
+Folders of a table are its *partitions*. A job makes a partition again as a whole (dynamic overwrite), so whatever is
+repeated adds nothing. Delta and Iceberg do that in one transaction. Parquet has none: each partition is replaced
+by deleting and renaming a folder when all its files are written, and a query that reads at that moment may miss it.
+A job that dies at that moment makes the partition again in its next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from qmq_client.clock import SYSTEM_CLOCK
+from qmq_pipeline.errors import OptionError, TablesError, TablesInUseError
+from qmq_pipeline.tables.schemas import PROGRESS
+from qmq_pipeline.tables.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
+FORMATS: Final = (PARQUET, DELTA, ICEBERG)
+LOCK: Final = "LOCK"
+_CHECKPOINT: Final = "_checkpoint"
+#: Tells Spark's reader of Parquet to verify the checksums of pages.
+_VERIFY: Final = "parquet.page.verify-checksum.enabled"
+#: What has a meaning in Spark's patterns of paths.
+_IN_PATTERNS: Final = re.compile(r"[][*?{}\\]")
+#: How Spark says that a table is not there yet.
+_ABSENT: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_", "not a Delta table")
+_NO_CONNECTOR: Final = "DATA_SOURCE_NOT_FOUND"
+#: A query that counts the rows of more partitions one by one would be too long.
+_COUNTED_MAX: Final = 500
+
+
+class Tables:
+    """All tables below one folder. Cheap to make."""
+
+    def __init__(
+        self, spark: SparkSession, root: str, *, format_: str = PARQUET, namespace: str = ""
+    ) -> None:
+        """`namespace`: of the session's catalog that is to have the tables; needed for Iceberg."""
+        self.spark = spark
+        self.root = root.rstrip("/") if "://" in root else os.path.abspath(root)
+        self._format = format_
+        self._namespace = namespace
+        #: What jobs noted, once read.
+        self._notes: dict[str, str] | None = None
+
+    # ---- the folder ---------------------------------------------------------------------------
+
+    @property
+    def _is_local(self) -> bool:
+        return "://" not in self.root
+
+    def require(self) -> None:
+        """Refuse a folder without tables; creates nothing."""
+        if not self.exists(PROGRESS):
+            raise TablesError(
+                path=self.root,
+                reason="there are no tables here",
+                remedy="Check the spelling of --tables, or run `qmq pipeline ingest` first",
+            )
+
+    @contextmanager
+    def writing(self, layer: str) -> Iterator[None]:
+        """Lock the tables of a layer for writing; raises `TablesInUseError` at once if another run writes them.
+
+        The operating system holds the lock, so it ends with the process. An object store has no lock: there the
+        schedule must start one run at a time, or the format must be Delta or Iceberg.
+        """
+        if not self._is_local:
+            yield
+            return
+        self._prepare()
+        path = f"{self.root}/{LOCK}.{layer}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock(descriptor, layer)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int, layer: str) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TablesInUseError(
+                path=self.root,
+                reason=f"another run writes the {layer} tables",
+                remedy="Wait for its end, or give another folder",
+            ) from error
+
+    def _prepare(self) -> None:
+        """Create the folder; refuse one with other things in it."""
+        try:
+            os.makedirs(self.root, exist_ok=True)
+            names = set(os.listdir(self.root))
+        except (FileExistsError, NotADirectoryError) as error:
+            raise TablesError(
+                path=self.root,
+                reason="this is no folder: it, or what it is in, is a file",
+                remedy="Give --tables a folder",
+            ) from error
+        if names and not any(name == PROGRESS.layer or name.startswith(LOCK) for name in names):
+            raise TablesError(
+                path=self.root,
+                reason="it holds other things than tables of qmq",
+                remedy="Give a folder that is new or empty, or one that `qmq pipeline` has made",
+            )
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def path(self, table: Table) -> str:
+        """Where a table is."""
+        return f"{self.root}/{table.layer}/{table.name}"
+
+    def checkpoint(self, table: Table) -> str:
+        """The checkpoint of the stream that writes a table: whoever deletes the table has it read again."""
+        return f"{self.path(table)}/{_CHECKPOINT}"
+
+    def exists(self, table: Table) -> bool:
+        """Whether the table was ever written."""
+        return self._found(table) is not None
+
+    def read(self, table: Table) -> DataFrame:
+        """All rows; none if the table was never written. Columns that older files lack are null."""
+        found = self._found(table)
+        return self.spark.sql(table.nothing()) if found is None else found.select(*table.names)
+
+    def view(self, table: Table, name: str = "") -> None:
+        """Make the table a temporary view, by default as `qmq_` and its name."""
+        self.read(table).createOrReplaceTempView(name or f"qmq_{table.name}")
+
+    def _found(self, table: Table) -> DataFrame | None:
+        from pyspark.errors import AnalysisException
+
+        reader = self.spark.read
+        try:
+            if self._format == ICEBERG:
+                found = reader.table(self._name(table))
+            elif self._format == DELTA:
+                found = reader.format(DELTA).load(self.path(table))
+            else:
+                path = _IN_PATTERNS.sub(r"\\\g<0>", self.path(table))
+                found = reader.schema(table.ddl()).option(_VERIFY, "true").parquet(path)
+            _ = found.schema  # Spark Connect looks for it only now
+        except AnalysisException as error:
+            if any(word in str(error) for word in _ABSENT):
+                return None
+            raise
+        except Exception as error:  # its class depends on Spark's version, and on Connect
+            if _NO_CONNECTOR not in str(error):
+                raise
+            raise self._without_connector() from error
+        return found
+
+    # ---- writing ------------------------------------------------------------------------------
+
+    def append(self, frame: DataFrame, table: Table) -> None:
+        """Add rows."""
+        self._write(frame, table, "append")
+
+    def overwrite(self, frame: DataFrame, table: Table) -> None:
+        """Replace each partition that the frame has rows of; all others stay."""
+        self._write(frame, table, "partitions")
+
+    def replace(
+        self, frame: DataFrame, table: Table, made: Collection[int | str] | None = None
+    ) -> int:
+        """Replace the partitions `made`, or the whole table for None, by the rows; returns their number.
+
+        Each partition becomes one file, or a few where Spark finds it too large. Requires: `frame` has rows of
+        no other partition.
+        """
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as fn
+
+        if made is not None and not self.exists(table):
+            made = None
+        if made is not None and len(made) > _COUNTED_MAX and self._format == PARQUET:
+            some = sorted(made)[:_COUNTED_MAX]
+            rows = self.replace(frame.where(_is_in(table, some)), table, some)
+            rest = sorted(set(made) - set(some))
+            return rows + self.replace(frame.where(_is_in(table, rest)), table, rest)
+        observed = Observation()
+        counts = [fn.count(fn.lit(1)).alias("rows")]
+        some = [] if made is None else sorted(made)
+        key = table.partitions[-1] if table.partitions else ""
+        counts += [
+            fn.count_if(fn.col(key) == one).alias(f"of_{number}") for number, one in enumerate(some)
+        ]
+        shown = frame.select(*table.names).observe(observed, *counts)
+        if table.partitions:
+            shown = shown.hint("rebalance", *(fn.col(name) for name in table.partitions))
+        else:
+            shown = shown.coalesce(1)
+        self._write(shown, table, "all" if made is None else "partitions", made)
+        found = observed.get
+        if self._format == PARQUET:
+            for number, one in enumerate(some):
+                if not found[f"of_{number}"]:
+                    self._clear(table, one)
+        return int(found["rows"])
+
+    def _clear(self, table: Table, partition: int | str) -> None:
+        """Leave nothing of a partition that has no rows any more."""
+        nothing = self.spark.sql(table.nothing()).drop(*table.partitions)
+        path = f"{self.path(table)}/{table.partitions[-1]}={partition}"
+        nothing.write.mode("overwrite").parquet(path)
+
+    def _write(
+        self,
+        frame: DataFrame,
+        table: Table,
+        mode: str,
+        made: Collection[int | str] | None = None,
+    ) -> None:
+        """`mode`: append, partitions (those of the rows, or those `made`) or all."""
+        rows = frame.select(*table.names)
+        if self._format == ICEBERG:
+            self._write_iceberg(rows, table, mode, made)
+            return
+        writer = rows.write.format(self._format).partitionBy(*table.partitions)
+        if mode == "partitions" and self._format == DELTA and made is not None:
+            writer = writer.option("replaceWhere", _sql_in(table, made))
+        elif mode != "append":
+            is_whole = mode == "all"
+            writer = writer.option("partitionOverwriteMode", "static" if is_whole else "dynamic")
+        writer.mode("append" if mode == "append" else "overwrite").save(self.path(table))
+        if self._namespace:
+            self._register(table)
+
+    def _write_iceberg(
+        self, rows: DataFrame, table: Table, mode: str, made: Collection[int | str] | None
+    ) -> None:
+        from pyspark.sql import functions as fn
+
+        writer = rows.writeTo(self._name(table))
+        if mode == "all" or not self.exists(table):
+            of_format = writer.using(ICEBERG)
+            if table.partitions:
+                of_format = of_format.partitionedBy(*(fn.col(one) for one in table.partitions))
+            of_format.createOrReplace()
+        elif mode == "append":
+            writer.append()
+        elif made is not None:
+            writer.overwrite(_is_in(table, made))
+        else:
+            writer.overwritePartitions()
+
+    def _register(self, table: Table) -> None:
+        """Let the session's catalog have the table."""
+        name = self._name(table)
+        location = self.path(table).replace("'", "\\'")
+        columns = f"({table.ddl()})" if self._format == PARQUET else ""
+        parted = ", ".join(table.partitions)
+        parted = f"PARTITIONED BY ({parted})" if parted and self._format == PARQUET else ""
+        self.spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {name} {columns} USING {self._format} {parted} "
+            f"LOCATION '{location}'"
+        )
+        if parted:
+            self.spark.sql(f"ALTER TABLE {name} RECOVER PARTITIONS")
+
+    def _name(self, table: Table) -> str:
+        return f"{self._namespace}.{table.name}"
+
+    def _without_connector(self) -> OptionError:
+        return OptionError(
+            option="--table-format",
+            value=f"{self._format}, and this session of Spark has no connector for it",
+            allowed="a format whose connector the session has",
+            remedy="Start Spark with it (spark-submit --packages, or PYSPARK_SUBMIT_ARGS), or use parquet.",
+        )
+
+    # ---- how far each job has come ------------------------------------------------------------
+
+    def progress(self, job: str) -> dict[str, Any]:
+        """What a job noted at the end of its last run; nothing if it never came to its end."""
+        if self._notes is None:
+            rows = self.read(PROGRESS).select("job", "notes").collect()
+            self._notes = {row["job"]: row["notes"] for row in rows}
+        found: dict[str, Any] = json.loads(self._notes.get(job, "{}"))
+        return found
+
+    def note_progress(self, job: str, notes: Mapping[str, Any]) -> None:
+        """Note it, in place of what was noted before."""
+        at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
+        row = self.spark.createDataFrame([(at, json.dumps(notes), job)], PROGRESS.ddl())
+        self.overwrite(row.coalesce(1), PROGRESS)
+        self._notes = None
+
+
+def _is_in(table: Table, made: Collection[int | str]) -> Column:
+    from pyspark.sql import functions as fn
+
+    return fn.col(table.partitions[-1]).isin(sorted(made))
+
+
+def _sql_in(table: Table, made: Collection[int | str]) -> str:
+    values: Sequence[int | str] = sorted(made)
+    texts = (f"'{one}'" if isinstance(one, str) else str(one) for one in values)
+    return f"{table.partitions[-1]} IN ({', '.join(texts)})"

@@ -1,1 +1,0 @@
-"""What an executor does with one part of the input."""
