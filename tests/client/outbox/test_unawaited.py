@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client import Message, NoTransactionError, OutboxMissingError, Producer, ProducerOptions
 from qmq_client.errors import AutocommitError, OutboxRowLostError
+from qmq_client.outbox.sending.unawaited import Sent
 from qmq_client.testing import MemoryTransport
 from tests.client.world import SUBJECT, Order, World, a_world
 from tests.kit.waiting import DEADLINE_S
@@ -46,7 +47,7 @@ def run(world: World, work: Work) -> None:
     asyncio.run(main())
 
 
-def forget(world: World, session: AsyncSession, body: str, **fields: Any) -> str:
+def forget(world: World, session: AsyncSession, body: str, **fields: Any) -> Sent:
     return world.producer.send(Message(SUBJECT, body, **fields), session=session)
 
 
@@ -91,10 +92,10 @@ def test_S2_S11_an_await_after_the_end_writes_nothing_and_says_so(
             else:
                 await getattr(session, ending)()
         if ending == "expunge_all":
-            await late  # type: ignore[misc]
+            await late
         else:
             with pytest.raises(NoTransactionError, match="ended before"):
-                await late  # type: ignore[misc]
+                await late
         session.add(Order(label="a"))
         await session.commit()
 
