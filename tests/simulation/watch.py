@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.delivery.delivery import HandOut
+from qmq_broker.service.delivery.delivery import HandOut, Settled
 from qmq_broker.service.delivery.settling import Stale
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
-from qmq_client.wire.requests import PullRequest, SettleAnswer, SettleRequest
+from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
 
 #: A hand-out, for those who judge: request, what was given, broker's time of delivery.
 OnHandOut = Callable[[PullRequest, HandOut, int], None]
@@ -30,27 +30,18 @@ class Watch(NamedTuple):
 def let_see(broker: Broker, watch: Watch) -> None:
     """Show what each pull is given, what is settled, and what is replayed."""
     delivery, changes = broker.delivery, broker.changes
-    pull, begin_pull, settle, replay = (
-        delivery.pull,
-        delivery.begin_pull,
-        delivery.settle,
-        changes.replay,
-    )
+    pull, slices, replay = delivery.pull, delivery.slices, changes.replay
 
-    def watched_settle(request: SettleRequest, now_ms: int) -> SettleAnswer:
-        answer = settle(request, now_ms)
-        watch.on_settled(request, answer.stale)
-        return answer
-
-    def watched_begin(request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
-        stale = begin_pull(request, now_ms)
-        watch.on_settled(request, stale)
-        return stale
+    def watched_slices(
+        request: PullRequest | SettleRequest, settled: Settled
+    ) -> Iterator[Settlement]:
+        yield from slices(request, settled)
+        watch.on_settled(request, settled.stale)
 
     def watched_pull(
-        request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = ()
+        request: PullRequest, now_ms: int, stale: tuple[Stale, ...] = (), *, owner: str = ""
     ) -> HandOut | None:
-        given = pull(request, now_ms, stale)
+        given = pull(request, now_ms, stale, owner=owner)
         if given is not None:
             watch.on_hand_out(request, given, now_ms)
         return given
@@ -61,7 +52,6 @@ def let_see(broker: Broker, watch: Watch) -> None:
         return replay(request, now_ms)
 
     # mypy knows them for methods
-    setattr(delivery, "settle", watched_settle)  # noqa: B010
-    setattr(delivery, "begin_pull", watched_begin)  # noqa: B010
+    setattr(delivery, "slices", watched_slices)  # noqa: B010
     setattr(delivery, "pull", watched_pull)  # noqa: B010
     setattr(changes, "replay", watched_replay)  # noqa: B010

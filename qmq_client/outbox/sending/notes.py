@@ -23,7 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.sending.unawaited import end_unawaited, write_unawaited
+from qmq_client.outbox.sending.unawaited import end_unawaited, flush_unawaited, write_unawaited
 from qmq_client.wire.message_id import format_message_id
 
 _log = logging.getLogger("qmq.producer")
@@ -109,6 +109,7 @@ def watch(engine: sa.Engine) -> None:
         event.listen(engine, "checkin", _on_checkin)
     if not event.contains(Session, "after_transaction_end", _on_session_end):
         event.listen(Session, "after_begin", _on_session_begin)
+        event.listen(Session, "before_flush", _on_session_flush)
         event.listen(Session, "before_commit", _on_session_commit)
         event.listen(Session, "after_rollback", _on_session_rollback)
         event.listen(Session, "after_transaction_end", _on_session_end)
@@ -118,6 +119,10 @@ def _on_session_begin(session: Session, _: SessionTransaction, connection: sa.Co
     begun = session.info.setdefault(_BEGUN, [])
     if connection not in begun:
         begun.append(connection)
+
+
+def _on_session_flush(session: Session, *_: object) -> None:
+    flush_unawaited(session)
 
 
 def is_committing(session: Session) -> bool:

@@ -1,8 +1,9 @@
-"""Sends through an asynchronous session: awaited, they are written at once; forgotten, before the commit.
+"""Sends through an asynchronous session: awaited, they are written at once; forgotten, by its next flush.
 
 `send` cannot execute anything outside of a coroutine. So it returns an object to be awaited, and notes it
-with the session. What nobody has awaited by then is written when the session commits, by the same
-statements: nothing is lost, but the row is late. So that is logged as a mistake.
+with the session. What nobody has awaited by then is written when the session flushes or commits, by the
+same statements: nothing is lost, but the row is late. So that is logged as a mistake. A mapped object that
+is never written itself makes the session flush.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import logging
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Final, cast
 
-from sqlalchemy.orm import Session, SessionTransaction
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, SessionTransaction, registry
 
 from qmq_client.errors import NoTransactionError
 from qmq_client.outbox.row import OutboxRow
@@ -93,6 +95,15 @@ class Pending:
             )
 
 
+class _Marker:
+    """An object in a session's unit of work, so that there is something to flush."""
+
+
+registry().map_imperatively(
+    _Marker, sa.Table("qmq_unawaited", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+)
+
+
 class PendingInSession(Pending):
     """Rows that wait to be awaited, or for the commit of their session."""
 
@@ -116,6 +127,8 @@ class PendingInSession(Pending):
         #: The transaction or savepoint that they belong to.
         self.transaction = session.get_nested_transaction() or session.get_transaction()
         session.info.setdefault(_UNAWAITED, []).append(self)
+        self._marker = _Marker()
+        session.add(self._marker)
 
     async def write(self) -> None:
         """Write the rows; raises `NoTransactionError` after their transaction."""
@@ -129,6 +142,8 @@ class PendingInSession(Pending):
     def write_in(self, session: Session) -> None:
         """Write the rows in this session, unless they were cancelled."""
         self.is_written = True
+        if self._marker in session.new:
+            session.expunge(self._marker)
         if self.rows:
             self._write_now(session, self.rows)
 
@@ -137,19 +152,28 @@ class PendingInSession(Pending):
 
 
 def write_unawaited(session: Session, *, is_whole: bool) -> None:
-    """Before a commit: write what nobody has awaited.
+    """Before a flush or a commit: write what nobody has awaited.
 
     `is_whole`: the whole transaction is about to end, and not the innermost savepoint alone.
     """
-    innermost = session.get_nested_transaction()
+    innermost = session.get_nested_transaction() or session.get_transaction()
     for each in _unwritten(session):
         if is_whole or each.transaction is innermost:
             _log.error(
-                "%s was sent with an AsyncSession and not awaited, so it was written at the commit: write "
+                "%s was sent with an AsyncSession and not awaited, so it was written by its flush: write "
                 "`await producer.send(…)`",
                 _ids(each.rows),
             )
             each.write_in(session)
+
+
+def flush_unawaited(session: Session) -> None:
+    """Before a flush: write what nobody has awaited, and leave nothing of ours to be flushed."""
+    if _UNAWAITED in session.info:
+        write_unawaited(session, is_whole=False)
+        for each in list(session.new):
+            if isinstance(each, _Marker):
+                session.expunge(each)
 
 
 def end_unawaited(session: Session, transaction: SessionTransaction | None) -> list[OutboxRow]:

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from qmq_client.commands.root import root
 from qmq_client.doctor.broker import broker
 from qmq_client.wire.message_id import MessageIds
-from tests.client.transport.hostile_server import answer, hostile_server
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
@@ -42,28 +41,6 @@ def test_B10_status_shows_what_is_used_of_each_bound(tmp_path: Path) -> None:
             assert f'qmq_broker_bound_limit{{bound="{one["name"]}"}}' in metrics
         assert 'qmq_broker_bound_used{bound="subjects"} 1.0' in metrics
         assert list(broker(process.url)) == []
-
-
-def test_B10_the_doctor_warns_before_a_bound_is_reached() -> None:
-    told = {
-        "status": "serving",
-        "takes_messages": True,
-        "bounds": [
-            {"name": "subjects", "used": 8_000, "limit": 10_000},
-            {"name": "groups", "used": 7_999, "limit": 10_000},
-        ],
-        "tokens": [{"token": "shop", "subjects": 4_500, "groups": 1, "groups_bytes": 9}],
-        "subjects_per_token": 5_000,
-        "groups_per_token": 5_000,
-        "groups_bytes_per_token": 100,
-    }
-    with hostile_server(answer(json.dumps(told).encode())) as server:
-        found = [one for one in broker(server.url) if one.id == "broker.room"]
-    assert [one.read.split(": ", 1)[1] for one in found] == [
-        "subjects: 8000 of 10000",
-        "subjects of token shop: 4500 of 5000",
-    ]
-    assert all("qmq subjects remove" in one.fix for one in found)
 
 
 @pytest.mark.parametrize("command", [["subjects"], ["subjects", "list"]])

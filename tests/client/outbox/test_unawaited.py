@@ -103,7 +103,7 @@ def test_S2_S11_an_await_after_the_end_writes_nothing_and_says_so(
     assert world.outcome() == (["a"], ["late"] if ending == "expunge_all" else [], set())
 
 
-def test_S2_S11_a_connection_that_commits_by_itself_is_refused_at_the_commit(
+def test_S2_S11_a_connection_that_commits_by_itself_is_refused_by_the_flush(
     a_database: Database, tmp_path: Path
 ) -> None:
     options = {"isolation_level": "AUTOCOMMIT"}
@@ -111,9 +111,8 @@ def test_S2_S11_a_connection_that_commits_by_itself_is_refused_at_the_commit(
 
         async def work(session: AsyncSession) -> None:
             forget(world, session, "a")
-            await session.flush()
             with pytest.raises(AutocommitError):
-                await session.commit()
+                await session.flush()
             await session.rollback()
 
         run(world, work)
