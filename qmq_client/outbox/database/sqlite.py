@@ -61,8 +61,8 @@ class SqliteDialect(OutboxDialect):
         self._quiet = quiet
 
     @contextmanager
-    def quiet_moment(self) -> Iterator[bool]:
-        with self._quiet.moment() as is_quiet:
+    def quiet_moment(self, *, waits: bool) -> Iterator[bool]:
+        with self._quiet.moment(waits=waits) as is_quiet:
             yield is_quiet
 
     def after_fork(self) -> None:

@@ -20,6 +20,8 @@ from qmq_client.clock import SYSTEM_CLOCK
 #: time of a slow disk.
 _LOOKS_MAX: Final = 500
 _LOOK_S: Final = 0.001
+#: How often who wants a moment looks, while whoever takes a connection waits.
+_GATHERING_LOOKS_MAX: Final = 200
 
 
 class QuietMoments:
@@ -35,8 +37,11 @@ class QuietMoments:
         event.listen(engine, "detach", self._on_checkin)
 
     @contextmanager
-    def moment(self) -> Iterator[bool]:
-        """Whether nothing is in use; what the application takes within the block waits, but not long."""
+    def moment(self, *, waits: bool) -> Iterator[bool]:
+        """Whether nothing is in use; what the application takes within the block waits, but not long.
+
+        With `waits` that begins before: until what is in use has come back, or for a fifth of a second.
+        """
         mine = object()
         try:
             self._inside[mine] = (
