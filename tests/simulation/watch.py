@@ -30,7 +30,7 @@ class Watch(NamedTuple):
 def let_see(broker: Broker, watch: Watch) -> None:
     """Show what each pull is given, what is settled, and what is replayed."""
     delivery, changes = broker.delivery, broker.changes
-    pull, slices, replay = delivery.pull, delivery.slices, changes.replay
+    pull, slices, replay = delivery.pull, delivery.slices, changes.replay_some
 
     def watched_slices(
         request: PullRequest | SettleRequest, settled: Settled
@@ -46,12 +46,14 @@ def let_see(broker: Broker, watch: Watch) -> None:
             watch.on_hand_out(request, given, now_ms)
         return given
 
-    def watched_replay(request: DeadRequest, now_ms: int) -> DeadAnswer:
+    def watched_replay(
+        request: DeadRequest, now_ms: int, count_max: int
+    ) -> tuple[DeadAnswer, int | None]:
         state = delivery.group(request.subject, request.group)
         watch.on_replay(request, () if state is None else tuple(sorted(state.dead)))
-        return replay(request, now_ms)
+        return replay(request, now_ms, count_max)
 
     # mypy knows them for methods
     setattr(delivery, "slices", watched_slices)  # noqa: B010
     setattr(delivery, "pull", watched_pull)  # noqa: B010
-    setattr(changes, "replay", watched_replay)  # noqa: B010
+    setattr(changes, "replay_some", watched_replay)  # noqa: B010
