@@ -2,7 +2,7 @@
 
 Only what is empty goes: no message is left, none waits for its time, and no group is there. The writer
 notes it durably, between two commits. What is sent to the subject meanwhile is either there first, and
-nothing is removed; or it comes afterwards, and the subject exists again and goes on where it ended.
+nothing is removed; or it comes afterwards, and the subject exists again and continues where it ended.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Retention:
     def remove_subject(self, subject: str) -> bool:
         """Forget a subject whose messages are all gone; returns whether that is so.
 
-        Durable on return. Its place is kept: sent to again, it goes on where it ended. Requires:
+        Durable on return. Its place is kept: sent to again, it continues where it ended. Requires:
         there is such a subject. Raises `NoRoomError` with nothing changed.
         """
         queues = self._parts.queues

@@ -102,7 +102,7 @@ class Changes:
     def replay_some(
         self, request: DeadRequest, now_ms: int, count_max: int
     ) -> tuple[DeadAnswer, int | None]:
-        """The same with at most so many; and where to go on, None for nowhere at once."""
+        """Replay at most `count_max`; also returns the sequence to continue at, None when nothing is left to do now."""
         state = self._group(request.subject, request.group).state
         there = max(request.first, self._first_there(state))
         # Those that are gone stay: if they took the room of a request, none would get behind them.

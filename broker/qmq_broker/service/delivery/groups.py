@@ -123,7 +123,7 @@ class GroupState:
         )
 
     def count_all(self) -> None:
-        """Count the memory of all pull logs anew, where more than one was changed."""
+        """Count the memory of all pull logs again, where more than one was changed."""
         for log in self._consumers.values():
             self._count(log)
 

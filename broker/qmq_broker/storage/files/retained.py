@@ -39,7 +39,7 @@ class Retained(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     first_offset: int
     #: The first sequence still there, for each subject that has lost some.
     first_sequences: dict[str, int]
-    #: Those of them that were removed. If one is sent to again, it goes on where it ended.
+    #: Those of them that were removed. If one is sent to again, it continues where it ended.
     removed: tuple[str, ...] = ()
 
     def is_removed(self, subject: str, next_sequence: int) -> bool:

@@ -132,11 +132,7 @@ class QueueFiles:
             base = layout.parse_number(name)
             if base is None or base + self._file_bytes > first_sequence * ENTRY_BYTES:
                 continue
-            path = layout.queue_path(subject, base)
-            with self._lock:
-                if (file := self._open.pop(path, None)) is not None:
-                    file.close()
-                self._disk.unlink(path)
+            self._unlink(subject, base)
             removed += 1
         self._removed_below[subject] = first_file
         return removed
@@ -148,12 +144,15 @@ class QueueFiles:
             base = layout.parse_number(name)
             if base is None:
                 continue
-            path = layout.queue_path(subject, base)
-            with self._lock:
-                if (file := self._open.pop(path, None)) is not None:
-                    file.close()
-                self._disk.unlink(path)
+            self._unlink(subject, base)
         self._removed_below.pop(subject, None)
+
+    def _unlink(self, subject: str, base: int) -> None:
+        path = layout.queue_path(subject, base)
+        with self._lock:
+            if (file := self._open.pop(path, None)) is not None:
+                file.close()
+            self._disk.unlink(path)
 
     def close(self) -> None:
         """Close all files. Safe to call twice."""
