@@ -107,6 +107,8 @@ class Scopes:
         session of several databases may lead elsewhere by default; then what counts is whether its
         transaction has begun on this one.
         """
+        if session.bind is self._engine and type(session).get_bind is Session.get_bind:
+            return self._engine  # as `get_bind` would say below, in a tenth of its time
         bind: sa.Engine | sa.Connection
         # The second question is for a `get_bind` that recognizes only UPDATE and DELETE, like the recipe in
         # SQLAlchemy's documentation.
