@@ -1,8 +1,7 @@
 """Receiving messages: handlers, their outcomes, and the threads that run them."""
 
 from qmq_client.consumer.delivery import Delivery
-from qmq_client.consumer.handler import Handler, StaleDelivery, consumer
-from qmq_client.consumer.middleware import HandlerCall, Middleware
+from qmq_client.consumer.handler import Handler, HandlerCall, Middleware, StaleDelivery, consumer
 from qmq_client.consumer.options import ConsumerOptions
 from qmq_client.consumer.pulling import pull
 from qmq_client.consumer.runner import Consumers, StopReport

@@ -21,7 +21,6 @@ from functools import lru_cache
 from typing import Any, Final, TypedDict, Unpack, cast
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.consumer.asking import pull_request, settle_request
 from qmq_client.consumer.delivery import (
     Delivery,
     Grip,
@@ -32,10 +31,14 @@ from qmq_client.consumer.delivery import (
     unreadable,
 )
 from qmq_client.consumer.identity import Identity
-from qmq_client.consumer.ledger import Ledger
-from qmq_client.consumer.options import PREFETCH_MAX, WAIT_MS_MAX, ConsumerOptions, check_settings
-from qmq_client.consumer.settling import log_answer
-from qmq_client.consumer.start import Start
+from qmq_client.consumer.ledger import Ledger, log_answer, pull_request, settle_request
+from qmq_client.consumer.options import (
+    PREFETCH_MAX,
+    WAIT_MS_MAX,
+    ConsumerOptions,
+    Start,
+    check_settings,
+)
 from qmq_client.errors import ConfigurationError, ProtocolError, TransportError
 from qmq_client.message import record_to_message
 from qmq_client.retry import Backoff

@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -22,13 +23,16 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.error_texts import error_text
 from qmq_client.consumer.forked import Forks
-from qmq_client.consumer.handler import Handler, HandlerSource, collect_handlers
+from qmq_client.consumer.handler import (
+    Handler,
+    HandlerSource,
+    Middleware,
+    as_middleware,
+    collect_handlers,
+)
 from qmq_client.consumer.identity import Identity, refuse_nameless
-from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
-from qmq_client.consumer.middleware import Middleware, as_middleware
-from qmq_client.consumer.outage import Outage
-from qmq_client.consumer.threads import Threads
+from qmq_client.consumer.outage import InboxOutages, Outage
 from qmq_client.errors import ConfigurationError
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
@@ -388,3 +392,37 @@ def _own_transports(broker: str | BrokerAddress | Transport) -> list[HttpTranspo
         if isinstance(broker, str | BrokerAddress)
         else []
     )
+
+
+#: Whose thread this is; tasks and `asyncio.to_thread` take it along, threads of a handler's own do not.
+_CURRENT: Final[ContextVar[object]] = ContextVar("qmq_consumer_threads", default=None)
+
+
+class Threads:
+    """Those of all its members. Not thread safe."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, list[threading.Thread]] = {"pull": [], "work": [], "settle": []}
+
+    def add(self, kind: str, consumer: str, target: Callable[[], None]) -> None:
+        """Make one that is not started."""
+        # Daemons: a handler that never returns must not keep the interpreter from ending.
+        name = f"qmq-{kind}-{consumer}"
+        run = partial(self._run, target)
+        self._threads[kind].append(threading.Thread(target=run, name=name, daemon=True))
+
+    def are_current(self) -> bool:
+        """Whether this code, as a handler's, has to return before one of them can end."""
+        return _CURRENT.get() is self
+
+    def _run(self, target: Callable[[], None]) -> None:
+        _CURRENT.set(self)
+        target()
+
+    def all(self) -> list[threading.Thread]:
+        """Every one of them."""
+        return [thread for threads in self._threads.values() for thread in threads]
+
+    def alive(self, *kinds: str) -> list[threading.Thread]:
+        """Those of these kinds that run."""
+        return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]

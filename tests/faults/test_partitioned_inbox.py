@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from qmq_client.consumer import consumer
-from qmq_client.consumer.inbox_outage import PROBE_BACKOFF
+from qmq_client.consumer.outage import PROBE_BACKOFF
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import ADD, count_of, make_engine
 from tests.faults.proxy import Proxy

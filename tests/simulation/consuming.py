@@ -12,9 +12,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from qmq_client.consumer import Delivery, consumer
 from qmq_client.consumer.handler import collect_handlers
 from qmq_client.consumer.identity import Identity
-from qmq_client.consumer.inbox_outage import InboxOutages
 from qmq_client.consumer.member import Lines, Member, Pass
-from qmq_client.consumer.outage import Outage
+from qmq_client.consumer.outage import InboxOutages, Outage
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer

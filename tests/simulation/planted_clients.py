@@ -12,9 +12,8 @@ import sqlalchemy as sa
 
 from qmq_client import message
 from qmq_client.consumer import work
-from qmq_client.consumer.calling import Calls
 from qmq_client.consumer.delivery import ACKED, Received
-from qmq_client.consumer.work import Work
+from qmq_client.consumer.work import Calls, Work
 from qmq_client.errors import HandlerTimeoutError
 from qmq_client.inbox.dialect import Noted
 from qmq_client.inbox.sqlite import SqliteInboxDialect

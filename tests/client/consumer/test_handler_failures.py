@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from qmq_client.consumer import consumer
-from qmq_client.consumer.handler_failures import TOLD_MAX, HandlerFailures
+from qmq_client.consumer.error_texts import TOLD_MAX, HandlerFailures
 from qmq_client.testing import FakeClock, drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 

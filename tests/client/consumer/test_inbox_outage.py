@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from qmq_client.consumer import Consumers, consumer
-from qmq_client.consumer.inbox_outage import PROBE_BACKOFF
+from qmq_client.consumer.outage import PROBE_BACKOFF
 from qmq_client.testing import MemoryTransport, drain
 from qmq_client.wire.deliveries import Deliveries
 from qmq_client.wire.requests import PullRequest

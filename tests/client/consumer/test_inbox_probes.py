@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import consumer
 from qmq_client.consumer.counters import Counters
-from qmq_client.consumer.inbox_outage import PROBE_BACKOFF, InboxOutage, InboxOutages, Prober
+from qmq_client.consumer.outage import PROBE_BACKOFF, InboxOutage, InboxOutages, Prober
 from qmq_client.inbox import Inbox
 from qmq_client.inbox.async_inbox import AsyncInbox
 from qmq_client.outbox.table import make_tables

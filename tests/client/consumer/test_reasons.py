@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qmq_client.consumer import Delivery, consumer
-from qmq_client.consumer.asking import settle_request
+from qmq_client.consumer.ledger import settle_request
 from qmq_client.retry import Reject
 from qmq_client.wire.requests import encode_control
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
