@@ -31,9 +31,9 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_migrations.upgrade import migrate
-from qmq_watchdog.chores import do_chores
 from qmq_watchdog.databases import Database as Ward
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep_job import do_chores
 from tests.conftest import MakeServer
 from tests.services.private import PrivateServer
 from tests.tidy.house import ROOT

@@ -12,12 +12,11 @@ from qmq_client.outbox.table import create_tables
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
-from qmq_watchdog.broker_gate import BrokerGate
-from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget
-from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.claiming import RowRate
+from qmq_watchdog.databases import CONNECTIONS_PER_RUN, ConnectionBudget, Database, open_database
 from qmq_watchdog.once import sweep_all
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.rate import RowRate
+from qmq_watchdog.outage import BrokerGate
 from qmq_watchdog.sweep import PROBE_ROWS, Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 from tests.kit.waiting import DEADLINE_S, wait_for

@@ -17,8 +17,7 @@ from qmq_client.publishing.ordering import turns_of
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.claiming import Claim
-from qmq_watchdog.connections import CONNECTIONS_PER_RUN
-from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.databases import CONNECTIONS_PER_RUN, Database, open_database
 from qmq_watchdog.sweep import NOT_REACHED, Sweep, SweepOptions
 from tests.kit.listening import listening
 from tests.kit.waiting import DEADLINE_S

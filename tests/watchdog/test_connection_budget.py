@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.databases import ConnectionBudget
 from tests.watchdog.rows import make_database
 from tests.watchdog.test_bounds import open_connections, used
 

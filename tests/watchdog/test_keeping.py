@@ -15,11 +15,10 @@ from qmq_client.outbox.table import DEFAULT_TABLES, PARKED, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import format_message_id
-from qmq_watchdog.chores import ROWS_PER_TRANSACTION, do_chores
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import KEYS_FOLLOWED_MAX, Sweep, SweepOptions
-from qmq_watchdog.sweep_job import SweepJob
+from qmq_watchdog.sweep_job import ROWS_PER_TRANSACTION, SweepJob, do_chores
 from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import OUTBOX, SUBJECT, left, make_due, put_rows, rows_of

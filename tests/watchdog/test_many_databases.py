@@ -23,9 +23,8 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.requests import SendAnswer
-from qmq_watchdog.connections import ConnectionBudget
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.databases import ConnectionBudget, Database, open_database
 from qmq_watchdog.once import sweep_all
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import Sweep

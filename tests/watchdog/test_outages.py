@@ -23,9 +23,9 @@ from qmq_client.retry import Backoff
 from qmq_client.settings.sections import DatabaseSection, WatchdogSection
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
-from qmq_watchdog.broker_gate import BrokerGate
 from qmq_watchdog.databases import Database, limit_in_time, open_database
 from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import BrokerGate
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 from tests.client.transport.hostile_server import answer, hostile_server

@@ -12,10 +12,9 @@ import pytest
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.sections import DatabaseSection, RegistrySection
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.fleet import Fleet
+from qmq_watchdog.fleet import Fleet, RegistryJob
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.registry import Registry
-from qmq_watchdog.registry_job import RegistryJob
 
 
 def open_well(section: DatabaseSection) -> Any:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_watchdog.waits import Waits
+from qmq_watchdog.daemon import Waits
 from tests.kit.waiting import DEADLINE_S, wait_for
 
 

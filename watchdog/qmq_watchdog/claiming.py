@@ -1,29 +1,156 @@
-"""Claims of one sweep: the next batches are claimed while the present one goes to the broker.
+"""What one sweep asks of the database while a batch goes to the broker: claims and settlements.
 
-Up to two claims are ahead, and only in a sweep that does well, that is, one that has sent a full
-batch. A claim is first work for the server, then for this process, which reads the rows: with two,
-the server works on one while the other is read. They begin one broker request apart: begun together
-they would take alternate rows, and rows in one piece are quicker to change.
+Both run on two threads, that is, two connections, and a sweep has no more: meanwhile the sweep itself
+asks the database for nothing.
 
-Each lease runs from the beginning of its claim, so the second waits for two batches within it: if
-batches take long, only one claim is ahead. When the sweep has ended, `Sweep` gives back the claims
-that are left.
+Claims: up to two batches are claimed ahead, and only in a sweep that has sent a full batch. A claim is
+first work for the server, then for this process, which reads the rows: with two, the server works on
+one while the other is read. They begin one broker request apart: begun together they would take
+alternate rows, and consecutive rows are quicker to change. Each lease runs from the beginning of its
+claim, so the second waits for two batches within it: if batches take long, only one claim is ahead.
+At its end the sweep returns the claims that are left.
+
+Settlements: at most one at a time, and only while a claim is ahead, so a sweep with little to do needs
+no thread and no second connection for it. Its error is raised when it is waited for: before the next
+one begins, and at the end of the sweep.
+
+Rows per second are limited here too, for each database: after a pause at most one second's worth goes
+at once. At the start one row does, since nobody knows what the previous watchdog has just sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from qmq_client.clock import Clock
 from qmq_client.ids import new_token
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
-from qmq_client.outbox.row import OutboxRow
-from qmq_watchdog.beside import Beside
+from qmq_client.outbox.row import BatchOutcome, OutboxRow
+
+#: How much may go at once, and what to wait for, in seconds' worth of rows.
+_BURST_S = 1.0
+_WAIT_S = 0.25
+
+
+class RowRate:
+    """A token bucket of rows; it knows no clock. One thread at a time."""
+
+    def __init__(self, rows_per_s: int, now_s: float) -> None:
+        self._rows_per_s = rows_per_s
+        self._rows = 1.0
+        self._filled_s = now_s
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a rate at all."""
+        return self._rows_per_s > 0
+
+    def allowed(self, now_s: float) -> int | None:
+        """How many rows may be taken now; None for any number."""
+        if not self.is_limited:
+            return None
+        added = (now_s - self._filled_s) * self._rows_per_s
+        self._rows = min(self._rows + added, max(1.0, self._rows_per_s * _BURST_S))
+        self._filled_s = now_s
+        return max(0, int(self._rows))
+
+    def take(self, rows: int) -> None:
+        """This many rows were taken."""
+        self._rows -= rows
+
+    def wait_s(self) -> float:
+        """How long to wait until it is worth coming back, if nothing is allowed now."""
+        if not self.is_limited:
+            return 0.0
+        wanted = max(1.0, self._rows_per_s * _WAIT_S)
+        return max(0.0, (wanted - self._rows) / self._rows_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """The outcome of a batch."""
+
+    token: bytes
+    #: The rows that were claimed; none if the lease has ended, because they may be somebody else's.
+    rows: Sequence[OutboxRow]
+    #: Of the rows that were tried.
+    outcome: BatchOutcome
+    #: Of the rows that were held back.
+    held: BatchOutcome
+
+
+class Settlements:
+    """Settlements on one database. One thread at a time; one settlement runs beside it."""
+
+    def __init__(
+        self, store: Callable[[], OutboxStore], beside: Beside, *, keep_sent_ms: int | None
+    ) -> None:
+        self._store = store
+        self._beside = beside
+        self._keep_sent_ms = keep_sent_ms
+        self._under_way: Future[int] | None = None
+
+    def settle(self, settlement: Settlement) -> int:
+        """Write it down now; returns how many of the rows tried were somebody else's by then."""
+        store, outcome = self._store(), settlement.outcome
+        settled = store.settle(
+            outcome,
+            token=settlement.token,
+            keep_ms=self._keep_sent_ms,
+            claimed=settlement.rows,
+        )
+        store.settle(settlement.held, token=settlement.token)
+        return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
+
+    def begin(self, settlement: Settlement) -> None:
+        """Write it down beside this thread. Requires: none is under way."""
+        self._under_way = self._beside.submit(self.settle, settlement)
+
+    def wait(self) -> int:
+        """Wait for the one under way; returns what `settle` returns, 0 if there is none."""
+        under_way, self._under_way = self._under_way, None
+        return 0 if under_way is None else under_way.result()
+
+
+THREADS: Final = 2
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def two_threads() -> Executor:
+    """Threads that are created when needed."""
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="qmq-beside")
+
+
+class Beside:
+    """The threads of one sweep, from the first work for them to its end. One thread submits."""
+
+    def __init__(self, make: Callable[[], Executor] = two_threads) -> None:
+        self._make = make
+        self._executor: Executor | None = None
+
+    def submit(
+        self, work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs
+    ) -> Future[_Result]:
+        """Run this as soon as a thread is free, in the order of the calls."""
+        if self._executor is None:
+            self._executor = self._make()
+        return self._executor.submit(work, *given, **options)
+
+    def end(self) -> bool:
+        """End of a sweep: wait for all work and end the threads; returns whether there were any."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return False
+        executor.shutdown(wait=True)
+        return True
+
 
 #: What is claimed ahead must find room in memory, and be sent within its lease.
 CLAIMS_AHEAD_MAX: Final = 2

@@ -39,10 +39,9 @@ from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.events import LOGGER, event_line
-from qmq_watchdog.once import sweep_all
+from qmq_watchdog.once import open_all, sweep_all
 from qmq_watchdog.registry_cli import databases
 from qmq_watchdog.service import Service
-from qmq_watchdog.sources import open_all
 from qmq_watchdog.sweep import Sweep, SweepCounts, SweepOptions
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -1,7 +1,10 @@
 """The databases that the daemon has, compared with those it should have, as files and rows change.
 
-A database that was removed is given up after its current sweep, a changed one is opened anew, and
+A database that was removed is given up after its current sweep, a changed one is opened again, and
 one whose settings cannot be right is refused with a reason and leaves the others alone.
+
+The registry is read as one of the daemon's jobs, so that it may hang without harm. While the registry is
+unreachable, the databases it held when last read are still swept.
 """
 
 from __future__ import annotations
@@ -9,11 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.settings.sections import DatabaseSection
 from qmq_watchdog.daemon import Daemon, Job
 from qmq_watchdog.events import log_event
+from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import FAULT, Outage, kind_of
+from qmq_watchdog.registry import Registry
 
 
 class Fleet:
@@ -86,3 +93,68 @@ class Fleet:
         self._refused.pop(name, None)
         self._daemon.add(job)
         log_event(event, database=name, level=logging.INFO if self._is_told else logging.DEBUG)
+
+
+#: No database can have this name.
+REGISTRY_JOB: Final = "[registry]"
+
+
+class RegistryJob:
+    """Reads the registry and tells the fleet. One thread at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        fleet: Fleet,
+        options: DaemonOptions,
+        *,
+        refresh_s: float,
+        random: Callable[[], float],
+    ) -> None:
+        self.name = self.server = REGISTRY_JOB
+        self._registry = registry
+        self._fleet = fleet
+        self._refresh_s = refresh_s
+        self._outage = Outage(options.backoff, random)
+        self.delay_s = 0.0
+        self.is_well = True
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """See `Job`."""
+        return self._outage.failures > 0
+
+    @property
+    def trouble(self) -> str:
+        """See `Job`."""
+        return self._outage.kind
+
+    def step(self, is_stopped: Callable[[], bool]) -> None:
+        """Read the registry once; see `Job`."""
+        try:
+            content = self._registry.read()
+        except (DatabaseUnavailableError, ConfigurationError) as error:
+            failure = self._outage.on_failure(kind_of(error))
+            self.is_well, self.delay_s = False, failure.delay_s
+            log_event(
+                "registry.failed",
+                level=logging.WARNING if failure.is_news else logging.DEBUG,
+                failures=self._outage.failures,
+                next_s=failure.delay_s,
+                error=str(error),
+            )
+            return
+        if ended := self._outage.on_success():
+            log_event("registry.recovered", failures=ended)
+        self.is_well, self.delay_s = True, self._refresh_s
+        for name, refused in content.refused.items():
+            self._fleet.refuse(name, refused)
+        if not is_stopped():
+            self._fleet.set_registered(content.enabled())
+
+    def on_fault(self) -> None:
+        """See `Job`."""
+        self.is_well, self.delay_s = False, self._outage.on_failure(FAULT).delay_s
+
+    def close(self) -> None:
+        """See `Job`."""

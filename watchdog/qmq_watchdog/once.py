@@ -1,23 +1,50 @@
-"""One sweep of every database, for cron and for a person at a terminal.
+"""One sweep of every database of the configuration and the registry, for cron and for a person.
 
 It uses a few threads, like the daemon, so a database that hangs costs the others nothing. At the
-deadline, those without a result are reported as not reached and left behind. A database with a rate
-limit rests between its batches without a thread, and goes on until `sweep_s_max` is over.
+deadline, those without a result are reported as not reached and left. A database with a rate
+limit rests between its batches without a thread, and continues until `sweep_s_max` is over.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
-from qmq_client.errors import DatabaseUnavailableError
+from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, QmqError
 from qmq_client.settings.masking import mask_secrets
-from qmq_client.settings.sections import WatchdogSection
+from qmq_client.settings.sections import Config, WatchdogSection
+from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.events import LOGGER
+from qmq_watchdog.fleet import REGISTRY_JOB
+from qmq_watchdog.registry import Registry
 from qmq_watchdog.sweep import Sweep, SweepCounts
 from qmq_watchdog.workers import Workers
+
+
+def open_all(
+    config: Config, environment: Mapping[str, str]
+) -> tuple[list[Database], dict[str, QmqError]]:
+    """The databases, and by name the reasons why others cannot be opened."""
+    sections = {section.name: section for section in config.databases}
+    refused: dict[str, QmqError] = {}
+    if config.registry.url:
+        try:
+            content = Registry(config.registry, environment, config.watchdog).read()
+        except (ConfigurationError, DatabaseUnavailableError) as error:
+            refused[REGISTRY_JOB] = error
+        else:
+            refused |= content.refused
+            sections = {section.name: section for section in content.enabled()} | sections
+    databases = []
+    for name, section in sections.items():
+        try:
+            databases.append(open_database(section, environment, config.watchdog))
+        except ConfigurationError as error:
+            refused[name] = error
+    return databases, refused
+
 
 _BUILT_IN: Final = WatchdogSection()
 #: How often to check for databases that hang, and for those that have rested.

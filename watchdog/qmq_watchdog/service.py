@@ -21,16 +21,14 @@ from qmq_client.settings.sections import Config, DatabaseSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
-from qmq_watchdog.broker_gate import BrokerGate
-from qmq_watchdog.connections import CONNECTIONS_PER_RUN, ConnectionBudget
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.databases import open_database
+from qmq_watchdog.databases import CONNECTIONS_PER_RUN, ConnectionBudget, open_database
 from qmq_watchdog.endpoint import Endpoint, Health
 from qmq_watchdog.events import log_event
-from qmq_watchdog.fleet import Fleet
+from qmq_watchdog.fleet import Fleet, RegistryJob
 from qmq_watchdog.options import DaemonOptions
+from qmq_watchdog.outage import BrokerGate
 from qmq_watchdog.registry import Registry
-from qmq_watchdog.registry_job import RegistryJob
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 

@@ -29,11 +29,16 @@ from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import WatchdogSection
 from qmq_client.transport.port import Transport
-from qmq_watchdog.beside import Beside, two_threads
-from qmq_watchdog.claiming import Claim, Claims
+from qmq_watchdog.claiming import (
+    Beside,
+    Claim,
+    Claims,
+    RowRate,
+    Settlement,
+    Settlements,
+    two_threads,
+)
 from qmq_watchdog.databases import Database
-from qmq_watchdog.rate import RowRate
-from qmq_watchdog.settling import Settlement, Settlements
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
 #: the broker is there, little to hold in memory or to give back.

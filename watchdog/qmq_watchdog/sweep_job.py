@@ -1,8 +1,12 @@
-"""The sweeps of one database, the waits between them, and what they have done so far.
+"""The sweeps of one database, the waits between them, its retention, and what was done so far.
 
 A sweep follows at once while rows are left, after the poll time if there was nothing, later if
-there has been nothing for a while, and later and later while something is away. Rows are decided in
+there has been nothing for a while, and later and later during an outage. Rows are decided in
 `sweep.py`, threads in `workers.py`.
+
+Retention deletes expired rows that were kept for an audit, and expired ids of the inbox, in a bounded
+number of small transactions at a time. Any number of watchdogs may do this together; at worst one of them
+deletes nothing. So no leader is elected for it.
 """
 
 from __future__ import annotations
@@ -10,21 +14,74 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.database.errors import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError
+from qmq_client.inbox.dialect import inbox_dialect
+from qmq_client.outbox.database.deadlock import repeat_when_undone
 from qmq_client.outbox.row import OutboxCounts
-from qmq_watchdog.broker_gate import BrokerGate
-from qmq_watchdog.chores import do_chores
-from qmq_watchdog.connections import ConnectionBudget
+from qmq_watchdog.databases import ConnectionBudget, Database
 from qmq_watchdog.events import log_event
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.outage import BROKER_AWAY, FAULT, Outage, kind_of
+from qmq_watchdog.outage import BROKER_AWAY, FAULT, BrokerGate, Outage, kind_of
 from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
+
+ROWS_PER_TRANSACTION: Final = 500
+#: Transactions of one kind in one pass; the rest waits for the next.
+_TRANSACTIONS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreCounts:
+    """What was deleted."""
+
+    sent_purged: int = 0
+    inbox_purged: int = 0
+    #: Whether more may be left.
+    is_cut_short: bool = False
+
+
+def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False) -> ChoreCounts:
+    """Delete what has expired in this database; SQLAlchemy's errors pass through."""
+
+    def purge_sent() -> int:
+        return database.store.purge_sent(limit=ROWS_PER_TRANSACTION)
+
+    # Always checked: the setting may have been removed while rows were already kept
+    sent = list(_batches(purge_sent, is_stopped))
+    ids: list[int] = []
+    if database.keep_inbox_ms is not None:
+        ids = list(_batches(lambda: _purge_inbox(database), is_stopped))
+    return ChoreCounts(
+        sent_purged=sum(sent),
+        inbox_purged=sum(ids),
+        is_cut_short=any(each[-1:] == [ROWS_PER_TRANSACTION] for each in (sent, ids)),
+    )
+
+
+def _batches(batch: Callable[[], int], is_stopped: Callable[[], bool]) -> Iterator[int]:
+    for _ in range(_TRANSACTIONS_MAX):
+        count = repeat_when_undone(batch)  # a consumer may be noting the same ids at the same time
+        yield count
+        if count < ROWS_PER_TRANSACTION or is_stopped():
+            return
+
+
+def _purge_inbox(database: Database) -> int:
+    """One transaction: the oldest ids of all consumer groups."""
+    older_than_ms = database.keep_inbox_ms
+    assert older_than_ms is not None, "asked by the caller"
+    inbox = inbox_dialect(database.engine, database.inbox)
+    return database.store.write(
+        lambda connection: inbox.purge(
+            connection, None, older_than_ms=older_than_ms, limit=ROWS_PER_TRANSACTION
+        )
+    )
+
 
 #: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2

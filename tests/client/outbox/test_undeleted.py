@@ -16,9 +16,9 @@ from qmq_client.message import Message
 from qmq_client.outbox.committed.undeleted import UNDELETED
 from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import DEFAULT_TABLES, SENT
-from qmq_watchdog.chores import do_chores
 from qmq_watchdog.databases import Database as Watched
 from qmq_watchdog.sweep import Sweep
+from qmq_watchdog.sweep_job import do_chores
 from tests.client.publishing import send_each
 from tests.client.world import SUBJECT, World, a_world
 from tests.conftest import MakeDatabase
