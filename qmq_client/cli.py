@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from qmq_client.commands.listing import found_commands, help_text
-from qmq_client.commands.refused_output import discard_output
+from qmq_client.commands.listing import discard_output, found_commands, help_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

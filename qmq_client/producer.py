@@ -51,8 +51,7 @@ from qmq_client.publishing.receipts import Receipt
 from qmq_client.publishing.stats import Flushed, PublisherStats
 from qmq_client.publishing.thread import PublisherThread
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.transport.cancelling import cancel_at_broker
-from qmq_client.transport.port import Transport, checked_transport
+from qmq_client.transport.port import Transport, cancel_at_broker, checked_transport
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
 from qmq_client.wire.record import encode_record

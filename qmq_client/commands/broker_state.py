@@ -1,4 +1,4 @@
-"""`qmq broker status | readonly | drain`: show and change over HTTP what a running broker serves.
+"""`qmq broker status | readonly | drain | keepers | remove-keeper`, over HTTP to a running broker.
 
 They join `serve` and `token`, commands of the broker's own package, by entry points of the group
 `qmq.commands.broker`: the broker's package imports nothing of the client but the wire.
@@ -19,10 +19,59 @@ from qmq_client.commands.broker_json import (
     print_json,
 )
 from qmq_client.commands.exit_codes import ATTENTION
-from qmq_client.commands.keepers import keeper_lines
 from qmq_client.commands.table import table_lines
 from qmq_client.errors import TransportError
 from qmq_client.transport.address import BrokerAddress
+
+_COLUMNS: Final = ("name", "kept_offset", "age_s", "lag_bytes", "held_bytes", "lost_bytes")
+
+
+@click.command()
+@broker_options
+def keepers(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """List who keeps the logs elsewhere: retention waits for each of them.
+
+    held_bytes is what retention would already have deleted. Exit codes: 0 done, 1 the broker refused, 2 bad
+    usage or a token without the role, 3 no broker answers.
+    """
+    address = broker_address(broker, config_file)
+    answer = get_json(address, "/v1/keepers", {}, known=("keepers",))
+    if as_json:
+        print_json(answer)
+        return
+    for line in keeper_lines(answer["keepers"]):
+        click.echo(line)
+
+
+@click.command(name="remove-keeper")
+@click.argument("name")
+@broker_options
+def remove_keeper(
+    *, name: str, broker: str | None, config_file: Path | None, as_json: bool
+) -> None:
+    """Let retention wait no longer for an archive that is not run any more.
+
+    What waited for it is deleted when it is old enough. Exit codes: 0 done, 1 the broker refused, 2 bad usage
+    or a token without the role, 3 no broker answers.
+    """
+    address = broker_address(broker, config_file)
+    answer = post_json(address, "/v1/keepers/remove", {"name": name}, known=("name",))
+    if as_json:
+        print_json(answer)
+        return
+    for line in keeper_lines([answer]):
+        click.echo(line)
+
+
+def keeper_lines(found: list[dict[str, Any]]) -> list[str]:
+    """Keepers as lines for people."""
+    rows = [tuple(_text(keeper.get(name)) for name in _COLUMNS) for keeper in found]
+    return list(table_lines(_COLUMNS, rows))
+
+
+def _text(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
 
 #: Includes a read-only broker: it serves its consumers.
 _SERVING: Final = frozenset({"serving", "read-only"})

@@ -1,7 +1,14 @@
-"""Which sub-commands `qmq` has, from names alone: nothing of them is imported, nor is click."""
+"""Which sub-commands `qmq` has, from names alone: nothing of them is imported, nor is click.
+
+Also what to do when nobody reads the standard output: its disk is full, or its reader has exited.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
@@ -56,3 +63,13 @@ def help_text(commands: Mapping[str, EntryPoint]) -> str:
             "needs attention, 2 bad usage or configuration, 3 unreachable or temporarily unable.",
         ]
     )
+
+
+def discard_output() -> None:
+    """Discard the rest of the output.
+
+    Otherwise the interpreter tries to write it again when it exits, prints that this fails, and
+    since Python 3.12 returns an exit code of its own.
+    """
+    with contextlib.suppress(io.UnsupportedOperation):  # a caller's stream, which is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

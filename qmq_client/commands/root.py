@@ -13,8 +13,7 @@ from typing import Any, Final
 import click
 
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
-from qmq_client.commands.listing import COMMANDS_GROUP, found_commands, help_text
-from qmq_client.commands.refused_output import discard_output
+from qmq_client.commands.listing import COMMANDS_GROUP, discard_output, found_commands, help_text
 from qmq_client.errors import QmqError
 
 _DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

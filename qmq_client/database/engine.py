@@ -1,17 +1,21 @@
-"""Opens engines for configured databases. Applications bring their own."""
+"""Opens engines for configured databases. Applications bring their own.
+
+Errors that PyMySQL raises in its own code, for a missing library or an unknown option, become errors of
+the database with a remedy.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL
 
-from qmq_client.database import pymysql_connect
 from qmq_client.database.url import DRIVERS, known_url, not_usable
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.mysql import lift_limits
@@ -83,8 +87,8 @@ def _is_in_memory(url: URL) -> bool:
 
 def _driver_option(url: URL) -> dict[str, Any]:
     """The driver's module, if SQLAlchemy should use another than its own choice."""
-    is_pymysql = url.drivername.endswith(f"+{pymysql_connect.DRIVER}")
-    return {"module": pymysql_connect.driver()} if is_pymysql else {}
+    is_pymysql = url.drivername.endswith(f"+{DRIVER}")
+    return {"module": driver()} if is_pymysql else {}
 
 
 def _driver_arguments(url: URL, may_create: bool) -> dict[str, int | str]:
@@ -151,3 +155,37 @@ def _no_driver(section: DatabaseSection, url: URL, error: ImportError) -> Config
         value=f"{mask_secrets(section.url)}: the driver is not installed ({error})",
         remedy=f"{install}." if url.drivername == ours else f"Install it, or write {ours}://.",
     )
+
+
+#: The driver that this is for, in SQLAlchemy's spelling.
+DRIVER: Final = "pymysql"
+_LACKING: Final = "cryptography"
+_REMEDY: Final = (
+    "the server asks for the password by caching_sha2_password, and without TLS PyMySQL needs a library "
+    "to encrypt it: `pip install cryptography`, or connect by TLS (?ssl_ca=FILE in the URL)"
+)
+#: PyMySQL fails in its own code on an option or a character set that it does not know.
+_OPTIONS: Final = "PyMySQL cannot connect as the URL says behind its `?`"
+
+
+def driver() -> ModuleType:
+    """PyMySQL with another `connect`, for `create_engine(module=…)`; raises `ImportError` without it.
+
+    Not a listener of `do_connect`: one that returns a connection keeps all later listeners from
+    being called.
+    """
+    import pymysql  # late: other databases do without it
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        try:
+            return pymysql.connect(*arguments, **options)
+        except RuntimeError as error:
+            if _LACKING not in str(error):
+                raise
+            raise pymysql.OperationalError(_REMEDY) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise pymysql.OperationalError(f"{_OPTIONS}: {error}") from error
+
+    made = ModuleType(pymysql.__name__)
+    vars(made).update(vars(pymysql), connect=connect)
+    return made

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sqlalchemy.pool import StaticPool
 
-from qmq_client.inbox.inbox import InboxWork
-from qmq_client.inbox.notes import Begun, Notes, purge_bounds, purge_limit
+from qmq_client.inbox.inbox import Begun, InboxWork, Notes, purge_bounds, purge_limit
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 
 if TYPE_CHECKING:  # needs greenlet, which applications without asynchronous engines may lack

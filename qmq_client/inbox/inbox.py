@@ -4,28 +4,158 @@ The id is noted first. If it was there before, the effect has already happened, 
 skipped. If the transaction rolls back, the id goes with it, and the next delivery tries again. So
 within the retention the effect happens once for each id, even if messages are delivered twice or
 processes die at any moment. What a handler does outside this database is not covered.
+
+An asynchronous inbox runs the same code inside SQLAlchemy's `run_sync`.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from qmq_client.inbox.notes import Notes, purge_bounds, purge_limit
+from qmq_client.errors import ConfigurationError, InboxTransactionError, OutboxMissingError
+from qmq_client.inbox.dialect import InboxDialect, Noted, inbox_dialect
+from qmq_client.outbox.checking.rights import CONSUMER, Rights, lacking_texts
+from qmq_client.outbox.database.dialect import dialect_of
+from qmq_client.outbox.database.sqlite_file import follow_file
 from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.wire.message_id import MESSAGE_ID_BYTES
+from qmq_client.wire.names import check_name
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     SessionFactory = Callable[[], Session]
+
+
+#: Rows per delete: each is a short transaction between those of the handlers.
+PURGED_ROWS_PER_TRANSACTION: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An open transaction that has noted ids."""
+
+    connection: sa.Connection
+    transaction: SessionTransaction | None
+    #: None if there were no ids.
+    noted: Noted | None
+
+    @property
+    def new(self) -> set[bytes]:
+        """Ids that were not noted before."""
+        return set() if self.noted is None else self.noted.new
+
+
+class Notes:
+    """One group's part of the inbox table of one database."""
+
+    def __init__(self, engine: sa.Engine, inbox: sa.Table, group: str) -> None:
+        self.engine = engine
+        self.group = check_name(group, field="group")
+        self._bind_arguments: dict[str, Any] = {"clause": inbox}
+        self._dialect: InboxDialect = inbox_dialect(engine, inbox)
+        follow_file(engine)
+
+    def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
+        """Note these ids in a new transaction of the session."""
+        connection = session.connection(bind_arguments=self._bind_arguments)
+        transaction = session.get_transaction()
+        self._dialect.begin(connection)
+        ids = message_ids if len(message_ids) == 1 else sorted(set(message_ids))
+        noted = self._dialect.insert(connection, self.group, ids) if ids else None
+        return Begun(connection, transaction, noted)
+
+    def commit(self, session: Session, begun: Begun, forgotten: Collection[bytes]) -> None:
+        """Commit, and take back the notes of ids that are `forgotten`.
+
+        Raises `InboxTransactionError` unless the transaction is still open.
+        """
+        if begun.transaction is None or session.get_transaction() is not begun.transaction:
+            raise InboxTransactionError
+        while (left_open := session.get_nested_transaction()) is not None:
+            left_open.commit()  # as the COMMIT would; on MySQL our own savepoint is around it
+        if begun.noted is not None:
+            self._dialect.confirm(begun.connection, self.group, begun.noted)
+            self._dialect.forget(begun.connection, self.group, forgotten)
+        self._commit(session, begun.connection)
+
+    def probe(self, session: Session) -> None:
+        """Note an id that no message has; the caller rolls back."""
+        self.begin(session, [os.urandom(MESSAGE_ID_BYTES)])
+
+    def purge(self, session: Session, older_than_ms: int, limit: int) -> int:
+        """Delete up to `limit` ids and commit; how many."""
+        connection = session.connection(
+            bind_arguments=self._bind_arguments, execution_options=self._dialect.purge_options
+        )
+        self._dialect.begin(connection)
+        count = self._dialect.purge(
+            connection, self.group, older_than_ms=older_than_ms, limit=limit
+        )
+        self._commit(session, connection)
+        return count
+
+    def check(self, session: Session) -> None:
+        """Raise when no transaction can write, or the table is missing, not this user's, or unfit."""
+        connection = self.begin(session, ()).connection
+        inbox = self._dialect.table
+        database = self.engine.url.render_as_string(hide_password=True)
+        denied = Rights(connection).lacking_on(inbox, CONSUMER.inbox)
+        if texts := lacking_texts(connection, CONSUMER, denied):
+            raise OutboxMissingError(f"{'; '.join(texts)}, in {database}")
+        wanted = {column.name for column in inbox.columns}
+        try:
+            columns = sa.inspect(connection).get_columns(inbox.name, schema=inbox.schema)
+        except sa.exc.NoSuchTableError:
+            columns = []
+        found = {column["name"] for column in columns}
+        if missing := sorted(wanted - found):
+            lacks = f"has no {', '.join(missing)}" if found else "is missing"
+            create = (
+                "await create_tables_async" if self.engine.dialect.is_async else "create_tables"
+            )
+            raise OutboxMissingError(
+                f"table {inbox.fullname} {lacks} in {database}. "
+                f"Run `qmq db migrate --database {database}` or `{create}(engine)`."
+            )
+        if faults := dialect_of(self.engine).faults(connection, [inbox]):
+            raise OutboxMissingError(f"{'; '.join(faults)}, in {database}")
+
+    def _commit(self, session: Session, connection: sa.Connection) -> None:
+        try:
+            session.commit()
+        except sa.exc.DBAPIError:
+            self._dialect.undo_failed_commit(connection)
+            raise
+
+
+def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
+    """The age in milliseconds; raises `ConfigurationError` for values that make no sense."""
+    older_than_ms = round(older_than.total_seconds() * 1000)
+    if older_than_ms < 0 or (rows_max is not None and rows_max < 1):
+        raise ConfigurationError(
+            setting="purge",
+            value=f"older_than={older_than}, rows_max={rows_max}",
+            remedy="Give a time in the past and at least one row.",
+        )
+    return older_than_ms
+
+
+def purge_limit(purged: int, rows_max: int | None) -> int:
+    """How many the next transaction may delete; 0 when done."""
+    if rows_max is None:
+        return PURGED_ROWS_PER_TRANSACTION
+    return min(PURGED_ROWS_PER_TRANSACTION, rows_max - purged)
 
 
 _Session = TypeVar("_Session", Session, "AsyncSession")

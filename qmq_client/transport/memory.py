@@ -8,30 +8,37 @@ same contract suite as `HttpTransport`, so what a test shows here holds there.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
+
+from msgspec import UNSET
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
     BrokerAnswerError,
     BrokerBusyError,
+    BrokerRefusedError,
     BrokerUnreachableError,
+    InvalidMessageError,
+    InvalidNameError,
     ProtocolError,
 )
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message
-from qmq_client.transport.memory_checks import check_request, refused
-from qmq_client.transport.memory_delayed import MemoryDelayed
 from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, terms_of
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
+from qmq_client.wire.due import record_due_at_ms
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.groups import group_of, replaced_text
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.names import check_name
 from qmq_client.wire.record import (
     decode_record,
     encode_record,
@@ -40,6 +47,7 @@ from qmq_client.wire.record import (
     verify_record,
 )
 from qmq_client.wire.requests import (
+    ErrorAnswer,
     PullRequest,
     SendAnswer,
     SettleAnswer,
@@ -397,3 +405,89 @@ class MemoryTransport:
         if faults.garbage_answers:
             faults.garbage_answers -= 1
             raise BrokerAnswerError("memory broker: the answer makes no sense")
+
+
+def check_request(request: PullRequest | SettleRequest) -> None:
+    """Refuse names and bounds that make no sense."""
+    try:
+        check_name(request.subject, field="subject")
+        check_name(request.group, field="group")
+        check_name(request.consumer, field="consumer")
+    except InvalidNameError as error:
+        raise refused(422, error.code, str(error)) from error
+    if isinstance(request, PullRequest):
+        _check_said(request)
+        if not (request.max_messages and request.max_attempts and request.lease_ms):
+            raise refused(422, "invalid", "max_messages, max_attempts, lease_ms: 1 or more")
+
+
+def _check_said(request: PullRequest) -> None:
+    try:
+        parse_start(request.start)
+        for tag in () if request.tags is UNSET else (*request.tags.any, *request.tags.all):
+            check_name(tag, field="tags")
+    except InvalidMessageError as error:
+        raise refused(422, error.code, str(error)) from error
+
+
+def refused(
+    status: int, code: str, message: str, message_id: bytes | None = None
+) -> BrokerRefusedError:
+    """A refusal as the broker gives it."""
+    text = "" if message_id is None else format_message_id(message_id)
+    return BrokerRefusedError(status, ErrorAnswer(code=code, message=message, message_id=text))
+
+
+class MemoryDelayed:
+    """Messages that wait. Its user holds a lock."""
+
+    def __init__(self) -> None:
+        #: Due time, order of arrival, subject, record.
+        self._waiting: list[tuple[int, int, str, bytes]] = []
+        self._numbers = count()
+        #: Subject and id of each.
+        self._cancelled: set[tuple[str, bytes]] = set()
+
+    def add(self, records: Mapping[str, Sequence[bytes]]) -> None:
+        """Keep these until they are due."""
+        for subject, some in records.items():
+            for record in some:
+                due_at_ms = record_due_at_ms(record) or 0
+                heapq.heappush(self._waiting, (due_at_ms, next(self._numbers), subject, record))
+
+    def due(self, now_ms: int) -> dict[str, list[bytes]]:
+        """Let go of what is due, by subject and in order."""
+        found: dict[str, list[bytes]] = {}
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            _, _, subject, record = heapq.heappop(self._waiting)
+            found.setdefault(subject, []).append(record)
+        return found
+
+    def cancel(
+        self,
+        message_ids: Sequence[bytes],
+        known: Iterable[tuple[str, bytes]],
+        subject: str | None,
+    ) -> tuple[Cancellation, ...]:
+        """Take messages back, of one subject or of any; `known` are all that were ever stored."""
+        return tuple(self._cancel(one, known, subject) for one in message_ids)
+
+    def _cancel(
+        self, message_id: bytes, known: Iterable[tuple[str, bytes]], subject: str | None
+    ) -> Cancellation:
+        def is_it(name: str, other: bytes) -> bool:
+            return other == message_id and subject in (None, name)
+
+        left = []
+        for one in self._waiting:
+            if is_it(one[2], record_message_id(one[3])):
+                self._cancelled.add((one[2], message_id))
+            else:
+                left.append(one)
+        heapq.heapify(left)
+        self._waiting = left
+        stored = {one for one in known if is_it(*one)}
+        if not stored:
+            return Cancellation.UNKNOWN
+        is_cancelled = stored <= self._cancelled
+        return Cancellation.CANCELLED if is_cancelled else Cancellation.TOO_LATE

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from qmq_client.database.engine import open_engine
 from qmq_client.database.url import database_url
 from qmq_client.errors import ConfigurationError
-from qmq_client.settings.config import DATABASES_MAX, LoadedConfig, load_config
-from qmq_client.settings.layers import FILE_BYTES_MAX
+from qmq_client.settings.config import DATABASES_MAX, FILE_BYTES_MAX, LoadedConfig, load_config
 from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import BrokerSection, Config, WatchdogSection
 from qmq_client.transport.http import DEFAULT_BROKER_URL

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from qmq_client.publishing.deletes import Deletes
+from qmq_client.publishing.publisher import Deletes
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import send_each, sweep, with_transport

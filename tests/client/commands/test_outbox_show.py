@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from qmq_client.commands.outbox_view import BODY_SHOWN_BYTES
+from qmq_client.commands.outbox import BODY_SHOWN_BYTES
 from qmq_client.commands.root import root
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.outbox.database.dialect import dialect_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_client.commands.targets import load_target
+from qmq_client.commands.consume import load_target
 from qmq_client.errors import ConfigurationError
 from tests.client.consumer.kit import WAIT_S
 

@@ -10,8 +10,13 @@ from typing import Any
 import httpcore
 
 from qmq_client.clock import SYSTEM_CLOCK, SystemClock
-from qmq_client.transport.http_connections import CallDeadline, DeadlineBackend
-from qmq_client.transport.kept_connections import KEPT_CONNECTIONS_MAX, KEPT_S, KeptConnections
+from qmq_client.transport.http_connections import (
+    KEPT_CONNECTIONS_MAX,
+    KEPT_S,
+    CallDeadline,
+    DeadlineBackend,
+    KeptConnections,
+)
 from qmq_client.transport.plain_connection import PlainConnection, make_call
 from tests.client.transport.hostile_server import HostileServer, answer, hostile_server
 
