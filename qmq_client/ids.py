@@ -35,7 +35,7 @@ class IdSource:
         process_id = os.getpid()
         made = MessageIds(instance_of(secrets.randbits(64))).next_id
         self._next_id = self._sources.setdefault(process_id, made)
-        self._process_id = process_id  # last: whoever sees it takes the new ids
+        self._process_id = process_id  # last: a thread that sees it takes the new ids
 
     def renew_in_child(self) -> None:
         """After a fork: another instance.

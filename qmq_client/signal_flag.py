@@ -17,7 +17,7 @@ class SignalFlag:
 
     Python runs signal handlers in the main thread, between any two of its steps. One that comes while
     that thread is inside `Event.wait` or `Event.clear` finds the event's lock held by the thread it
-    interrupted, and `Event.set` waits for ever. `SimpleQueue.put` is reentrant by its documentation.
+    interrupted, and `Event.set` waits forever. `SimpleQueue.put` is reentrant by its documentation.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ def refuse_missing_tables(
 
 
 def refuse_unrecorded_tables(connection: sa.Connection, schema: str | None, prefix: str) -> None:
-    """Raise `UnrecordedTablesError` if there are tables of ours. Requires: no revision is recorded."""
+    """Raise `UnrecordedTablesError` if our tables exist. Requires: no revision is recorded."""
     if sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema):
         raise UnrecordedTablesError(
             f"{prefix}outbox is there, but no revision of QMQ to go back from: your own Alembic "
@@ -71,7 +71,7 @@ def refuse_unrecorded_tables(connection: sa.Connection, schema: str | None, pref
 def will_adopt(
     connection: sa.Connection, schema: str | None, prefix: str, *, may_adopt: bool
 ) -> bool:
-    """Whether there are tables without a revision of ours, to be taken over.
+    """Whether there are tables without our revision, to be adopted.
 
     Requires: no revision is recorded. Raises `OtherHistoryError` if another history is beside them,
     unless `may_adopt`.
@@ -79,7 +79,7 @@ def will_adopt(
     inspector = sa.inspect(connection)
     if not inspector.has_table(f"{prefix}outbox", schema=schema):
         return False
-    # A run of ours that was killed on MySQL has left it behind, empty: it is nobody else's.
+    # One of our runs that was killed on MySQL has left it, empty: it is nobody else's.
     is_begun = inspector.has_table(f"{prefix}version", schema=schema)
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:

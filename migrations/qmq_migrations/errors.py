@@ -29,7 +29,7 @@ class NoRevisionError(MigrationError):
 
 
 class OtherHistoryError(MigrationError):
-    """Our tables are there without a revision of ours, beside an Alembic history of somebody else.
+    """Our tables are there without our revision, next to somebody else's Alembic history.
 
     That history most likely made them and goes on with them. Stay with it, or say that they are to
     be adopted.
@@ -37,7 +37,7 @@ class OtherHistoryError(MigrationError):
 
 
 class UnrecordedTablesError(MigrationError):
-    """Our tables are there without a revision of ours, so there is none to go back from."""
+    """Our tables are there without our revision, so there is none to go back from."""
 
 
 class TablesGoneError(MigrationError):
@@ -45,7 +45,7 @@ class TablesGoneError(MigrationError):
 
 
 class SchemaMissingError(MigrationError):
-    """The schema that the tables are to be in is not there; who owns a schema is no affair of ours."""
+    """The schema that the tables are to be in is not there; schemas are for their owner to create."""
 
 
 class MigrationBusyError(MigrationError):

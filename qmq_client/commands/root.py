@@ -1,7 +1,7 @@
 """The click group behind `qmq`: loads the one sub-command that was named.
 
 A `QmqError`, and a disk that is full behind standard output, become one line and an exit code here,
-never a traceback. Any other exception is a bug of ours and keeps its traceback.
+never a traceback. Any other exception is our own bug and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _header(text: str) -> tuple[str, str]:
 
 def _announce_input() -> None:
     """On a terminal, say that input is expected: nothing else shows it."""
-    if sys.stdin is None:  # closed by whoever started this
+    if sys.stdin is None:  # closed by the parent process
         raise click.UsageError("standard input is closed: give BODY.")
     if sys.stdin.isatty():
         click.echo("reading standard input; end it with Ctrl-D", err=True)

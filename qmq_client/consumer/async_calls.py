@@ -134,7 +134,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt) as error:
-        # Of a task that a handler made: whoever awaits it is raised the same, and stops in order.
+        # Of a task that a handler made: the code that awaits it gets the same error, and stops in order.
         _LOG.warning("loop_kept error=%s raised_by=task", type(error).__name__)
 
 

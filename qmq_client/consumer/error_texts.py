@@ -135,13 +135,13 @@ def _hide_parameters(error: BaseException) -> None:
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: Failures of one kind that are told in one span. With fewer than this in a minute, each is.
+#: Failures of one kind that are logged in one span. With fewer than this in a minute, all of them.
 TOLD_MAX: Final = 10
 #: The first span, and how long none must fail before all is well. Each span that had too many is
 #: followed by one of twice its length, up to the second.
 _SPAN_S: Final = 60.0
 _SPAN_S_MAX: Final = 3_600.0
-#: Kinds that are told apart; all further ones are one kind, so that errors cannot use up memory.
+#: Kinds that are distinguished; all further ones are one kind, so that errors cannot use up memory.
 _KINDS_MAX: Final = 100
 _FURTHER: Final = 0
 
@@ -213,15 +213,15 @@ class HandlerFailures:
                 )
 
     def _tell_count(self, span: _Span) -> None:
-        untold = span.failures - TOLD_MAX
-        if untold <= 0:
+        unlogged = span.failures - TOLD_MAX
+        if unlogged <= 0:
             return
         _LOG.warning(
-            "handler_failures consumer=%s seconds=%.1f failures=%d untold=%d last_error=%s",
+            "handler_failures consumer=%s seconds=%.1f failures=%d unlogged=%d last_error=%s",
             self._consumer,
             span.failed_at_s - span.began_at_s,
             span.failures,
-            untold,
+            unlogged,
             in_one_line(span.text),
         )
 

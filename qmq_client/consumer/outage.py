@@ -72,7 +72,7 @@ class Outage:
             _LOG.warning("%s", line)
 
     def end(self) -> None:
-        """A call was answered: whoever waits need not. Costs nothing while nobody has failed."""
+        """A call was answered: waiting threads continue. Costs nothing while no call has failed."""
         if not self._is_open:
             return
         with self._changed:
@@ -101,8 +101,8 @@ class Outage:
 class OutageLog:
     """What is said of failures and answers: a line, or nothing. One caller at a time.
 
-    An outage is told when it begins, less and less often while it lasts, and when it ends. One that
-    comes and goes is told as rarely as one that lasts.
+    An outage is logged when it begins, less and less often while it lasts, and when it ends. One that
+    comes and goes is logged as rarely as one that lasts.
     """
 
     def __init__(self, who: str, clock: Clock) -> None:

@@ -29,7 +29,7 @@ _SLOWER: Final = 4
 _WEIGHT: Final = 0.2
 #: How long an idle worker may take to begin, before the next request goes out without it.
 BEGIN_S: Final = 0.001
-#: A wait ends at least this often, so that a lost wake-up is never for ever.
+#: A wait ends at least this often, so that a lost wake-up does not hang it.
 _LOOK_S: Final = 1.0
 
 
@@ -140,7 +140,7 @@ class Prefetch:
                     started_at_s=now_s, received=tuple(batch)
                 )
                 if self._idle and self._waiting and self._wait_s() == 0.0:
-                    self._arrived.notify()  # more is due than whoever put it knew
+                    self._arrived.notify()  # more is due than the thread that put it knew
                 if self._is_asked and self._has_idle():
                     self._tell_room()
             return batch

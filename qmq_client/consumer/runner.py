@@ -44,7 +44,7 @@ _LOG: Final = logging.getLogger("qmq.consumer")
 STOP_DEADLINE_S: Final = 30.0
 #: Outcomes wait this long for company or for the next pull to carry them.
 SETTLE_AFTER_S: Final = 0.02
-#: After an error that nobody foresaw, so that a loop cannot spin.
+#: After an unexpected error, so that a loop cannot spin.
 _UNEXPECTED_PAUSE_S: Final = 1.0
 #: Of the deadline, kept for handlers to react to their cancelling and for the last settlements.
 _LAST_SHARE: Final = 0.2
@@ -311,7 +311,7 @@ class Consumers:
             ends.wait(done.pause_s)
 
     def _guarded(self, step: Callable[[], Pass]) -> Pass:
-        """One pass. Whatever nobody foresaw is logged and survived, and an exit stops all in order."""
+        """One pass. An unexpected error is logged and survived; an exit stops everything in order."""
         try:
             return step()
         except (SystemExit, KeyboardInterrupt) as error:

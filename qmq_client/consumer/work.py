@@ -315,7 +315,7 @@ class Work:
                     one.received.takes_wishes = False
 
     def _note_wishes(self, new: list[Decoded], decoded: list[Decoded]) -> None:
-        """Also for a message that is in the batch twice, delivered anew after a restart."""
+        """Also for a message that is in the batch twice, delivered again after a restart."""
         wishes = {one.record.message_id: one.received.wish for one in new}
         for one in decoded:
             wish = wishes.get(one.record.message_id)
@@ -468,7 +468,7 @@ class Work:
     def _log_failure(self, error: BaseException, text: str, received: list[Received]) -> None:
         first = received[0]
         level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
-        # Where it failed is told when it is news and when nobody will see it again.
+        # The traceback is logged when it is new, and when the message will not be tried again.
         is_news = first.attempt in {1, self._handler.options.max_attempts}
         is_told_whole = _LOG.isEnabledFor(level if is_news else logging.DEBUG)
         _LOG.log(

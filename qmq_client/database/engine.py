@@ -28,7 +28,7 @@ _EXTRAS: Final = {"postgresql": 'pip install "qmq[postgres]"'}
 #: Long enough for a distant network, short enough for an address where nobody answers.
 _CONNECT_S_MAX: Final = 5
 #: PyMySQL's connect time-out ends as soon as the kernel accepts; a server that is frozen then never
-#: answers. Longer than any statement of ours except those of a migration.
+#: answers. Longer than any of our statements except those of a migration.
 _ANSWER_S_MAX: Final = 60
 _MIGRATION_ANSWER_S_MAX: Final = 3_600
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _log = logging.getLogger("qmq.publish")
-#: Subjects remembered: more than a producer has. Beyond that they are forgotten, and told anew.
+#: Subjects remembered: more than a producer has. Beyond that they are forgotten, and logged again.
 _SUBJECTS_MAX: Final = 1_000
 
 

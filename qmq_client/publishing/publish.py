@@ -190,7 +190,7 @@ class _Batch:
             self.put_off(rows, _text(error))
         except TransportError as error:
             self.fail_or_park(rows, _text(error))
-        except Exception as error:  # nobody foresaw it: one row may be the cause, none may wait
+        except Exception as error:  # unexpected: one row may be the cause, none may wait
             if len(rows) == 1:
                 _log.exception("message %s", format_message_id(rows[0].message_id))
             return self._halve(rows, error)

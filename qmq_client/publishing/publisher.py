@@ -7,7 +7,7 @@ falls due and that a watchdog sends. So every problem has the same answer: leave
 - A hint proves nothing. Each batch is looked for by one SELECT on a connection of our own, and only
   rows that are there, ours and not yet due are sent. Rows that are not there are looked for again after 5,
   50 and 500 ms.
-- Rows that come near their takeover are claimed anew before the send.
+- Rows that come near their takeover are claimed again before the send.
 - Accepted rows are deleted in batches. Until then they are owned; if the process dies before the
   delete, the watchdog sends them again and the broker knows them. Those with an ordering key are
   deleted at once, because others wait for that.
@@ -121,7 +121,7 @@ _EARLY_S: Final = 0.001
 #: When to look again whether it is the turn of a row with an ordering key. Where processes take turns at a
 #: key, each change of hands waits for one look.
 _TURN_DELAYS_S: Final = (*(0.02,) * 5, *(0.05,) * 22)
-#: Part of the takeover time after which a row is claimed anew: what is left is for the request.
+#: Part of the takeover time after which a row is claimed again: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
 #: How long deletes wait for a moment in which the application uses no connection to its SQLite file.
 _POLITE_S: Final = 1.0
@@ -297,7 +297,7 @@ class Publisher:
                 self._look_again(each, now_s, is_known=found is not None)
             elif row.state != LIVE or row.token != self.token:
                 self._tell_of_anothers(each.row, row)
-            elif row.is_due:  # by the database's clock, which may have jumped: to be claimed anew
+            elif row.is_due:  # by the database's clock, which may have jumped: to be claimed again
                 each.owned_since_s = float("-inf")
                 self._look_again(each, now_s, is_known=False)
             else:

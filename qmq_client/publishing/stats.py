@@ -20,7 +20,7 @@ class PublisherStats:
     left: int = 0
     #: Not there although their transaction had ended: rolled back, or to a savepoint, or cancelled.
     gone: int = 0
-    #: Claimed anew because they were near their takeover.
+    #: Claimed again because they were near their takeover.
     reclaimed: int = 0
     #: Times that messages waited for an earlier one of their ordering key.
     held: int = 0

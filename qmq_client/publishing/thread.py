@@ -4,7 +4,7 @@ Started by the first send, so a process that never sends has no thread, and a fo
 own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
 the work.
 
-Whoever steps the publisher, its thread or a caller, takes the *turn* first.
+The thread that steps the publisher, its own or a caller's, takes the *turn* lock first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qmq_client.publishing.stats import Pass
 
 _log = logging.getLogger("qmq.publisher")
 
-#: After an error that nobody foresaw, or a callback that would end the process, before going on.
+#: After an unexpected error, or a callback that would end the process, before going on.
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0
@@ -45,7 +45,7 @@ class PublisherThread:
         self._on_end = on_end
         self._clock = clock
         self._is_background = is_background
-        #: Held by whoever steps the publisher: its thread while it lives, or a caller for a while.
+        #: Held by the thread that steps the publisher: its own while it lives, or a caller's for a while.
         #: Reentrant for a callback in the middle of a caller's step, which finds `_is_at_work`.
         self._turn = threading.RLock()
         self._is_at_work = False
@@ -69,7 +69,7 @@ class PublisherThread:
 
     def _start(self) -> bool:
         with self._starting:
-            # One that is starting while Python ends would never run, and its starter wait for ever.
+            # One that is starting while Python ends would never run, and its starter wait forever.
             if self.is_running or self._close_at_s is not None or sys.is_finalizing():
                 return self.is_running
             try:

@@ -15,7 +15,7 @@
     url = "postgresql://watchdog@db/control"
 
 An unknown key is an error that names the nearest known one, and so is a variable that looks like a
-slip of one; all faults are told at once. Where each value came from is kept, for `qmq config show`.
+slip of one; all faults are reported at once. Where each value came from is kept, for `qmq config show`.
 Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
 but the file: databases become engines in `database/engine.py`.
 
@@ -175,11 +175,11 @@ class _Built:
             except msgspec.ValidationError as error:
                 found = _IN_ERROR.search(str(error))
                 if found is None and faults:
-                    break  # what is missing now was wrong, and is told already
+                    break  # what is missing now was wrong, and is reported already
                 faults.append(_invalid(prefix, given, str(error)))
                 if found is None or found["key"] not in left:
                     break
-                del left[found["key"]]  # only the first fault is told; look for others
+                del left[found["key"]]  # only the first fault is reported; look for others
         self._faults += faults
         if faults or section is None:
             return None

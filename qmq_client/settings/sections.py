@@ -19,7 +19,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 #: 0 or more, up to ten years: how long something is kept.
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
 _NAME: Final = r"\A[A-Za-z0-9_.-]{1,63}\Z"
-#: Names of ours begin with it, and the longest of them must be within the 63 bytes of PostgreSQL.
+#: Our names begin with it, and the longest of them must be within the 63 bytes of PostgreSQL.
 #: None of the characters that end a statement or a quoted name, though every name is quoted: others
 #: may write the table of the registry.
 PREFIX: Final = r"\A[ !#-:<-\[\]-_a-~]{0,32}\Z"
@@ -78,7 +78,7 @@ class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s: _Rate = 0
     #: How long the watchdog keeps rows that were accepted; 0 deletes them at once.
     keep_sent_s: _KeptSeconds = 0.0
-    #: How long ids stay in the inbox; 0 for ever. Longer than any message may come again.
+    #: How long ids stay in the inbox; 0: forever. Longer than any message may come again.
     keep_inbox_s: _KeptSeconds = 0.0
 
 

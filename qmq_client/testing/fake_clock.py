@@ -1,4 +1,4 @@
-"""A clock that moves when it is told to."""
+"""A clock that tests advance."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def refusal(status: int, answer: ErrorAnswer, retry_after: str = "") -> Transpor
 
 
 def _not_the_broker(response: Status, url: str) -> TransportError:
-    """Names what answered. It is told apart from a broker, but may ask for time like one."""
+    """Names what answered. It is distinguished from a broker, but may ask for time like one."""
     status, headers = response.status_code, response.headers
     kind = shorten(_content_type(response)) if _content_type(response) else "unknown"
     shown = f"status {status} of type {kind}"

@@ -165,14 +165,14 @@ class PlainConnection:
         received = 0
         while received < body_bytes:
             # The only reference: `getbuffer` and `getvalue` work on these very bytes.
-            landing = BytesIO(bytes(min(body_bytes - received, _PART_BYTES_MAX)))
-            with landing.getbuffer() as view:
+            buffer = BytesIO(bytes(min(body_bytes - received, _PART_BYTES_MAX)))
+            with buffer.getbuffer() as view:
                 view[: len(start)] = start
                 self._fill(view, len(start), received, body_bytes)
                 received += len(view)
             start = b""
             self._is_idle = received == body_bytes
-            yield landing.getvalue()
+            yield buffer.getvalue()
 
     def _fill(self, view: memoryview, first: int, before: int, body_bytes: int) -> None:
         while first < len(view):

@@ -20,7 +20,7 @@ class Cancellation(StrEnum):
     CANCELLED = "cancelled"
     #: It is in its subject already: released, or never delayed.
     TOO_LATE = "too_late"
-    #: Whoever was asked, the outbox or the broker, has no such message, or no longer has it.
+    #: The outbox or broker that was asked has no such message, or no longer has it.
     UNKNOWN = "unknown"
 
     def __bool__(self) -> bool:

@@ -29,7 +29,7 @@ class Instances:
     """Which process is one consumer of a broadcast: the latest to come; those that it replaced are refused.
 
     So a process that is started again, also after a crash, gets its messages at once, and of two that
-    run under one name by mistake one is told.
+    run under one name by mistake, one gets an error.
     """
 
     __slots__ = ("_current", "_replaced")
@@ -54,7 +54,7 @@ class Instances:
 
 
 def replaced_text(request: PullRequest) -> str:
-    """What the process that was replaced is told."""
+    """The error of the process that was replaced."""
     return (
         f"another process pulls as consumer {request.consumer} of group {request.group} on "
         f"{request.subject} since, and gets its messages"

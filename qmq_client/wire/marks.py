@@ -11,7 +11,7 @@ They stand at the very end of a frame behind the records' fill, so that a reader
 header alone and reads them without the records; therefore they have a checksum of their own. A
 *bucket* is the first millisecond of a span of due times that share one schedule log, a *schedule
 sequence* the place of a message in it, a *source* the commit log offset of the record that was put
-there. Together they name one delayed message for ever. Big-endian; see `docs/format/schedule.md`.
+there. Together they name one delayed message permanently. Big-endian; see `docs/format/schedule.md`.
 """
 
 from __future__ import annotations

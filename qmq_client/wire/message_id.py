@@ -30,7 +30,7 @@ MESSAGE_ID_BYTES: Final = 16
 _HALVES: Final = struct.Struct(">QQ")
 _TEXT: Final = re.compile(r"[0-9a-f]{32}\Z")
 _COPY: Final = "Copy it from a receipt, a log line or `qmq outbox list`."
-#: For whoever gives an id to a message of his own.
+#: The remedy for a caller who gives a message an id.
 LEAVE_OUT: Final = "Leave it out to have one made."
 INSTANCE_MAX: Final = 2**64 - 1
 #: First bytes of an id that was made of a dedupe key.

@@ -79,7 +79,7 @@ class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything below these offsets is kept elsewhere; retention waits for the rest."""
 
-    #: Of whoever keeps it: a name as those of groups.
+    #: The holder's name; the same characters as a group's.
     name: str
     #: Of which store, 32 hex digits: offsets of another one mean nothing.
     store_id: str
@@ -100,5 +100,5 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     #: What the broker is to do from now on.
     state: Literal["serving", "read-only", "draining"]
-    #: Shown to whoever is refused.
+    #: Shown to callers that are refused.
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""

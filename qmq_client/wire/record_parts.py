@@ -44,6 +44,6 @@ def record_expires_at_ms(data: bytes) -> int | None:
     first = RECORD_FIXED_BYTES + (DUE_BYTES if flags & DELAYED_FLAG else 0)
     position = first + key_bytes + tags_bytes + headers_bytes
     if position + _TIME.size > len(data):
-        return None  # never a record: whoever decodes it finds out
+        return None  # never a record: decoding it raises
     value: int = _TIME.unpack_from(data, position)[0]
     return value

@@ -5,7 +5,7 @@ frame around MessagePack (`application/vnd.qmq.frame`) with the frame's checksum
 a message frame itself and a pull's answer is a DELIVERIES frame (see `deliveries.py`).
 
 Ranges are half open pairs of pull sequences. A *token* stands for the opening of the broker's store
-that handed out: together with the pull sequence it names one hand-out for ever, also across restarts
+that handed out: together with the pull sequence it names one delivery permanently, also across restarts
 of the broker, and at no other broker.
 
 Fields that came after the first version are left out of the bytes unless they are set (`UNSET`), so

@@ -1,4 +1,4 @@
-"""What strangers wrote, as people are shown it: in errors, in logs and on terminals."""
+"""Untrusted text made safe for errors, logs and terminals."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class Daemon:
         try:
             if self.jobs_has(job):
                 job.step(lambda: self._is_stopped)
-        except Exception:  # the top of a loop: a fault of ours must not end the sweeps for good
+        except Exception:  # the top of a loop: our own bug must not end the sweeps for good
             job.on_fault()
             LOGGER.exception("sweep.fault database=%s", job.name)
         finally:

@@ -50,7 +50,7 @@ class Database:
     keep_sent_ms: int | None = None
     #: How long inbox ids are kept; None forever.
     keep_inbox_ms: int | None = None
-    #: Held by whoever uses its connections, or closes them.
+    #: Held while its connections are used or closed.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

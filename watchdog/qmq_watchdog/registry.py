@@ -1,7 +1,7 @@
 """The registry: a table of databases that come and go while the watchdog runs.
 
 It holds no secret. A row names the environment variable or the file with a password, and a URL that
-contains a password is refused, both when it is written and when it is read. Whoever may write the
+contains a password is refused, both when it is written and when it is read. Everybody who may write the
 table could have a password sent to a server of their choice, so not every variable or file is
 allowed: the name of the variable must contain PASSWORD, and the file must be in the configured
 directory.

@@ -82,7 +82,7 @@ class Workers(Generic[_Work]):
         self._lock = threading.Lock()
         #: Idle threads wait here …
         self._wanted = threading.Condition(self._lock)
-        #: … and here whoever waits for all runs to end.
+        #: … and here callers that wait for all runs to end.
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
         self._aside: deque[_Work] = deque()

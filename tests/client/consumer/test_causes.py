@@ -120,7 +120,7 @@ def test_W8_a_retry_for_an_error_is_logged_once_per_kind_with_counts_and_a_wish_
     assert len(told) == 11
     assert all(one.split()[0] == "handler_failed" and BUSY in one for one in told[:10])
     assert told[10].split()[0] == "handler_failures"
-    assert "failures=20 untold=10" in told[10]
+    assert "failures=20 unlogged=10" in told[10]
 
 
 def test_a_long_text_leaves_its_cause_a_share_of_the_bound() -> None:

@@ -77,7 +77,7 @@ def test_W8_of_failures_of_one_kind_few_are_told_and_the_others_are_counted(
     consumers.members[0].settle_once()
     (line,) = lines(caplog, "handler_failures")
     assert line == (
-        f"handler_failures consumer={NAME} seconds=0.0 failures=1000 untold={1_000 - TOLD_MAX} "
+        f"handler_failures consumer={NAME} seconds=0.0 failures=1000 unlogged={1_000 - TOLD_MAX} "
         "last_error=ConnectionError: nobody answers"
     )
     consumers.stop()
@@ -93,7 +93,7 @@ def test_a_stop_tells_what_was_counted(bench: Bench, caplog: pytest.LogCaptureFi
     drain(consumers)
     consumers.stop()
     (line,) = lines(caplog, "handler_failures")
-    assert "untold=1 " in line
+    assert "unlogged=1 " in line
 
 
 def test_who_logs_at_debug_is_told_of_each(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
     assert told == TOLD_MAX * (len(spans_s) + 1)
     failing.pass_by(60)
     (last,) = lines(caplog, "handler_failures")
-    total = sum(int(one.split("untold=")[1].split()[0]) for one in [*counts, last])
+    total = sum(int(one.split("unlogged=")[1].split()[0]) for one in [*counts, last])
     assert told + total == 6 * 3_600, "each is told or counted"
     failing.pass_by(58)
     assert lines(caplog, "handler_failures_over") == []
