@@ -6,7 +6,7 @@ loading their module would load asyncio.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         async_sessionmaker,
     )
     from sqlalchemy.orm import Session, scoped_session
+
+_Kind = TypeVar("_Kind")
 
 #: An engine, or a maker of sessions on one.
 AnyEngine: TypeAlias = "sa.Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]"
@@ -61,3 +63,14 @@ def engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
     return engine, async_sessionmaker(given)
+
+
+def checked(setting: str, given: Any, kind: type[_Kind], default: _Kind) -> _Kind:
+    """What was given, or the default for None; raises `ConfigurationError` for another kind of object."""
+    if given is None:
+        return default
+    if isinstance(given, kind):
+        return given
+    raise ConfigurationError(
+        setting=setting, value=type(given).__name__, remedy=f"Give {kind.__name__}(…)."
+    )

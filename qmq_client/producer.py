@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakSet
@@ -22,8 +22,15 @@ from sqlalchemy.orm import Session
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.current import sync_of
-from qmq_client.errors import ConfigurationError, NoTransactionError
-from qmq_client.given import AnyAsyncSession, AnyEngine, AnySession, engine_and_factory
+from qmq_client.deadline import checked_deadline_s
+from qmq_client.errors import ConfigurationError, InvalidMessageError, NoTransactionError
+from qmq_client.given import (
+    AnyAsyncSession,
+    AnyEngine,
+    AnySession,
+    checked,
+    engine_and_factory,
+)
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
 from qmq_client.options import ProducerOptions
@@ -89,11 +96,11 @@ class Producer:
         ask for the session of a send that names none: a `scoped_session`, like `db.session` of
         Flask-SQLAlchemy, or a function. Raises `ConfigurationError`.
         """
-        self.options = ProducerOptions() if options is None else options
+        self.options = checked("Producer(options=…)", options, ProducerOptions, ProducerOptions())
         self.engine, self.session_factory = engine_and_factory(engine)
         self._broker = broker
-        self._tables = tables or DEFAULT_TABLES
-        self._clock = clock or SYSTEM_CLOCK
+        self._tables = checked("Producer(tables=…)", tables, Tables, DEFAULT_TABLES)
+        self._clock = _checked_clock(clock)
         dialect = dialect_of(self.engine)
         self._store = OutboxStore(self.engine, self._tables)
         self._inserts = Inserts(
@@ -131,7 +138,7 @@ class Producer:
     ) -> SentMany:
         """`send` for several messages in one statement: all of them or, if one is invalid, none."""
         now_ms = self._clock.now_ms()
-        rows = [self._make_row(message, now_ms) for message in messages]
+        rows = [self._make_row(message, now_ms) for message in _each_of(messages)]
         ids = [format_message_id(row.message_id) for row in rows]
         return sent_many(ids, self._write(session, rows) if rows else None)
 
@@ -182,7 +189,7 @@ class Producer:
         if scope is not sync_of(scope):
             raise ConfigurationError(
                 setting="cancel",
-                value=f"an {type(scope).__name__}",
+                value=f"session: {type(scope).__name__}",
                 remedy="Write `await producer.cancel_async(message_id, session=session)`.",
             )
         return _cancellation(self._delete(scope, wanted))
@@ -211,6 +218,12 @@ class Producer:
         if session is None and not self._scopes.has_scope():
             return await self.cancel_now_async(message_id)
         wanted, scope = parse_message_id(message_id), self._scopes.find(session)
+        if scope is sync_of(scope):
+            raise ConfigurationError(
+                setting="cancel_async",
+                value=f"session: {type(scope).__name__}",
+                remedy="Write `producer.cancel(message_id, session=session)`.",
+            )
         return _cancellation(await scope.run_sync(self._delete, wanted))
 
     async def cancel_now_async(self, message_id: str) -> Cancellation:
@@ -249,7 +262,7 @@ class Producer:
         The result is true if all messages since the previous flush were accepted, and counts those
         that were not. Raises `ConfigurationError` in a callback of this producer, which it would wait for.
         """
-        is_done = self._thread.flush(deadline_s)
+        is_done = self._thread.flush(checked_deadline_s("deadline_s of flush", deadline_s))
         with self._flush_lock:
             after = self.stats
             before, self._flushed = self._flushed, after
@@ -264,7 +277,7 @@ class Producer:
 
         Whatever is left stays in the outbox for the watchdog, and so do messages sent after the close.
         """
-        if not self._thread.close(deadline_s):
+        if not self._thread.close(checked_deadline_s("deadline_s of close", deadline_s)):
             self._transport.close()
             self._thread.join_aborted()
         _producers.discard(self)
@@ -438,6 +451,30 @@ def _asking(session: Any) -> Callable[[], Any] | None:
         value=type(session).__name__,
         remedy="Give a scoped_session, or a function that returns the session of the running code.",
     )
+
+
+def _checked_clock(clock: Clock | None) -> Clock:
+    if clock is None:
+        return SYSTEM_CLOCK
+    if all(callable(getattr(clock, name, None)) for name in ("now_ms", "monotonic_s", "sleep")):
+        return clock
+    raise ConfigurationError(
+        setting="Producer(clock=…)",
+        value=type(clock).__name__,
+        remedy="Leave it out, or give a FakeClock of qmq_client.testing.",
+    )
+
+
+def _each_of(messages: Iterable[Message]) -> Iterable[Message]:
+    try:
+        return iter(messages)
+    except TypeError as error:
+        raise InvalidMessageError(
+            field="messages",
+            limit="a list of messages",
+            value=type(messages).__name__,
+            remedy="Give a list; for a single message there is the call without `_many`.",
+        ) from error
 
 
 def _cancellation(was_there: bool) -> Cancellation:

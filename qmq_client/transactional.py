@@ -24,6 +24,7 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.autocommit import begin_to_write
 from qmq_client.outbox.sending.notes import begun_connections
 from qmq_client.outbox.sending.own_transaction import async_transaction, sync_transaction
+from qmq_client.wire.shown import shorten
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -57,6 +58,12 @@ def transactional(
         )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if not callable(function):
+            raise ConfigurationError(
+                setting="@transactional",
+                value=f"above {shorten(function)}",
+                remedy="Write it above a function.",
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
                 setting=f"@transactional on {function.__qualname__}",

@@ -33,6 +33,7 @@ from qmq_client.consumer.handler import (
 from qmq_client.consumer.identity import Identity, refuse_nameless
 from qmq_client.consumer.member import Lines, Member, Pass
 from qmq_client.consumer.outage import InboxOutages, Outage
+from qmq_client.deadline import checked_deadline_s
 from qmq_client.errors import ConfigurationError
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
@@ -128,6 +129,7 @@ class Consumers:
         interpreter (`SystemExit`, `KeyboardInterrupt`), and what a signal handler of the application
         raises meanwhile, after stopping.
         """
+        stop_deadline_s = checked_deadline_s("stop_deadline_s of run", stop_deadline_s)
         is_main = threading.current_thread() is threading.main_thread()
         before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS} if is_main else {}
         try:
@@ -188,6 +190,7 @@ class Consumers:
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
         self._refuse_in_handler("stop")
+        deadline_s = checked_deadline_s("deadline_s of stop", deadline_s)
         self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
         with self._lock:
             if self._report is None:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import LONGBLOB
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.given import checked
 from qmq_client.ids import TOKEN_BYTES
 from qmq_client.settings.sections import PREFIX, RULES, SCHEMA
 from qmq_client.wire.limits import KEY_BYTES_MAX, NAME_BYTES_MAX
@@ -77,9 +78,11 @@ def make_tables(
     Raises `ConfigurationError` for a schema or prefix that commands and the watchdog do not take
     either: more than 63 or 32 characters, or others than `settings.sections` allows.
     """
-    if re.match(SCHEMA, schema or "") is None:
-        raise _refuse("schema", schema or "", RULES[SCHEMA])
-    if re.match(PREFIX, prefix) is None:
+    if not isinstance(metadata, sa.MetaData):
+        raise _refuse("metadata", metadata, "Give a MetaData, like `Base.metadata`")
+    if schema is not None and not _is_spelled(SCHEMA, schema):
+        raise _refuse("schema", schema, RULES[SCHEMA])
+    if not _is_spelled(PREFIX, prefix):
         raise _refuse("prefix", prefix, RULES[PREFIX])
     outbox = sa.Table(
         f"{prefix}outbox",
@@ -128,7 +131,11 @@ def make_tables(
     return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
 
-def _refuse(argument: str, value: str, rule: str) -> ConfigurationError:
+def _is_spelled(rule: str, name: object) -> bool:
+    return isinstance(name, str) and re.match(rule, name) is not None
+
+
+def _refuse(argument: str, value: object, rule: str) -> ConfigurationError:
     return ConfigurationError(
         setting=f"{argument} of make_tables", value=shorten(value), remedy=f"{rule}."
     )
@@ -140,19 +147,27 @@ def create_tables(engine: sa.Engine, tables: Tables | None = None) -> None:
     For first steps and tests; in production, migrations do this (`qmq db migrate`). A new SQLite
     file gets a write-ahead log. For an asynchronous engine there is `create_tables_async`.
     """
+    chosen = checked("tables of create_tables", tables, Tables, DEFAULT_TABLES)
     if not _is_synchronous(engine):
         raise _not_synchronous(engine)
     try:
         with engine.connect() as connection:
-            _create(connection, tables)
+            _create(connection, chosen)
     except sa.exc.MissingGreenlet as error:  # the one inside an `AsyncEngine`
         raise _not_synchronous(engine) from error
 
 
 async def create_tables_async(engine: AsyncEngine, tables: Tables | None = None) -> None:
     """The same as `create_tables`, for an asynchronous engine."""
+    chosen = checked("tables of create_tables_async", tables, Tables, DEFAULT_TABLES)
+    if not isinstance(getattr(engine, "sync_engine", None), sa.Engine):
+        raise ConfigurationError(
+            setting="engine of create_tables_async",
+            value=shorten(engine),
+            remedy="Give an `AsyncEngine`; for an `Engine` there is `create_tables(engine)`.",
+        )
     async with engine.connect() as connection:
-        await connection.run_sync(_create, tables)
+        await connection.run_sync(_create, chosen)
 
 
 def _is_synchronous(engine: object) -> bool:
@@ -167,12 +182,11 @@ def _not_synchronous(engine: object) -> ConfigurationError:
     )
 
 
-def _create(connection: sa.Connection, tables: Tables | None) -> None:
+def _create(connection: sa.Connection, tables: Tables) -> None:
     """Requires: no transaction has begun on this connection."""
-    chosen = DEFAULT_TABLES if tables is None else tables
     if connection.dialect.name == "sqlite":
         choose_journal(connection.connection.dbapi_connection)
-    chosen.outbox.metadata.create_all(connection, tables=list(chosen.all))
+    tables.outbox.metadata.create_all(connection, tables=list(tables.all))
     connection.commit()
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from qmq_client.deadline import checked_deadline_s
 from qmq_client.errors import OutboxError
 from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
 from qmq_client.wire.message_id import format_message_id
@@ -75,6 +76,7 @@ class Receipt:
         Raises `ConfigurationError` in a callback of the same producer, unless the fate is known.
         """
         self._check_wait()
+        deadline_s = checked_deadline_s("deadline_s of receipt.wait", deadline_s)
         told = threading.Event()
         self._waiting[told.set] = None
         try:

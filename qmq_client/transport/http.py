@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -281,7 +282,7 @@ def _check_url(broker_url: str) -> str:
     remedy = _URL_REMEDY
     try:
         parts = urlsplit(broker_url)
-        is_good = parts.port != 0 and bool(parts.hostname)
+        is_good = parts.port != 0 and bool(parts.hostname) and not re.search(r"\s", broker_url)
     except ValueError as error:
         raise ConfigurationError(setting="broker_url", value=str(error), remedy=remedy) from error
     if not is_good or parts.scheme not in {"http", "https"} or parts.query or parts.fragment:

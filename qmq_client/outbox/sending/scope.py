@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.current import current_scopes, sync_of
-from qmq_client.errors import NoTransactionError, WrongDatabaseError
+from qmq_client.errors import ConfigurationError, NoTransactionError, WrongDatabaseError
 from qmq_client.given import session_of
 from qmq_client.outbox.sending.insert import closed_error
 from qmq_client.outbox.sending.notes import begun_connections
@@ -48,16 +48,17 @@ class Scopes:
         """The object whose transaction is meant: as given, or the scoped one; resolves registries.
 
         A `Session`, `AsyncSession`, `Connection` or `AsyncConnection`. Raises `NoTransactionError` if
-        none was named and none is scoped; `TypeError` for another kind of object.
+        none was named and none is scoped; `ConfigurationError` for another kind of object.
         """
         if isinstance(given, Session | sa.Connection):
             return given
         scope = self._scoped() if given is None else session_of(given)
         if isinstance(sync_of(scope), Session | sa.Connection):
             return scope
-        raise TypeError(
-            f"session={type(scope).__name__}: give a Session, scoped_session, AsyncSession or a "
-            "Connection that is in a transaction"
+        raise ConfigurationError(
+            setting="session",
+            value=type(scope).__name__,
+            remedy="Give a Session, scoped_session, AsyncSession or a Connection that is in a transaction.",
         )
 
     def has_scope(self) -> bool:

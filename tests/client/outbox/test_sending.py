@@ -87,7 +87,7 @@ def test_S8_a_send_outside_of_a_transaction_is_refused(world: World) -> None:
         session.connection().commit()
         with pytest.raises(NoTransactionError, match="directly"):
             world.send("a", session)
-    with pytest.raises(TypeError, match="sessionmaker"):
+    with pytest.raises(ConfigurationError, match="sessionmaker"):
         world.send("a", sessionmaker(world.engine))
     assert world.stored_ids() == set()
 

@@ -116,6 +116,10 @@ def test_a_protocol_error_of_a_peer_that_hung_up_is_a_lost_connection() -> None:
         "http://broker/#x",
         "http://user:secret@broker",
         "http://bro\x00ker",
+        " http://broker",
+        "http://broker ",
+        "http://bro ker",
+        "http://broker/q mq",
         "http://" + "ä" * 70 + ".example",
     ],
 )

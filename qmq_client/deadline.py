@@ -1,0 +1,22 @@
+"""How long a call may wait, as callers say it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from qmq_client.errors import ConfigurationError
+from qmq_client.wire.shown import shorten
+
+
+def checked_deadline_s(argument: str, given: Any) -> float:
+    """The same, bounded by what the system can wait for; raises `ConfigurationError` for no number."""
+    is_number = isinstance(given, int) or (isinstance(given, float) and not math.isnan(given))
+    if not is_number:
+        raise ConfigurationError(
+            setting=argument,
+            value=f"{type(given).__name__} {shorten(given)}",
+            remedy="Give a number of seconds.",
+        )
+    return float(min(given, threading.TIMEOUT_MAX))
