@@ -28,10 +28,35 @@ _UNAWAITED: Final = "qmq_unawaited"
 WriteNow = Callable[[Session, Sequence[OutboxRow]], object]
 
 
-class Sent(str):
+class _AsCoroutine:
+    """What `asyncio.create_task` and task groups take, which want more than something to be awaited."""
+
+    _steps: Generator[Any, None, Any] | None = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        raise NotImplementedError
+
+    def send(self, value: Any) -> Any:
+        """Go on with the await until it waits."""
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """The same with an error, like that of a cancelled task."""
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        """Await it no more."""
+        if self._steps is not None:
+            self._steps.close()
+
+
+class Sent(_AsCoroutine, str):
     """The id of a message that was sent, 32 hex digits; `await` it after a send in an `AsyncSession`."""
 
-    __slots__ = ("_pending",)
     _pending: Pending | None
 
     def __new__(cls, message_id: str, pending: Pending | None = None) -> Sent:
@@ -46,11 +71,11 @@ class Sent(str):
         return str(self)
 
 
-class SentMany(list[str]):
+class SentMany(_AsCoroutine, list[str]):
     """The ids of messages that were sent together; `await` it after a send in an `AsyncSession`."""
 
     def __init__(self, ids: Sequence[str], pending: Pending | None = None) -> None:
-        super().__init__(ids)
+        list.__init__(self, ids)
         self._pending = pending
 
     def __await__(self) -> Generator[Any, None, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,6 +158,27 @@ def test_S11_an_awaited_send_is_written_at_once_and_not_complained_of(async_worl
             assert await session.scalar(query) == 3
         assert len({message_id, *ids}) == 3
         await session.commit()
+
+    world = async_world
+    assert run(world, work) == []
+    assert world.outcome()[1:] == (["a", "b", "b"], set())
+
+
+def test_S11_a_send_may_be_awaited_in_a_task_of_its_own(async_world: World) -> None:
+    async def work(session: AsyncSession) -> None:
+        sent = asyncio.create_task(world.producer.send(Message(SUBJECT, "a"), session=session))
+        assert len(await sent) == 32
+        async with asyncio.TaskGroup() as group:
+            messages = [Message(SUBJECT, "b")] * 2
+            both = group.create_task(world.producer.send_many(messages, session=session))
+        assert len(both.result()) == 2
+        await session.commit()
+        undone = asyncio.create_task(world.producer.send(Message(SUBJECT, "c"), session=session))
+        await asyncio.sleep(0)
+        undone.cancel()
+        with suppress(asyncio.CancelledError):
+            await undone
+        await session.rollback()
 
     world = async_world
     assert run(world, work) == []
