@@ -6,12 +6,13 @@ loading their module would load asyncio.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import ConfigurationError, InvalidMessageError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -74,3 +75,17 @@ def checked(setting: str, given: Any, kind: type[_Kind], default: _Kind) -> _Kin
     raise ConfigurationError(
         setting=setting, value=type(given).__name__, remedy=f"Give {kind.__name__}(…)."
     )
+
+
+def listed(messages: Iterable[_Kind]) -> list[_Kind]:
+    """The messages of one call; raises `InvalidMessageError` for what is not several."""
+    try:
+        each = iter(messages)
+    except TypeError as error:
+        raise InvalidMessageError(
+            field="messages",
+            limit="a list of messages",
+            value=type(messages).__name__,
+            remedy="Give a list; for a single message there is the call without `_many`.",
+        ) from error
+    return list(each)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -23,13 +24,14 @@ from sqlalchemy.orm import Session
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.current import sync_of
 from qmq_client.deadline import checked_deadline_s
-from qmq_client.errors import ConfigurationError, InvalidMessageError, NoTransactionError
+from qmq_client.errors import ConfigurationError, NoTransactionError
 from qmq_client.given import (
     AnyAsyncSession,
     AnyEngine,
     AnySession,
     checked,
     engine_and_factory,
+    listed,
 )
 from qmq_client.ids import MESSAGE_IDS, new_token
 from qmq_client.message import Message, message_to_record
@@ -74,11 +76,13 @@ class Producer:
     Create one for each engine in each process and keep it. It is safe to use from any number of
     threads, and a forked child may go on using it: the child gets a publisher and connections of its
     own. Whatever has to wait also exists in a form to be awaited, and `async with` closes the producer.
+    One that nobody holds any more ends by itself: its thread sends what it has, for a bounded time.
     The constructor opens nothing: a database that is away is noticed by the first send.
     """
 
     _thread: PublisherThread
     _flushed: PublisherStats
+    _at_collection: finalize[Any, Any] | None = None
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class Producer:
     ) -> SentMany:
         """`send` for several messages in one statement: all of them or, if one is invalid, none."""
         now_ms = self._clock.now_ms()
-        rows = [self._make_row(message, now_ms) for message in _each_of(messages)]
+        rows = [self._make_row(message, now_ms) for message in listed(messages)]
         ids = [format_message_id(row.message_id) for row in rows]
         return sent_many(ids, self._write(session, rows) if rows else None)
 
@@ -331,17 +335,18 @@ class Producer:
         )
         self._flush_lock = threading.Lock()
         self._flushed = PublisherStats()
+        is_own = isinstance(self._broker, str | BrokerAddress)
         self._thread = PublisherThread(
             self._publisher,
             self._clock,
             is_background=self.options.background,
-            on_end=self._release,
+            # Without the producer itself, so that one that nobody has any more is collected.
+            on_end=partial(_release, self._store, self._transport if is_own else None),
         )
-
-    def _release(self) -> None:
-        if isinstance(self._broker, str | BrokerAddress):
-            self._transport.close()
-        self._store.close()
+        if self._at_collection is not None:
+            self._at_collection.detach()
+        self._at_collection = finalize(self, self._thread.end_soon)
+        self._at_collection.atexit = False
 
     def _write(self, given: AnySession | None, rows: list[OutboxRow]) -> Pending | None:
         """Write the rows now, or return what writes them when it is awaited."""
@@ -439,6 +444,12 @@ class Producer:
         )
 
 
+def _release(store: OutboxStore, transport: Transport | None) -> None:
+    if transport is not None:
+        transport.close()
+    store.close()
+
+
 def _asking(session: Any) -> Callable[[], Any] | None:
     """A function that gives the session, from what a producer was told to ask."""
     if session is None:
@@ -463,18 +474,6 @@ def _checked_clock(clock: Clock | None) -> Clock:
         value=type(clock).__name__,
         remedy="Leave it out, or give a FakeClock of qmq_client.testing.",
     )
-
-
-def _each_of(messages: Iterable[Message]) -> Iterable[Message]:
-    try:
-        return iter(messages)
-    except TypeError as error:
-        raise InvalidMessageError(
-            field="messages",
-            limit="a list of messages",
-            value=type(messages).__name__,
-            remedy="Give a list; for a single message there is the call without `_many`.",
-        ) from error
 
 
 def _cancellation(was_there: bool) -> Cancellation:

@@ -25,6 +25,8 @@ _log = logging.getLogger("qmq.publisher")
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0
+#: How long the thread of a producer that nobody holds any more goes on.
+_ABANDONED_S = 10.0
 #: How often a caller of `flush` looks whether the thread is still there.
 _LOOK_S = 0.25
 
@@ -133,6 +135,12 @@ class PublisherThread:
         finally:
             self._turn.release()
         return True
+
+    def end_soon(self) -> None:
+        """Have the thread send what it has, for a while, and end. Waits for nothing and takes no lock."""
+        if self._close_at_s is None:
+            self._close_at_s = self._clock.monotonic_s() + _ABANDONED_S
+        self._publisher.queue.wake()
 
     def join_aborted(self) -> None:
         """Wait for a thread whose transport was closed under it."""

@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 
 from qmq_client.clock import Clock
 from qmq_client.current import sync_of
-from qmq_client.given import AnyEngine, AnySession, engine_of
+from qmq_client.given import AnyEngine, AnySession, engine_of, listed
 from qmq_client.message import Message, record_to_message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
@@ -78,8 +78,9 @@ class RecordingProducer(Producer):
         self, messages: Sequence[Message], *, session: AnySession | None = None
     ) -> SentMany:
         """See `Producer.send_many`."""
-        ids = super().send_many(messages, session=session)
-        self._sends.extend(zip((each.subject for each in messages), ids, strict=True))
+        sent = listed(messages)
+        ids = super().send_many(sent, session=session)
+        self._sends.extend(zip((each.subject for each in sent), ids, strict=True))
         return ids
 
     def sent(self, subject: str | None = None) -> list[Message]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from qmq_client.producer import Producer
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import GatedTransport, publisher_threads
-from tests.client.world import SUBJECT, World, a_world
+from tests.client.world import SUBJECT, Order, World, a_world
 from tests.kit.waiting import wait_for
 
 DEADLINE_S = 60.0
@@ -298,3 +299,24 @@ def test_S12_a_first_send_while_the_interpreter_ends_is_stored_and_lets_it_end(
     command = [sys.executable, "-c", LAST_WORDS, world.url]
     subprocess.run(command, check=True, timeout=60)
     assert len(world.stored_ids()) == 1
+
+
+def test_S12_producers_that_nobody_holds_send_what_they_have_and_end(world: World) -> None:
+    def place(label: str) -> None:
+        producer = Producer(world.engine, world.transport, options=ProducerOptions(linger_ms=0))
+        send(producer, label)
+
+    def place_and_keep(label: str) -> None:
+        producer = Producer(world.engine, world.transport)
+        session.execute(sa.insert(Order).values(label=label))
+        producer.send(Message(SUBJECT, label), session=session)
+
+    for number in range(20):
+        place(f"{number:02}")
+    with Session(world.engine) as session, session.begin():
+        place_and_keep("20")
+        gc.collect()
+    gc.collect()
+    wait_for(lambda: publisher_threads() == [], "their threads go on")
+    assert sorted(world.sent()) == [f"{number:02}" for number in range(21)]
+    assert world.stored_ids() == set()

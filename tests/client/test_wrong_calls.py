@@ -25,7 +25,7 @@ from qmq_client import (
     transaction,
     transactional,
 )
-from qmq_client.testing import MemoryBroker, MemoryTransport
+from qmq_client.testing import MemoryBroker, MemoryTransport, RecordingProducer
 from tests.client.world import SUBJECT, World, a_world
 
 Call = Callable[[World, Any], object]
@@ -201,6 +201,16 @@ def test_S7_messages_that_are_no_list_are_refused_by_name(
             getattr(world.producer, name)(given, **more)
     assert (error.value.field, error.value.value) == ("messages", type(given).__name__)
     assert "list" in error.value.remedy
+
+
+def test_messages_may_come_from_anything_that_gives_them(world: World) -> None:
+    with RecordingProducer(world.engine) as double:
+        for producer in (world.producer, double):
+            with Session(world.engine) as session, session.begin():
+                messages: Any = (Message(SUBJECT, body) for body in "ab")
+                ids = producer.send_many(messages, session=session)
+            assert len(ids) == 2
+        assert [message.body for message in double.sent()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("deadline_s", [float("inf"), 10**20, -1, 0, True])
