@@ -64,7 +64,7 @@ class ProducerOptions:
     #: Size limits of messages and frames; must match those of the broker.
     limits: Limits = DEFAULT_LIMITS
     #: Refuse to send in a session whose transaction also runs on another engine, because the two commits
-    #: are not one; and read each row back after its INSERT: one more statement.
+    #: are not one; and read each row back after its INSERT: one more statement, on MySQL two.
     strict: bool = False
     #: Messages of one subject and key are accepted in the order of their commits. Transactions that
     #: send with the same key then wait for each other, and a message that cannot be sent holds up

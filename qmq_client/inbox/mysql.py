@@ -31,12 +31,11 @@ from qmq_client.errors import OutboxMissingError
 from qmq_client.inbox.dialect import InboxDialect, Noted, in_statements
 from qmq_client.outbox.committed.deletes import delete_by
 from qmq_client.outbox.database.dialect import error_code
-from qmq_client.outbox.database.mysql import NOW_MS
+from qmq_client.outbox.database.mysql import NOW_MS, is_temporary
 from qmq_client.outbox.database.table_names import table_text
 
 _KNOWN_ID: Final = 1062  # ER_DUP_ENTRY
 _RETURNING: Final = " RETURNING consumer_group, message_id"
-_TEMPORARY: Final = "CREATE TEMPORARY"
 #: The INSERT has locked the row that it met, so a read that locks waits for nobody. A plain one may use
 #: a snapshot that does not have the row yet.
 _AS_LOCKED: Final = " LOCK IN SHARE MODE"
@@ -61,8 +60,7 @@ class MySqlInboxDialect(InboxDialect):
         return Noted(new=new)
 
     def _refuse_temporary(self, connection: sa.Connection) -> None:
-        definition = connection.exec_driver_sql(f"SHOW CREATE TABLE {self.name}").one()[1]
-        if definition.startswith(_TEMPORARY):
+        if is_temporary(connection, self.name):
             connection.invalidate()  # so that the table is gone, and the next delivery finds the inbox
             table = table_text(connection, self.table)
             raise OutboxMissingError(

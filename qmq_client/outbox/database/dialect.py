@@ -84,20 +84,26 @@ class OutboxDialect(ABC):
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
-    ) -> None:
+    ) -> bool:
         """Lock the ordering keys of these rows until the end of the application's transaction.
 
-        So the rows of one key are numbered in commit order.
+        So the rows of one key are numbered in commit order. False if locks are missing.
         """
         slots = sorted({order_slot(row) for row in rows if row.ordering_key is not None})
         # Always in the same order, so that two calls cannot deadlock.
-        connection.execute(
+        locked = connection.execute(
             sa.select(order_lock.c.slot)
             .where(order_lock.c.slot.in_(slots))
             .order_by(order_lock.c.slot)
             .limit(len(slots))  # or `sql_select_limit` of MySQL would leave some unlocked
             .with_for_update()
         )
+        return len(locked.all()) == len(slots)
+
+    def refuse_hidden(  # noqa: B027  # on others a whole name leads to no temporary table
+        self, connection: sa.Connection, table: sa.Table
+    ) -> None:
+        """Raise `OutboxMissingError` if a temporary table of this connection hides the table."""
 
     def record_bytes_max(self, _: sa.Connection) -> int | None:
         """The longest record that one statement can carry on this server; None if it sets no limit."""

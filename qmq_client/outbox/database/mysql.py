@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect, error_code
 from qmq_client.outbox.database.locked_claim import claim_locked
@@ -55,6 +56,12 @@ def lift_limits(driver: Any, _: object = None) -> None:
     cursor = driver.cursor()
     cursor.execute(WITHOUT_LIMITS)
     cursor.close()
+
+
+def is_temporary(connection: sa.Connection, quoted_name: str) -> bool:
+    """Whether this connection's statements meet a temporary table under this name."""
+    definition: str = connection.exec_driver_sql(f"SHOW CREATE TABLE {quoted_name}").one()[1]
+    return definition.startswith("CREATE TEMPORARY")
 
 
 def session_read_only(is_mariadb: bool) -> str:
@@ -168,6 +175,14 @@ class MySqlDialect(OutboxDialect):
             for name, engine in found
             if engine.lower() != "innodb"
         ]
+
+    def refuse_hidden(self, connection: sa.Connection, table: sa.Table) -> None:
+        if is_temporary(connection, table_sql(connection, table)):
+            name = table_text(connection, table)
+            raise OutboxMissingError(
+                f"a temporary table hides {name} on this connection, also under its whole name: "
+                f"DROP TEMPORARY TABLE {name}, or give the temporary one another name"
+            )
 
     def claim(
         self, connection: sa.Connection, outbox: sa.Table, terms: ClaimTerms

@@ -86,8 +86,9 @@ class SqliteDialect(OutboxDialect):
 
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
-    ) -> None:
-        """Nothing: the INSERT takes the only write lock and holds it until COMMIT."""
+    ) -> bool:
+        """Nothing to do: the INSERT takes the only write lock and holds it until COMMIT."""
+        return True
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         text = str(error.orig)

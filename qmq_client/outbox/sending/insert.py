@@ -108,13 +108,24 @@ class Inserts:
             self._check(connection, fill_locks)
         self._check_rows(rows)
         try:
+            if self._is_strict:
+                self._dialect.refuse_hidden(connection, self.tables.outbox)
             if self._is_ordered and any(row.ordering_key is not None for row in rows):
-                self._dialect.lock_keys(connection, self.tables.order_lock, rows)
+                self._lock_keys(connection, rows)
             for some in self._portions(rows):
                 self._insert(connection, some, token)
         except sa.exc.DBAPIError as error:
             self._explain(error, rows)
             raise
+
+    def _lock_keys(self, connection: sa.Connection, rows: Sequence[OutboxRow]) -> None:
+        order_lock = self.tables.order_lock
+        if not self._dialect.lock_keys(connection, order_lock, rows):
+            self._is_checked = False  # the next send fills it
+            raise OutboxMissingError(
+                f"rows of {order_lock.fullname} are missing, so the keys of these messages could not be "
+                "locked. The next transaction fills it again, unless a temporary table of that name hides it"
+            )
 
     def _insert(self, connection: sa.Connection, rows: Sequence[OutboxRow], token: bytes) -> None:
         skips_known = any(row.is_repeatable for row in rows)
