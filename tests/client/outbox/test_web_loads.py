@@ -6,6 +6,7 @@ its thread would be another request's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ from tests.client.truth import Truth
 from tests.client.world import OUTBOX, SUBJECT, set_up
 from tests.conftest import MakeDatabase
 from tests.kit.broker_process import BrokerProcess
-from tests.services.databases import KINDS
+from tests.services.databases import KINDS, Database
 
 AT_ONCE: Final = 12
 #: SQLite has one writer, for which a coroutine with a plain session waits on the loop; so it would wait
@@ -143,3 +144,22 @@ def test_S1_S2_S4_requests_to_flask_at_once_send_with_their_own_transactions(
         statuses = place(address, orders, AT_ONCE)
         assert flush(address)
     judge(database.url, broker_process.url, orders, statuses)
+
+
+@pytest.mark.timeout(1800)
+def test_S5_workers_that_read_and_then_write_sqlite_fail_no_more_with_messages_than_without(
+    sqlite_database: Database, broker_process: BrokerProcess, tmp_path: Path
+) -> None:
+    """Each worker has a publisher, which knows nothing of transactions in the others."""
+    set_up(sqlite_database.url)
+    told = environment(sqlite_database.url, broker_process.url)
+    orders = orders_of(("read-alone", "read"), REQUESTS["sqlite"])
+    with serving(gunicorn, told, tmp_path / "log", workers=4) as address:
+        statuses = {
+            way: place(address, [each for each in orders if each.way == way], AT_ONCE)
+            for way in ("read-alone", "read")
+        }
+    assert Counter(statuses["read-alone"]) == Counter(statuses["read"]), statuses
+    rows = Truth(sqlite_database.url).read(f"SELECT count(*) FROM {OUTBOX}")
+    assert len(bodies(broker_process.url)) + rows[0][0] == statuses["read"].count(TAKEN)
+    assert rows == [(0,)], "what a worker had when it was told to end, it sends"
