@@ -1,29 +1,36 @@
-"""F2: the database server is killed in the middle of transactions and commits, again and again."""
+"""F2: the database server is killed in the middle of transactions and commits, again and again; every driver."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from qmq_client.errors import QmqError
+from tests.client.outbox.faces import drive, new_session, settled, within
 from tests.client.publishing import sweep
 from tests.client.world import Order, World, a_world
 from tests.conftest import MakeServer
 from tests.services.databases import Databases
+from tests.services.drivers import MAIN, Driver, drivers
 
 KILLS: Final = 5
+#: Of a driver that is not the main one of its database.
+KILLS_OF_OTHERS: Final = 2
 KILLS_IN_RELEASE: Final = 200
 WRITERS: Final = 3
 #: The server is killed after this many commits, and somewhere in the next ones.
 COMMITS_MAX: Final = 60
 DEADLINE_S: Final = 60.0
+ON_SERVERS: Final = [one for one in drivers() if one.kind != "sqlite"]
 
 
 class Load:
@@ -37,9 +44,10 @@ class Load:
         self.rolled_back: set[str] = set()
         #: Enough was committed: kill it now.
         self.is_time = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._write, args=(writer,)) for writer in range(WRITERS)
-        ]
+        works: list[Callable[[], object]] = [lambda: asyncio.run(self._write_all())]
+        if not world.is_async:
+            works = [partial(self._write_alone, writer) for writer in range(WRITERS)]
+        self._threads = [threading.Thread(target=work) for work in works]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -51,44 +59,56 @@ class Load:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a writer hangs after its server was killed"
 
-    def _write(self, writer: int) -> None:
+    async def _write_all(self) -> None:
+        """On one loop, whose connections end with it."""
+        await asyncio.gather(*map(self._write, range(WRITERS)))
+        await self._world.engine.dispose()
+
+    def _write_alone(self, writer: int) -> None:
+        drive(self._write(writer))
+
+    async def _write(self, writer: int) -> None:
         count = 0
-        with suppress(sa.exc.SQLAlchemyError, QmqError):
+        # Asynchronous drivers let errors of the socket through.
+        with suppress(sa.exc.SQLAlchemyError, QmqError, OSError):
             while True:
-                self._transact(f"{self._name}.{writer}.{count}", is_wanted=count % 5 != 4)
+                await self._transact(f"{self._name}.{writer}.{count}", is_wanted=count % 5 != 4)
                 count += 1
         self.is_time.set()
 
-    def _transact(self, label: str, *, is_wanted: bool) -> None:
-        with Session(self._world.engine) as session:
-            session.execute(sa.insert(Order).values(label=label))
-            self._world.send(label, session)
+    async def _transact(self, label: str, *, is_wanted: bool) -> None:
+        async with within(new_session(self._world)) as session:
+            await settled(session.execute(sa.insert(Order).values(label=label)))
+            await settled(self._world.send(label, session))
             if not is_wanted:
                 self.rolled_back.add(label)
-                session.rollback()
+                await settled(session.rollback())
                 return
-            session.commit()
+            await settled(session.commit())
         self.acknowledged.add(label)
         if len(self.acknowledged) >= self._kill_after:
             self.is_time.set()
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+@pytest.mark.parametrize("driver", ON_SERVERS, ids=str)
 def test_F2_S1_S2_S6_O1_a_killed_server_forgets_no_commit_and_invents_no_message(
-    kind: str,
+    driver: Driver,
     databases: Databases,
     make_private_server: MakeServer,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    kills = KILLS_IN_RELEASE if request.config.getoption("--release") else KILLS
+    kills = KILLS if driver.name in MAIN else KILLS_OF_OTHERS
+    if request.config.getoption("--release"):
+        kills = KILLS_IN_RELEASE
     rng = random.Random(2)
-    server = make_private_server(kind)
-    database = databases.make_on(server.url(), kind, "shop")
+    server = make_private_server(driver.kind)
+    database = databases.make_on(server.url(), driver.kind, "shop")
     acknowledged: set[str] = set()
     rolled_back: set[str] = set()
-    with a_world(tmp_path, database=database, background=True, real_clock=True) as world:
+    options: dict[str, Any] = {"background": True, "real_clock": True, "driver": driver}
+    with a_world(tmp_path, database=database, **options) as world:
         for i in range(kills):
             load = Load(world, f"{i}", rng.randint(1, COMMITS_MAX))
             load.start()

@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 IS_NEWER_HERE: Final = sa.__version__.startswith("2.1")
 OTHER: Final = "sqlalchemy[asyncio]<2.1" if IS_NEWER_HERE else "sqlalchemy[asyncio]>=2.1,<2.2"
 PROGRAMS: Final = "tests/client/outbox/test_programs.py"
+KILLS: Final = "tests/faults/test_killed_server.py"
 #: All that stands on SQLAlchemy, for a release.
 ALL: Final = ("tests/client/outbox", "tests/client/test_transactional.py")
 #: Drivers of which few programs are run, one for each database and way.
@@ -40,12 +41,13 @@ def run(environment: dict[str, str], databases: Databases, *asked: str) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("driver", drivers_apart(), ids=str)
-def test_S1_S2_S11_programs_hold_with_a_driver_apart(
+def test_S1_S2_S11_programs_and_killed_servers_hold_with_a_driver_apart(
     driver: Driver, databases: Databases, pytestconfig: pytest.Config
 ) -> None:
     environment = environment_apart(driver.apart, driver.debian)
     more = ["--release"] if pytestconfig.getoption("--release") else []
     run(environment, databases, PROGRAMS, "-k", f"{driver.name}-", *more)
+    run(environment, databases, KILLS, "-k", f"{driver.name}]", *more)
 
 
 @pytest.mark.timeout(3600)
