@@ -403,7 +403,10 @@ class Producer:
 
     def _put(self, hint: Hint) -> None:
         self._publisher.queue.put(hint)
-        self._thread.ensure_running()
+        if hint.is_early:
+            self._thread.start_soon()
+        else:
+            self._thread.ensure_running()
 
     def _was_sent_in(self, scope: Session | sa.Connection, message_id: bytes) -> bool:
         token = self._publisher.token

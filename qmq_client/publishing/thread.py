@@ -9,10 +9,12 @@ The thread that steps the publisher, its own or a caller's, takes the *turn* loc
 
 from __future__ import annotations
 
+import _thread
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from qmq_client.clock import Clock
 from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
@@ -68,6 +70,15 @@ class PublisherThread:
         When the system has no thread to give, what is sent waits for the next call or the watchdog.
         """
         return self.is_running or (self._is_background and self._start())
+
+    def start_soon(self) -> None:
+        """The same without waiting for the thread: here a transaction is open, perhaps with a lock.
+
+        A thread that starts is waited for by its starter, and with gevent everybody else runs meanwhile.
+        """
+        if not self.is_running and self._is_background:
+            with suppress(RuntimeError):  # no thread to give: the next call tells
+                _thread.start_new_thread(self._start, ())
 
     def _start(self) -> bool:
         with self._starting:
