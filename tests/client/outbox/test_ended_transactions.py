@@ -6,14 +6,15 @@ The row of a message is an ordinary row: what becomes of the business row beside
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from qmq_client import transaction
 from tests.client.publishing import sweep
 from tests.client.world import Order, World, add
 
@@ -131,12 +132,50 @@ def or_error(session: Session) -> None:
         text(session, "INSERT INTO business_order (id, label) VALUES (1, NULL)")
 
 
+@contextmanager
+def begun(world: World) -> Iterator[sa.Connection]:
+    with world.engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def test_S1_what_a_failed_commit_of_a_connection_leaves_open_is_committed_with_its_message(
+    world: World,
+) -> None:
+    """SQLAlchemy does not roll back after `connection.commit()`: the next one commits both, or neither."""
+
+    def fail(_: Any) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    with world.engine.connect() as connection:
+        add(world, connection, "left")
+        world.commits.now = fail
+        with pytest.raises(sa.exc.OperationalError, match="locked"):
+            connection.commit()
+        world.commits.now = world.commits.real
+    with world.engine.connect() as connection:
+        add(world, connection, "next")
+        connection.commit()
+    assert world.outcome() == (["left", "next"], ["left", "next"], set())
+
+
 def test_S2_a_failed_commit_leaves_no_transaction_in_the_pool(world: World) -> None:
     """Where the application rolls back, as the end of the block does."""
 
     def fail(_: Any) -> None:
         raise sqlite3.OperationalError("database is locked")
 
+    ways: list[Callable[[], Any]] = [
+        world.engine.begin,
+        lambda: transaction(world.engine),
+        lambda: begun(world),
+    ]
+    for begin in ways:
+        world.commits.now = fail
+        with pytest.raises(sa.exc.OperationalError, match="locked"), begin() as connection:
+            add(world, connection, "core")
+        world.commits.now = world.commits.real
+        with closing(sqlite3.connect(str(world.engine.url.database), timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
     for label in ("first", "second"):
         with Session(world.engine) as session:
             add(world, session, label)
