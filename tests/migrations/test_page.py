@@ -116,6 +116,30 @@ def test_the_application_s_own_alembic_takes_our_tables_over(
     assert application.tables() == {"alembic_version"}
 
 
+def test_alembic_runs_in_an_application_whose_producer_is_made_at_import(
+    application: Application,
+) -> None:
+    """Before its tables are there, and on the engine that the migrations use."""
+    application.follow(section("1. "), until="alembic revision")
+    tables, environment = application.folder / "shop_tables.py", Path("migrations/env.py")
+    tables.write_text(
+        tables.read_text().replace(
+            "import sqlalchemy as sa\n", "import os\nimport sqlalchemy as sa\n"
+        )
+        + "import qmq_client\n"
+        "engine = sa.create_engine(os.environ['DATABASE_URL'], poolclass=sa.NullPool)\n"
+        "producer = qmq_client.Producer(engine, 'http://127.0.0.1:1', tables=messages)\n"
+    )
+    text = environment.read_text()
+    made = next(line for line in text.splitlines() if line.startswith("engine = "))
+    environment.write_text(text.replace(made, "from shop_tables import engine"))
+    for line in ("revision --autogenerate -m all", "upgrade head", "check", "downgrade base"):
+        application.run(f"alembic {line}")
+    application.run("alembic upgrade head")
+    assert application.tables() == OURS | {"orders", "alembic_version"}
+    assert application.is_sound()
+
+
 def test_several_metadata_are_compared_together(application: Application) -> None:
     application.follow(section("1. "), until="alembic revision")
     tables, environment = application.folder / "shop_tables.py", Path("migrations/env.py")
