@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from qmq_client import Producer, pull
+from qmq_client.errors import NotTheBrokerError
 from qmq_client.message import Message
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import FrameKind, build_frame, read_header
@@ -134,6 +136,31 @@ def test_F11_a_proxy_in_the_brokers_place_parks_nothing_and_is_named_in_the_log(
         assert (flushed.left, flushed.parked) == (3, 0)
         assert world.stored_ids() == ids
         assert f"{server.url}/v1/send: status 502 of type 'text/html'" in caplog.text
+
+
+def pull_once(_: World, url: str) -> None:
+    with pull(url, subject=SUBJECT, group="g", wait_s=1):
+        raise AssertionError("it has pulled")
+
+
+def cancel(world: World, url: str) -> None:
+    with Producer(world.engine, url) as producer:
+        producer.cancel_now("0" * 32)
+
+
+CALLS_OF_PROXY = {"pull": pull_once, "cancel_now": cancel}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_PROXY)
+@pytest.mark.parametrize("status", ["200 OK", "301 Moved", "403 No", "404 No", "502 No", "504 No"])
+def test_F11_a_proxy_that_answers_a_pull_or_a_cancellation_is_named(
+    world: World, call: str, status: str
+) -> None:
+    with hostile_server(answer(b"<html>", status=status, content_type=HTML)) as server:
+        url = re.escape(server.url)
+        told = rf"{url}/\S+: status {status[:3]} .*which is not an answer of a broker"
+        with pytest.raises(NotTheBrokerError, match=told):
+            CALLS_OF_PROXY[call](world, server.url)
 
 
 def test_F11_what_is_too_large_for_a_proxy_waits_and_holds_up_no_others(world: World) -> None:
