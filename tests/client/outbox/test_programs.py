@@ -20,11 +20,9 @@ from tests.client.publishing import sweep
 from tests.client.world import World, a_world
 from tests.conftest import MakeDatabase
 from tests.kit.waiting import DEADLINE_S
-from tests.services.drivers import MAIN, Driver, drivers
+from tests.services.drivers import Driver, drivers
 
-PROGRAMS: Final = 100
-#: Of a driver that is not the main one of its database.
-PROGRAMS_OF_OTHERS: Final = 30
+PROGRAMS: Final = 200
 PROGRAMS_IN_RELEASE: Final = 20_000
 #: Parts of a release's programs, to be given to several workers.
 CHUNKS_IN_RELEASE: Final = 20
@@ -38,12 +36,10 @@ def chunks_of(config: pytest.Config) -> int:
     return CHUNKS_IN_RELEASE if is_whole else 1
 
 
-def seeds_of(config: pytest.Config, driver: Driver, face: str, chunk: int) -> list[int]:
+def seeds_of(config: pytest.Config, face: str, chunk: int) -> list[int]:
     if (seed := config.getoption("--seed")) is not None:
         return [seed]
-    count = PROGRAMS if driver.name in MAIN else PROGRAMS_OF_OTHERS
-    if config.getoption("--release"):
-        count = PROGRAMS_IN_RELEASE
+    count = PROGRAMS_IN_RELEASE if config.getoption("--release") else PROGRAMS
     if face == "core":
         count //= 2  # it has half as many ways
     return list(range(chunk, count, chunks_of(config)))
@@ -128,7 +124,7 @@ def test_S1_S2_S3_S4_S6_S11_sent_is_exactly_what_committed(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    seeds = seeds_of(request.config, driver, face, chunk)
+    seeds = seeds_of(request.config, face, chunk)
     options: dict[str, Any] = {"background": True, "real_clock": True}
     database = make_database(driver.kind)
     with a_world(tmp_path, database=database, driver=driver, **options) as world:
