@@ -76,7 +76,19 @@ def place(world: World, label: str) -> None:
         session.rollback() if kind == 1 else session.commit()
 
 
-def test_S1_S2_S3_S10_many_threads_share_few_sessions_of_the_server(world: World) -> None:
+@pytest.mark.parametrize("name", ["psycopg", "psycopg2", "pg8000"])
+def test_S1_S2_S3_S10_many_threads_share_few_sessions_of_the_server(
+    pooled: Database, tmp_path: Path, name: str
+) -> None:
+    (driver,) = [each for each in DRIVERS if each.name == name and not each.is_async]
+    options = {"connect_args": SETTINGS.get(name, {})}
+    with a_world(
+        tmp_path, database=pooled, driver=driver, background=True, engine_options=options
+    ) as world:
+        place_in_threads(world)
+
+
+def place_in_threads(world: World) -> None:
     faults: list[BaseException] = []
 
     def work(number: int) -> None:
