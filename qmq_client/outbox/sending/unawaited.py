@@ -31,6 +31,7 @@ WriteNow = Callable[[Session, Sequence[OutboxRow]], object]
 class _AsCoroutine:
     """What `asyncio.create_task` and task groups take, which want more than something to be awaited."""
 
+    _pending: Pending | None
     _steps: Generator[Any, None, Any] | None = None
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -43,9 +44,11 @@ class _AsCoroutine:
         return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """The same with an error, like that of a cancelled task."""
+        """The same with an error, like that of a cancelled task; before it began, nothing is written."""
         if self._steps is None:
             self._steps = self.__await__()
+            if self._pending is not None:
+                self._pending.give_up()
         return self._steps.throw(*error)
 
     def close(self) -> None:
@@ -104,15 +107,26 @@ class Pending:
         self.rows = rows
         self._write = write
         self.is_written = False
+        #: Its transaction ended without them, or the task that should await them was cancelled.
+        self.is_over = False
 
     async def write(self) -> None:
-        """Write the rows."""
+        """Write the rows; raises `NoTransactionError` if it is too late."""
+        if self.is_over:
+            raise NoTransactionError(
+                f"{_ids(self.rows)} was not written: its transaction or savepoint ended before the send was "
+                "awaited, or its task was cancelled. Write `await producer.send(…)`"
+            )
         if not self.is_written:
             self.is_written = True
             await self._write()
 
+    def give_up(self) -> None:
+        """Write nothing: who wanted to wait for it was cancelled, and is told so."""
+        self.is_over = True
+
     def __del__(self) -> None:
-        if not self.is_written:
+        if not (self.is_written or self.is_over):
             _log.error(
                 "%s was sent with an AsyncConnection and never awaited, so it was not written: write "
                 "`await producer.send(…)`",
@@ -145,8 +159,6 @@ class PendingInSession(Pending):
         super().__init__(rows, lambda: scope.run_sync(self.write_in))
         self._write_now = write_now
         self.drop = drop
-        #: Its transaction ended without them.
-        self.is_over = False
         if not session.in_transaction():
             session.begin()
         #: The transaction or savepoint that they belong to.
@@ -155,14 +167,9 @@ class PendingInSession(Pending):
         self._marker = _Marker()
         session.add(self._marker)
 
-    async def write(self) -> None:
-        """Write the rows; raises `NoTransactionError` after their transaction."""
-        if self.is_over:
-            raise NoTransactionError(
-                f"{_ids(self.rows)} was not written: its transaction or savepoint ended before the send was "
-                "awaited. Write `await producer.send(…)`"
-            )
-        await super().write()
+    def give_up(self) -> None:
+        super().give_up()
+        self.drop(self.rows)
 
     def write_in(self, session: Session) -> None:
         """Write the rows in this session, unless they were cancelled."""
