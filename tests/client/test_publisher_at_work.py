@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
@@ -48,6 +50,36 @@ def test_deletes_under_load_are_at_most_one_for_a_hundred_messages(world: World)
     assert publisher.stats.deleted == total
     assert len(deletes) <= total * 0.01
     assert publisher.stats.requests <= total / 10
+
+
+@pytest.mark.parametrize("committed_at_ms", [3, 30, 300, None])
+def test_S6_a_row_that_is_not_there_is_looked_for_after_5_50_and_500_ms_and_then_left(
+    world: World, committed_at_ms: int | None
+) -> None:
+    """The hint of a connection comes before its COMMIT, which hangs here, or never comes."""
+
+    def hang(_: Any) -> None:
+        raise sqlite3.OperationalError
+
+    statements, publisher = sibling_statements(world), world.producer._publisher
+    began_s, looks = world.clock.monotonic_s(), list[int]()
+    with world.engine.connect() as connection:
+        connection.begin()
+        world.send("a", connection)
+        world.commits.now = hang
+        with pytest.raises(sa.exc.OperationalError):
+            connection.commit()
+        for at_ms in range(600):
+            if at_ms == committed_at_ms:
+                world.commits.real(connection.connection)
+            before = len(statements.of_outbox())
+            publisher.step(began_s + at_ms / 1000)
+            looks += [at_ms] * (publisher.stats.sent == 0 and len(statements.of_outbox()) > before)
+        world.commits.now = world.commits.real
+    all_looks = [1, 6, 56, 556]
+    assert looks == [each for each in all_looks if each < (committed_at_ms or 600)]
+    assert publisher.stats.sent == len(world.sent()) == (committed_at_ms is not None)
+    assert publisher.stats.gone == (committed_at_ms is None)
 
 
 def test_an_idle_publisher_sends_at_once_and_a_busy_one_gathers(world: World) -> None:

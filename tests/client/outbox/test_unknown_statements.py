@@ -20,6 +20,7 @@ from sqlalchemy.sql import elements
 from qmq_client.errors import WrongDatabaseError
 from tests.client.outbox.interference import Deadlock, make_lock_rows
 from tests.client.world import Order, World, a_world
+from tests.conftest import MakeDatabase
 from tests.services.databases import Database, is_mariadb
 
 PROCEDURE = """
@@ -326,3 +327,21 @@ def test_S1_a_session_with_two_connections_to_one_database_is_refused_by_strict(
             world.send("with one of them", session)
             session.commit()
         assert world.outcome() == ([], ["with one of them"], set())
+
+
+def test_S1_a_session_whose_transaction_runs_on_a_second_engine_too_is_refused_by_strict(
+    a_database: Database, make_database: MakeDatabase, tmp_path: Path
+) -> None:
+    other = make_database(a_database.kind).engine()
+    Order.metadata.create_all(other)
+    with a_world(tmp_path, database=a_database, strict=True) as world:
+        with Session(world.engine, binds={Order: other}) as session:
+            session.execute(sa.insert(Order).values(label="elsewhere"))
+            with pytest.raises(
+                WrongDatabaseError, match=r"another engine .*two commits are not one"
+            ):
+                world.send("a", session)
+            session.rollback()
+            world.send("alone", session)
+            session.commit()
+        assert world.outcome() == ([], ["alone"], set())
