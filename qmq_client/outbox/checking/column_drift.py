@@ -101,7 +101,7 @@ def _shape(kind_of: Any, dialect_name: str) -> _Shape:
         # SQLite stores every integer in as many bytes as it needs.
         room = 8 if dialect_name == "sqlite" else _INTEGER_BYTES.get(word, 4)
         return _Shape(sort="integer", room=room)
-    if isinstance(kind_of, sa.types._Binary):
+    if kind_of.python_type is bytes:
         room = _MYSQL_BYTES.get(word, kind_of.length or _UNBOUNDED) if is_mysql else _UNBOUNDED
         return _Shape(sort="bytes", room=room, is_padded=word == "BINARY")
     if isinstance(kind_of, sa.String):

@@ -100,6 +100,10 @@ class OutboxDialect(ABC):
         )
         return len(locked.all()) == len(slots)
 
+    def locks_what_it_reads(self, _: sa.Connection) -> bool:
+        """Whether a plain SELECT on this connection keeps others from inserting what it has not found."""
+        return False
+
     def refuse_hidden(  # noqa: B027  # on others a whole name leads to no temporary table
         self, connection: sa.Connection, table: sa.Table
     ) -> None:

@@ -176,6 +176,9 @@ class MySqlDialect(OutboxDialect):
             if engine.lower() != "innodb"
         ]
 
+    def locks_what_it_reads(self, connection: sa.Connection) -> bool:
+        return connection.get_isolation_level() == "SERIALIZABLE"
+
     def refuse_hidden(self, connection: sa.Connection, table: sa.Table) -> None:
         if is_temporary(connection, table_sql(connection, table)):
             name = table_text(connection, table)

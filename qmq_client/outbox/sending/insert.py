@@ -123,8 +123,9 @@ class Inserts:
         if not self._dialect.lock_keys(connection, order_lock, rows):
             self._is_checked = False  # the next send fills it
             raise OutboxMissingError(
-                f"rows of {order_lock.fullname} are missing, so the keys of these messages could not be "
-                "locked. The next transaction fills it again, unless a temporary table of that name hides it"
+                f"rows of {order_lock.fullname} are missing for this transaction, so the keys of its messages "
+                "could not be locked. Repeat the transaction: they were filled just now, or will be by the "
+                "next send. If that does not help, a temporary table of that name hides them"
             )
 
     def _insert(self, connection: sa.Connection, rows: Sequence[OutboxRow], token: bytes) -> None:
@@ -187,7 +188,10 @@ class Inserts:
             raise missing_error(self._engine, faults)
         is_locking = self._is_ordered and connection.dialect.name != "sqlite"
         # Asked before any is locked: on MySQL a lock of a missing row would keep it from being made.
-        if is_locking and not has_order_locks(connection, tables.order_lock):
+        if is_locking and (
+            self._dialect.locks_what_it_reads(connection)
+            or not has_order_locks(connection, tables.order_lock)
+        ):
             fill_locks()
         self._record_bytes_max = self._dialect.record_bytes_max(connection)
         self._last_character = self._dialect.last_character(connection)

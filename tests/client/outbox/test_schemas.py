@@ -162,6 +162,29 @@ def test_O4_locks_that_somebody_removed_are_filled_again(a_server_database: Data
         assert producer.flush().accepted == 2
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("kind", SERVERS)
+def test_O4_a_snapshot_older_than_the_locks_locks_them_or_is_refused_once(
+    kind: str, level: str, make_database: MakeDatabase
+) -> None:
+    """The first send under a key in the life of a database: another connection fills the locks."""
+    engine = make_database(kind).engine(isolation_level=level)
+    create_tables(engine)
+    options = ProducerOptions(background=False, order_by_key=True)
+    with Producer(engine, MemoryTransport(MemoryBroker()), options=options) as producer:
+        errors: list[str] = []
+        for number in range(3):
+            try:
+                with Session(engine) as session, session.begin():
+                    session.execute(sa.text("SELECT 1"))
+                    producer.send(Message(SUBJECT, f"{number}", key="a"), session=session)
+            except OutboxMissingError as error:
+                errors.append(str(error))
+        assert len(errors) == (kind == "postgresql")
+        assert all("Repeat the transaction" in error for error in errors)
+        assert producer.flush().accepted == 3 - len(errors)
+
+
 def make_tenant(kind: str, engine: sa.Engine, make_database: MakeDatabase) -> str:
     """A schema for the business of one tenant, with no table of ours in it."""
     tenant = make_schema(kind, engine, make_database)
