@@ -80,9 +80,9 @@ def make_tables(
     """
     if not isinstance(metadata, sa.MetaData):
         raise _refuse("metadata", metadata, "Give a MetaData, like `Base.metadata`")
-    if schema is not None and not _is_spelled(SCHEMA, schema):
+    if schema is not None and not (_is_text(schema) and re.match(SCHEMA, schema)):
         raise _refuse("schema", schema, RULES[SCHEMA])
-    if not _is_spelled(PREFIX, prefix):
+    if not (_is_text(prefix) and re.match(PREFIX, prefix)):
         raise _refuse("prefix", prefix, RULES[PREFIX])
     outbox = sa.Table(
         f"{prefix}outbox",
@@ -131,8 +131,8 @@ def make_tables(
     return Tables(outbox=outbox, inbox=inbox, order_lock=order_lock)
 
 
-def _is_spelled(rule: str, name: object) -> bool:
-    return isinstance(name, str) and re.match(rule, name) is not None
+def _is_text(name: object) -> bool:
+    return isinstance(name, str)
 
 
 def _refuse(argument: str, value: object, rule: str) -> ConfigurationError:
