@@ -82,8 +82,12 @@ def _delayed(address: BrokerAddress) -> Findings:
         return
     told, url = answer[1], mask_secrets(address.url)
     if clock := told.get("clock"):
-        fix = "set the clock of the broker's machine right, and let a time service keep it so"
-        yield found("broker.delayed_clock", f"{url}: {clock}", fix)
+        fix = (
+            "set the clock of the broker's machine right, and let a time service keep it so; "
+            f"if it is right: qmq delayed accept-clock --broker {url}"
+        )
+        read = f"{url}: {clock}; messages held: {told.get('clock_held', 'unknown')}"
+        yield found("broker.delayed_clock", read, fix)
     damaged, buckets = told.get("damaged"), told.get("damaged_buckets")
     if damaged or buckets:
         read = f"{url}: messages damaged: {damaged}, hours: {buckets}; {told.get('held')}"

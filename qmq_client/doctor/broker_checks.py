@@ -57,8 +57,8 @@ BROKER_CHECKS: Final = (
         _RISK,
         "D1",
         _BROKER,
-        "The broker's clock was changed: delayed messages are held until it has caught up, or "
-        "are released slowly. Or its log is ahead of the clock.",
+        "The broker's clock was changed: messages delayed before wait longer, or are released "
+        "slowly. Or its log is ahead of the clock.",
     ),
     check_of(
         "broker.delayed_damage",
