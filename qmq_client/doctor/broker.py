@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from qmq_client.doctor.certificate import certificate
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import NotTheBrokerError, TransportError
 from qmq_client.settings.masking import mask_secrets
@@ -30,6 +31,7 @@ def broker(given: str | BrokerAddress) -> Findings:
     """Ask whether it is ready, and whether it accepts this caller."""
     address = BrokerAddress.of(given)
     url = address.url
+    yield from certificate(address)
     answer = _ask(address, "/readyz")
     if isinstance(answer, str):
         read = answer

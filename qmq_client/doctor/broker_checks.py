@@ -18,6 +18,14 @@ BROKER_CHECKS: Final = (
         "Nobody answers there: messages wait in their databases.",
     ),
     check_of(
+        "broker.certificate",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker's certificate has expired or soon will: then every client refuses it, and messages wait in their "
+        "databases.",
+    ),
+    check_of(
         "broker.not_ready",
         _RISK,
         "O1",
