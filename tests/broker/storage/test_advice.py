@@ -47,7 +47,8 @@ def live(directory: Path, how: str) -> None:
         for _ in range(3):
             store.step()
         if number in (3, 6):
-            store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+            offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+            store.actions.write_snapshot(offset, content())
         while store.index.step(2**20).is_unfinished or store.summaries.step(2**20):
             pass
     if how == "stopped":

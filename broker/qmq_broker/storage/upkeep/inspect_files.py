@@ -263,9 +263,9 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
     there = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
     files.unfit_queues = list(there.unfit(files.table, files.retained))
     if files.unfit_queues:
-        before = files.table_before
-        is_fit = before is not None and next(there.unfit(before, files.retained), None) is None
-        files.believed_table = before if is_fit else None
+        older = files.table_before
+        is_fit = older is not None and next(there.unfit(older, files.retained), None) is None
+        files.believed_table = older if is_fit else None
     there.close()
 
 
