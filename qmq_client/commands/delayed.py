@@ -1,4 +1,4 @@
-"""`qmq delayed list | show | cancel | reschedule | histogram | status | retry`: messages that wait for their time.
+"""`qmq delayed list | show | cancel | reschedule | histogram | status | retry | accept-clock`: messages that wait for their time.
 
 Asks the broker; what a command changed is durable when it ends.
 """
@@ -233,6 +233,24 @@ def retry(broker: str | None, config_file: Path | None, as_json: bool) -> None:
         click.echo(f"looking again at {time_text(bucket)}")
     if not answer["buckets"]:
         click.echo("nothing is held")
+
+
+@delayed.command(name="accept-clock")
+@broker_options
+def accept_clock(broker: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Release by the broker's clock as it is, after it was changed; as a restart does.
+
+    Messages that a clock set forward holds come at once. After a clock was set back, those delayed
+    before keep their times: `qmq delayed reschedule` changes them.
+    """
+    address = broker_address(broker, config_file)
+    answer = post_json(address, "/v1/delayed/accept-clock", {}, known=("clock", "clock_held"))
+    if as_json:
+        print_json(answer)
+        return
+    click.echo(answer["clock"] or "the clock was not changed")
+    if answer["clock_held"]:
+        click.echo(f"messages held, at most: {answer['clock_held']}")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -15,6 +15,8 @@ import click
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, message_table
+from qmq_client.commands.outbox import row_told, rows_of_message
+from qmq_client.commands.settings import database_option, loaded
 from qmq_client.commands.story import story_lines, story_of, what_is_missing
 from qmq_client.commands.times import TIME
 from qmq_client.commands.waiting import waiting_lines, waiting_message
@@ -92,15 +94,26 @@ def find(
 
 @message.command()
 @click.argument("message_id")
+@database_option
 @broker_options
-def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
+def show(
+    *,
+    message_id: str,
+    database: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
     """Show everything known about one message, and what became of it in each group.
 
     A message that was sent again after the dedupe window is shown once for each copy, a delayed one
-    as waiting. Exit code 1 when there is no such message.
+    as waiting, and one that no broker has yet as its row in an outbox. Exit code 1 when there is no such
+    message.
     """
     answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
-    if not answer["messages"] and _show_waiting(broker, config_file, message_id, as_json):
+    if not answer["messages"] and _show_elsewhere(
+        database, broker, config_file, message_id, as_json=as_json
+    ):
         return
     if as_json:
         print_json(answer)
@@ -119,12 +132,20 @@ def show(message_id: str, broker: str | None, config_file: Path | None, as_json:
 
 @message.command()
 @click.argument("message_id")
+@database_option
 @broker_options
-def trace(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
+def trace(
+    *,
+    message_id: str,
+    database: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
     """Tell the story of one message: when it was stored, who got it, what they did, where it is.
 
-    Says so where the story begins before the broker's records. Exit code 1 when there is no such
-    message.
+    Says so where the story begins before the broker's records, and where it has not begun: in an
+    outbox. Exit code 1 when there is no such message.
     """
     wanted = _checked(message_id)
     address = broker_address(broker, config_file)
@@ -133,7 +154,7 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
     except BrokerRefusedError as error:
         if error.status != 404:
             raise
-        if _show_waiting(broker, config_file, message_id, as_json):
+        if _show_elsewhere(database, broker, config_file, message_id, as_json=as_json):
             return
         click.echo(_not_here(message_id), err=True)
         raise SystemExit(ATTENTION) from error
@@ -148,6 +169,20 @@ def trace(message_id: str, broker: str | None, config_file: Path | None, as_json
         click.echo(line)
     for text in missing:
         click.echo(text, err=True)
+
+
+def _show_elsewhere(
+    database: str | None,
+    broker: str | None,
+    config_file: Path | None,
+    message_id: str,
+    *,
+    as_json: bool,
+) -> bool:
+    """Show a message that is in no subject: it waits, or no broker has it yet; whether it was found."""
+    return _show_waiting(broker, config_file, message_id, as_json) or _show_outbox(
+        database, config_file, message_id, as_json
+    )
 
 
 def _show_waiting(
@@ -165,10 +200,23 @@ def _show_waiting(
     return True
 
 
+def _show_outbox(
+    database: str | None, config_file: Path | None, message_id: str, as_json: bool
+) -> bool:
+    """Show a message that the broker has not got from its row in an outbox; whether there is one."""
+    known = loaded(config_file, () if database is None else (database,)).config.databases
+    rows = list(rows_of_message(parse_message_id(message_id.lower()), known))
+    if rows and as_json:
+        print_json({"outbox": rows})
+    for row in () if as_json else rows:
+        click.echo(row_told(row))
+    return bool(rows)
+
+
 def _not_here(message_id: str) -> str:
     return (
         f"{message_id} is in no subject of this broker, and does not wait for a due time; "
-        f"`qmq outbox show {message_id}` tells whether it is still in an outbox"
+        "nor is it in the outbox of a database that is configured or given with --database"
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from qmq_client.commands.settings import database_options, json_option, the_data
 from qmq_client.commands.table import table_lines
 from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.database.errors import database_errors
-from qmq_client.errors import ConfigurationError
+from qmq_client.errors import ConfigurationError, QmqError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter, StoredRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
@@ -211,7 +211,7 @@ def list_(
     """List rows, the first due at the top, and count rows by state."""
     number, is_due = (None, False) if state is None else _LISTED[state]
     rows_filter = RowFilter(**chosen)
-    with _store(the_database(database, config_file)) as store:
+    with open_outbox(the_database(database, config_file)) as store:
         rows = store.list_rows(rows_filter, state=number, is_due=is_due, limit=limit)
         fitting = store.count_rows(
             rows_filter, state=number, is_due=is_due, rows_max=_COUNTED_ROWS_MAX
@@ -241,7 +241,7 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
 
     Of a long body the beginning. Exit code 1 when the row is not there.
     """
-    with _store(the_database(database, config_file)) as store:
+    with open_outbox(the_database(database, config_file)) as store:
         rows = store.list_rows(RowFilter(message_ids=[parse_message_id(message_id.lower())]))
         record = store.read_record(rows[0].message_id) if rows else None
     if record is None:
@@ -280,7 +280,7 @@ def retry(
     call. Exit code 1 when a row was named that is not parked.
     """
     chosen = _chosen(message_ids, is_all, filters)
-    with _store(the_database(database, config_file)) as store:
+    with open_outbox(the_database(database, config_file)) as store:
         total = store.retry(chosen)
     _report("retried", total, chosen, as_json)
 
@@ -322,7 +322,7 @@ def purge(
             remedy="Look with `qmq outbox list`, then say --yes.",
         )
     section, number = the_database(database, config_file), _STATES[state]
-    with _store(section) as store:
+    with open_outbox(section) as store:
         if not yes:
             count = store.count_rows(chosen, state=number, rows_max=_COUNTED_ROWS_MAX)
             rows = f"{_counted(count)} {state} {'row' if count == 1 else 'rows'}"
@@ -361,7 +361,8 @@ def _counted(count: int) -> str:
 
 
 @contextmanager
-def _store(section: DatabaseSection) -> Iterator[OutboxStore]:
+def open_outbox(section: DatabaseSection) -> Iterator[OutboxStore]:
+    """The outbox of one database; failures become the errors of this package."""
     engine = open_engine(section, os.environ)
     with database_errors(section.name):
         store = OutboxStore(engine, section_tables(section))
@@ -370,3 +371,25 @@ def _store(section: DatabaseSection) -> Iterator[OutboxStore]:
         finally:
             store.close()
             engine.dispose()
+
+
+def rows_of_message(
+    message_id: bytes, databases: Iterable[DatabaseSection]
+) -> Iterator[dict[str, Any]]:
+    """The rows of a message in these databases; one that does not answer is told on standard error."""
+    for section in databases:
+        try:
+            with open_outbox(section) as store:
+                rows = store.list_rows(RowFilter(message_ids=[message_id]))
+        except QmqError as error:  # the others are looked at nevertheless
+            click.echo(f"{section.name}: {error}", err=True)
+            continue
+        for row in rows:
+            yield {"database": section.name, **row_values(row)}
+
+
+def row_told(row: dict[str, Any]) -> str:
+    """Why a message of this row is not at the broker, in one line."""
+    told = f"{row['message_id']} is in the outbox of {row['database']}: {row['state']}"
+    told += f", due {row['due_at']}, attempts {row['attempts']}"
+    return told + (f", last error: {printable(row['last_error'])}" if row["last_error"] else "")

@@ -25,14 +25,16 @@ config_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+database_option = click.option(
+    "--database",
+    metavar="URL|NAME",
+    help="Database URL, or the name of a configured one; not needed when there is only one.",
+)
+
+
 def database_options(function: _Function) -> _Function:
     """Add `--database` and `--config` for a command on one database."""
-    database = click.option(
-        "--database",
-        metavar="URL|NAME",
-        help="Database URL, or the name of a configured one; not needed when there is only one.",
-    )
-    return database(config_option(function))
+    return database_option(config_option(function))
 
 
 def loaded(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from qmq_client.doctor.certificate import certificate
 from qmq_client.doctor.finding import Findings, found
 from qmq_client.errors import NotTheBrokerError, TransportError
 from qmq_client.settings.masking import mask_secrets
@@ -30,6 +31,7 @@ def broker(given: str | BrokerAddress) -> Findings:
     """Ask whether it is ready, and whether it accepts this caller."""
     address = BrokerAddress.of(given)
     url = address.url
+    yield from certificate(address)
     answer = _ask(address, "/readyz")
     if isinstance(answer, str):
         read = answer
@@ -82,8 +84,12 @@ def _delayed(address: BrokerAddress) -> Findings:
         return
     told, url = answer[1], mask_secrets(address.url)
     if clock := told.get("clock"):
-        fix = "set the clock of the broker's machine right, and let a time service keep it so"
-        yield found("broker.delayed_clock", f"{url}: {clock}", fix)
+        fix = (
+            "set the clock of the broker's machine right, and let a time service keep it so; "
+            f"if it is right: qmq delayed accept-clock --broker {url}"
+        )
+        read = f"{url}: {clock}; messages held: {told.get('clock_held', 'unknown')}"
+        yield found("broker.delayed_clock", read, fix)
     damaged, buckets = told.get("damaged"), told.get("damaged_buckets")
     if damaged or buckets:
         read = f"{url}: messages damaged: {damaged}, hours: {buckets}; {told.get('held')}"

@@ -18,6 +18,14 @@ BROKER_CHECKS: Final = (
         "Nobody answers there: messages wait in their databases.",
     ),
     check_of(
+        "broker.certificate",
+        _RISK,
+        "O1",
+        _BROKER,
+        "The broker's certificate has expired or soon will: then every client refuses it, and messages wait in their "
+        "databases.",
+    ),
+    check_of(
         "broker.not_ready",
         _RISK,
         "O1",
@@ -57,8 +65,8 @@ BROKER_CHECKS: Final = (
         _RISK,
         "D1",
         _BROKER,
-        "The broker's clock was changed: delayed messages are held until it has caught up, or "
-        "are released slowly. Or its log is ahead of the clock.",
+        "The broker's clock was changed: messages delayed before wait longer, or are released "
+        "slowly. Or its log is ahead of the clock.",
     ),
     check_of(
         "broker.delayed_damage",

@@ -46,7 +46,9 @@ def never() -> bytes:
 def test_the_json_of_a_send_makes_the_golden_message_frame() -> None:
     born_at_ms = RECORDS["record_plain"].born_at_ms
     request = decode_json(json_of("send"), JsonSend)
-    data, ids = json_to_frame(request, new_id=never, now_ms=born_at_ms, limits=DEFAULT_LIMITS)
+    data, ids = json_to_frame(
+        request, new_id=never, now_ms=born_at_ms, latest_ms=born_at_ms, limits=DEFAULT_LIMITS
+    )
     assert data == golden("frame_messages")
     names = itertools.chain.from_iterable(FRAME_RUNS.values())
     assert list(ids) == [RECORDS[name].message_id.hex() for name in names]

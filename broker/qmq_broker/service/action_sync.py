@@ -39,14 +39,14 @@ class ActionSync:
         self._post = post
         self._on_poisoned = on_poisoned
         self._stopped = threading.Event()
-        self._snapshot: tuple[int, bytes] | None = None
+        self._snapshot: tuple[int, Callable[[], bytes]] | None = None
 
     @property
     def has_snapshot(self) -> bool:
         """Whether a snapshot waits to be written."""
         return self._snapshot is not None
 
-    def keep(self, offset: int, content: bytes) -> None:
+    def keep(self, offset: int, content: Callable[[], bytes]) -> None:
         """Write this snapshot with the next step. Call in the loop thread."""
         self._snapshot = (offset, content)
 
@@ -64,9 +64,9 @@ class ActionSync:
         self._sync_s.note(self._clock.monotonic_s() - began_s)
         return 1
 
-    def _keep_snapshot(self, offset: int, content: bytes) -> None:
+    def _keep_snapshot(self, offset: int, content: Callable[[], bytes]) -> None:
         try:
-            self._store.actions.write_snapshot(offset, content)
+            self._store.actions.write_snapshot(offset, content())
         except NoRoomError as error:
             self._store.refusals.note("snapshot_of_groups", error)
 

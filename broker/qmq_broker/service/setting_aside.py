@@ -239,7 +239,7 @@ class SettingAside:
                         copy,
                         message_id=self._ids.next_id(),
                         made_at_ms=now_ms,
-                        due_at_ms=run.retry_at_ms,
+                        due_at_ms=self._time.by_wall(run.retry_at_ms),
                     )
                 )
                 going.runs.append(run.cut(sequence, sequence + 1))

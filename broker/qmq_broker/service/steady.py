@@ -23,6 +23,18 @@ class SteadyTime:
         """Milliseconds since 1970 UTC; never goes back while this process lives."""
         return int(self._offset_ms + self._clock.monotonic_s() * 1000)
 
+    def by_wall(self, at_ms: int) -> int:
+        """What the wall clock will show at a moment of this time, if it was set back since the start.
+
+        What is released by the wall clock must be stored with that, or it came too late. If the clock
+        is ahead, the moment stays as it is: it may be wrong, and be put right.
+        """
+        return at_ms + min(0, self._clock.now_ms() - self.now_ms())
+
+    def wall_ms(self) -> int:
+        """What the wall clock shows."""
+        return self._clock.now_ms()
+
     def latest_ms(self) -> int:
         """This time, or the wall clock's if that is later.
 

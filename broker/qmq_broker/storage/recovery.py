@@ -24,7 +24,13 @@ from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.checkpoint import (
+    START,
+    Checkpoint,
+    CheckpointFiles,
+    LogPoint,
+    read_witness,
+)
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.retained import Retained, read_retained
@@ -233,11 +239,15 @@ class Recovery:
             first_offset=first_offset,
             check=lambda frame: frame_actions(self._actions, frame),
         )
-        if actions.next_offset < snapshot_offset:
+        said = f"the snapshot of the groups ends at {snapshot_offset}"
+        witnessed_offset = read_witness(self._disk, self._store_id)
+        if witnessed_offset > snapshot_offset:
+            said = f"{layout.ACTIONS_WITNESS} says synced up to offset {witnessed_offset}"
+        if actions.next_offset < max(snapshot_offset, witnessed_offset):
             raise CorruptionError(
                 segment=self._actions.path(actions.next_offset),
                 offset=actions.next_offset,
-                reason=f"the log ends here, but the snapshot of the groups ends at {snapshot_offset}",
+                reason=f"the log ends here, but {said}",
             )
         return commit, actions
 

@@ -17,15 +17,16 @@ from tests.kit.clock import FakeClock
 DAY_MS = 24 * HOUR_MS
 
 
-def test_D1_a_clock_that_is_set_back_holds_the_time() -> None:
+def test_D1_a_clock_that_is_set_back_is_followed_with_an_alarm_until_it_has_caught_up() -> None:
     clock = FakeClock()
     time = DelayClock(clock)
     before = time.now_ms()
     clock.wall_ms -= HOUR_MS
     for _ in range(59):
         clock.pass_ms(60_000)
-        assert time.now_ms() == before
+        assert time.now_ms() == clock.wall_ms
         assert time.alarm.startswith("the clock was set back")
+        assert time.latest_ms == clock.wall_ms + HOUR_MS
     clock.pass_ms(61_000)
     assert time.now_ms() == clock.wall_ms == before + 1_000
     assert time.alarm == ""
@@ -51,13 +52,10 @@ def test_D1_drift_and_small_corrections_are_no_alarm() -> None:
     clock = FakeClock()
     time = DelayClock(clock)
     rng = random.Random(1)
-    last = time.now_ms()
     for _ in range(10_000):
         clock.pass_ms(100)
         clock.wall_ms += rng.choice((-ALARM_MS // 2, 0, 0, 1, ALARM_MS // 2))
-        now = time.now_ms()
-        assert last <= now
-        last = now
+        assert time.now_ms() <= clock.wall_ms
         if abs(time.ahead_ms) <= ALARM_MS:
             assert time.alarm == ""
 
@@ -217,4 +215,46 @@ def test_F35_a_log_that_is_ahead_of_the_clock_is_reported_until_the_clock_is_the
     for _ in range(2):
         rig.pass_and_release(DAY_MS)
     assert (query.status().log_ahead_ms, query.status().clock) == (0, "")
+    rig.close()
+
+
+def test_D1_what_is_sent_after_the_clock_was_set_back_is_not_early(tmp_path: Path) -> None:
+    rig = DelayRig(tmp_path)
+    rig.pass_and_release(1_000)
+    rig.clock.wall_ms -= HOUR_MS
+    rig.send_delayed({b"new": rig.clock.wall_ms + 10_000})
+    assert rig.pass_and_release(9_999) == 0
+    assert rig.pass_and_release(1) == 1
+    rig.clock.wall_ms += HOUR_MS  # to where it was: no jump that must be caught up with
+    rig.send_delayed({b"newer": rig.clock.wall_ms + 1})
+    assert rig.pass_and_release(1) == 1
+    assert rig.broker.delayed.query.status().clock == ""
+    rig.close()
+
+
+def test_D1_messages_held_by_a_changed_clock_are_counted_until_the_clock_is_accepted(
+    tmp_path: Path,
+) -> None:
+    rig = DelayRig(tmp_path)
+    delayed = rig.broker.delayed
+    first_ms = rig.clock.wall_ms
+    rig.send_delayed({b"%d" % hours: first_ms + hours * HOUR_MS for hours in (1, 3, 5, 26)})
+    rig.clock.wall_ms += 4 * HOUR_MS
+    assert rig.release() == 0
+    assert delayed.query.status().clock_held == 2
+    delayed.releaser.accept_clock()
+    assert rig.release() == 2
+    assert (delayed.query.status().clock_held, delayed.query.status().clock) == (0, "")
+    rig.clock.wall_ms -= 4 * HOUR_MS
+    assert rig.release() == 0
+    assert delayed.query.status().clock_held == 0
+    rig.pass_and_release(2 * HOUR_MS)
+    assert delayed.query.status().clock_held == 1  # b"5" would have come, were the clock as it was
+    delayed.releaser.accept_clock()
+    assert rig.release() == 0
+    status = delayed.query.status()
+    assert status.clock_held == 0
+    assert status.clock.startswith("the log is ahead of the clock")
+    assert rig.pass_and_release(3 * HOUR_MS) == 1
+    assert rig.bodies() == [b"1", b"3", b"5"]
     rig.close()

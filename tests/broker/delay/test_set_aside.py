@@ -312,3 +312,10 @@ def test_what_is_over_the_limit_waits_in_the_heap(tmp_path: Path) -> None:
     back = rig.pull()
     assert (sorted(back.bodies), back.attempts) == ([b"a", b"b", b"c"], [2, 2, 2])
     rig.close()
+
+
+def test_D3_a_clock_that_was_set_back_holds_nothing_that_is_given_back_since(rig: AsideRig) -> None:
+    rig.clock.wall_ms -= 7 * DAY_MS
+    rig.put_away(b"a")
+    rig.pass_and_turn(MONTH_MS)
+    assert rig.pull().bodies == [b"a"]

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from qmq_client.commands.delayed import delayed
 from qmq_client.transport.http import HttpTransport
 from tests.broker.delay.delay_rig import delayed_frame
 from tests.kit.broker_process import BrokerProcess
@@ -105,6 +108,33 @@ def test_F35_D1_D3_a_broker_whose_clock_is_set_back_and_forward_releases_nothing
         broker.kill()
     with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
         assert (stored(broker), status(broker)["pending"]) == (come + 2, 2)
+        assert broker.stop() == 0
+
+
+def test_D1_a_delay_is_counted_by_the_clock_as_it_is_and_a_command_accepts_a_changed_one(
+    tmp_path: Path,
+) -> None:
+    def ran(broker: BrokerProcess, *arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(delayed, [*arguments, "--broker", broker.url])
+        return result.exit_code, result.output
+
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    arguments = ("--shift", str(shift))
+    with BrokerProcess(tmp_path / "data", *arguments, command=SERVE_SHIFTED) as broker:
+        send(broker, HOUR_MS, 3 * HOUR_MS)
+        shift.write_text(str(-HOUR_MS))
+        wait_for(lambda: "set back" in status(broker)["clock"], "the alarm")
+        post(broker, "/v1/send", {"messages": [{"subject": "a", "body": 1, "delay_ms": 100}]})
+        wait_for(lambda: stored(broker) == 1, "what was sent since")
+        shift.write_text(str(2 * HOUR_MS))
+        wait_for(lambda: "set forward" in status(broker)["clock"], "the alarm")
+        assert (stored(broker), status(broker)["clock_held"]) == (1, 1)
+        code, told = ran(broker, "accept-clock")
+        assert (code, "messages held, at most: 1" in told) == (0, True)
+        wait_for(lambda: stored(broker) == 2, "what was held")
+        assert ran(broker, "accept-clock") == (0, "the clock was not changed\n")
+        assert ran(broker, "status")[0] == 0
         assert broker.stop() == 0
 
 

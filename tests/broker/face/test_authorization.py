@@ -90,6 +90,7 @@ NEEDED: Final[dict[str, tuple[set[str], bool, Ask]]] = {
     ),
     "GET /v1/delayed/status": ({"producer", "consumer"}, True, lambda _: ""),
     "POST /v1/delayed/retry": (set(), True, lambda _: {}),
+    "POST /v1/delayed/accept-clock": (set(), True, lambda _: {}),
     "POST /v1/delayed/cancel": ({"producer"}, False, withdrawal),
     "POST /v1/delayed/reschedule": (
         {"producer"},

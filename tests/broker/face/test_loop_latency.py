@@ -14,12 +14,14 @@ from typing import Any, Final
 
 import pytest
 
+from qmq_broker.service.delivery.dead_letters import REJECTED, DeadLetter
 from qmq_client.wire.requests import PullRequest, encode_control
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import SUBJECT, Rig, make_frame
 
 TURN_S_MAX: Final = 0.05
 MANY: Final = 10_000
+MILLION: Final = 1_000_000
 
 
 class Turns:
@@ -204,3 +206,31 @@ def test_B10_dealing_with_all_dead_letters_holds_up_nobody(
     reply = turns.ask("POST", f"/v1/dead/{what}", json.dumps(body).encode())
     assert reply.status == 200
     assert turns.longest_s < TURN_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more"),
+    [
+        ("GET", "/v1/dead?subject=orders&group=billing&count=1000", {}),
+        ("GET", "/v1/dead?subject=orders&group=billing&count=1000&first=900000", {}),
+        ("POST", "/v1/groups/seek", {"to": "earliest"}),
+        ("POST", "/v1/groups/remove", {}),
+    ],
+)
+def test_B10_a_million_dead_letters_hold_up_nobody(
+    rig: Rig, turns: Turns, method: str, path: str, more: dict[str, str]
+) -> None:
+    rig.send(b"x")
+    rig.pull()
+    state = rig.broker.delivery.group(SUBJECT, "billing")
+    assert state is not None
+    letter = DeadLetter(sequence=0, attempts=1, reason=REJECTED, error="no", at_ms=rig.now_ms)
+    for sequence in range(MILLION):
+        state.dead[sequence] = letter
+    body = json.dumps({"subject": SUBJECT, "group": "billing", **more}).encode()
+    reply = turns.ask(method, path, body if method == "POST" else b"")
+    assert reply.status == 200, reply.body
+    assert turns.longest_s < TURN_S_MAX
+    began_s = time.thread_time()
+    rig.broker.delivery.snapshot(rig.now_ms)
+    assert time.thread_time() - began_s < TURN_S_MAX

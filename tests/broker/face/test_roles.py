@@ -55,6 +55,7 @@ ASKED: dict[str, tuple[str, str, dict[str, Any] | None, set[str]]] = {
     ),
     "GET /v1/delayed/status": ("GET", "/v1/delayed/status", None, {"operator", "reader of all"}),
     "POST /v1/delayed/retry": ("POST", "/v1/delayed/retry", {}, {"operator"}),
+    "POST /v1/delayed/accept-clock": ("POST", "/v1/delayed/accept-clock", {}, {"operator"}),
     "GET /v1/room": ("GET", "/v1/room", None, {"operator", "reader of all"}),
     "GET /v1/keepers": ("GET", "/v1/keepers", None, {"operator", "reader of all"}),
     "POST /v1/state": ("POST", "/v1/state", {"state": "serving"}, {"operator"}),

@@ -53,6 +53,17 @@ def with_a_connection(directory: Path, story: Callable[[Watched], None]) -> None
     rig.close()
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/pull HTTP/1.1\r\nHost:"])
+def test_B10_a_connection_that_is_half_open_costs_five_seconds(tmp_path: Path, sent: bytes) -> None:
+    def story(watched: Watched) -> None:
+        watched.connection.data_received(sent)
+        found = [watched.look(ms) for ms in range(LIMITS.sweep_ms, 5_001, LIMITS.sweep_ms)]
+        assert found.index(SLOW) >= LIMITS.head_ms // LIMITS.sweep_ms
+        assert watched.connection.transport.is_closing()
+
+    with_a_connection(tmp_path, story)
+
+
 def test_B10_what_came_while_the_broker_stood_still_is_read_before_anybody_is_called_slow(
     tmp_path: Path,
 ) -> None:

@@ -118,7 +118,8 @@ def test_a_trace_says_from_when_on_actions_are_still_there(tmp_path: Path) -> No
         rig.pass_ms(60_000)
         other = rig.pull(group="other", max_attempts=100)
         rig.settle(other.nack(delay_ms=0), group="other")
-        rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+        offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+        rig.store.actions.write_snapshot(offset, content())
     rig.settle(rig.pull().ack())
     answer = client.get(f"/v1/messages/{wanted}/trace").json
     (place,) = answer["places"]

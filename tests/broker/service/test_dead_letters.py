@@ -51,7 +51,8 @@ def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig)
     ]
     times = [(one.given_at_ms - began_ms, one.ended_at_ms - began_ms) for one in letter.history]
     assert times == [(0, 1_000), (2_000, 2_010), (2_010, 2_010)]
-    rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    rig.store.actions.write_snapshot(offset, content())
     rig.restart()
     assert rig.broker.query.dead_letters(SUBJECT, GROUP) == [letter]
     (waiting,) = rig.broker.query.fates(SUBJECT, 1, b"", rig.now_ms)

@@ -258,7 +258,8 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def note_the_groups_down(self) -> None:
-        self.rig.store.actions.write_snapshot(*self.rig.broker.delivery.snapshot(self.rig.now_ms))
+        offset, content = self.rig.broker.delivery.snapshot(self.rig.now_ms)
+        self.rig.store.actions.write_snapshot(offset, content())
 
     @precondition(lambda self: self.is_group_there())
     @rule(is_paused=st.booleans())

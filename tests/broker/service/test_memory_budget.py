@@ -288,7 +288,8 @@ def test_B10_one_token_leaves_room_for_the_subjects_of_others(tmp_path: Path, ho
     for number in range(3):
         send("greedy", f"g{number}")
     if how == "from a snapshot":
-        rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+        offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+        rig.store.actions.write_snapshot(offset, content())
     if how != "as it is":
         rig.restart()
     with pytest.raises(BusyError) as refused:

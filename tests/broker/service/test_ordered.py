@@ -77,7 +77,8 @@ def test_C7_the_order_holds_over_restarts_and_snapshots(rig: Rig) -> None:
     send_keyed(rig, "a1", "a2", "a3", "b1", "b2", "-1")
     first = pull(rig, max_messages=2)
     assert first.bodies == [b"a1", b"b1"]
-    rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    rig.store.actions.write_snapshot(offset, content())
     rig.restart()
     assert pull(rig, "two").bodies == [b"-1"]
     rig.settle(first.ack(first.part(0)))
@@ -85,7 +86,8 @@ def test_C7_the_order_holds_over_restarts_and_snapshots(rig: Rig) -> None:
     second = pull(rig, "two")
     assert second.bodies == [b"a2"]
     rig.settle(second.nack(delay_ms=1_000), "two")
-    rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    rig.store.actions.write_snapshot(offset, content())
     rig.restart()
     assert pull(rig).bodies == []
     rig.pass_ms(1_000)

@@ -31,7 +31,8 @@ def crash(rig: Rig, times: int = 1) -> None:
 
 def restart(rig: Rig, how: str) -> None:
     if how == "snapshot":
-        rig.store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+        offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+        rig.store.actions.write_snapshot(offset, content())
     if how == "kill":
         rig.kill()
         rig.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,8 @@ def live(directory: Path, how: str) -> None:
         for _ in range(3):
             store.step()
         if number in (3, 6):
-            store.actions.write_snapshot(*rig.broker.delivery.snapshot(rig.now_ms))
+            offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+            store.actions.write_snapshot(offset, content())
         while store.index.step(2**20).is_unfinished or store.summaries.step(2**20):
             pass
     if how == "stopped":
@@ -133,6 +135,11 @@ class Patient:
 
     def _mended(self, found: Verification) -> str:
         try:
+            if found.faults[0].file == layout.FORMAT:
+                assert "put it back" in found.faults[0].remedy
+                assert "verify again" in found.faults[0].remedy
+                self.put_back(layout.FORMAT)
+                return self.follow()
             is_quarantining = self._follow_each(found.faults)
             self.start(is_quarantining=is_quarantining)
         except StoreError as error:
@@ -148,11 +155,7 @@ class Patient:
         for fault in faults:
             if fault.level is not Level.DAMAGED:
                 continue
-            if fault.file == layout.FORMAT:
-                assert "put it back" in fault.remedy
-                self.put_back(fault.file)
-                is_quarantining = True  # it hid the rest
-            elif "Remove it" in fault.remedy:
+            if "Remove it" in fault.remedy:
                 (self.directory / fault.file).unlink()
             elif "--quarantine" in fault.remedy:
                 is_quarantining = True
@@ -263,6 +266,64 @@ def test_B4_each_advice_works_at_the_first_try_when_a_file_is_of_another_store(
         if said := patient.follow():
             wrong[path] = said
     assert not wrong, "\n".join(f"{path}: {said}" for path, said in wrong.items())
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("gone", ["", "state/actions", "checkpoint.1"])
+def test_B4_an_older_action_log_with_its_checkpoints_is_noticed(
+    tmp_path: Path, how: str, gone: str
+) -> None:
+    """Else what was acked since is delivered again, and nobody knows why."""
+    rig = DelayRig(tmp_path / "data", **OPTIONS)
+    old = tmp_path / "old"
+    for number in range(4):
+        rig.send(b"a")
+        rig.settle(rig.pull().ack())
+        rig.clock.pass_ms(1_000)
+        rig.store.actions.sync()
+        rig.store.step()
+        if not number:
+            shutil.copytree(tmp_path / "data", old)
+    rig.close() if how == "stopped" else Rig.kill(rig)
+    patient = Patient(tmp_path / "data", tmp_path / "patient")
+    patient.admit()
+    shutil.rmtree(patient.directory / layout.ACTION_LOG)
+    for path in (layout.ACTION_LOG, *layout.CHECKPOINTS):
+        if (old / path).is_dir():
+            shutil.copytree(old / path, patient.directory / path)
+        else:
+            shutil.copy(old / path, patient.directory / path)
+    if gone:
+        (patient.directory / gone).unlink()
+    if gone == "state/actions":
+        return patient.start()  # nobody can know
+    (found,) = [one for one in patient.verify().faults if one.level is Level.DAMAGED]
+    assert found.file.startswith(layout.ACTION_LOG)
+    assert "state/actions says synced up to" in found.what
+    with pytest.raises(CorruptionError, match="state/actions says synced up to"):
+        patient.start()
+    assert patient.follow() == ""
+    return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_B4_each_advice_works_at_the_first_try_when_two_files_are_harmed(
+    patient: Patient, seed: int
+) -> None:
+    rng, wrong = random.Random(seed), {}
+    paths = [*files_of(patient.whole)]
+    for _ in range(25):
+        patient.admit()
+        harmed = {path: rng.choice([*HARMS, "missing"]) for path in rng.sample(paths, 2)}
+        for path, harm in harmed.items():
+            file = patient.directory / path
+            if harm == "missing":
+                file.unlink()
+            else:
+                file.write_bytes(HARMS[harm](file.read_bytes()))
+        if said := patient.follow():
+            wrong[str(harmed)] = said
+    assert not wrong, f"seed {seed}:\n" + "\n".join(map(": ".join, wrong.items()))
 
 
 def test_B4_no_quarantine_gives_up_a_store_whose_FORMAT_is_that_of_another(

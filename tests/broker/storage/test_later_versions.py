@@ -187,7 +187,7 @@ def test_B13_a_stamp_that_does_not_fit_is_damage_and_no_later_version() -> None:
 
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize(("field", "what"), [(4, "version 2"), (5, "kind 99")])
-def test_B13_later_frames_of_delayed_messages_are_held_and_never_given_up(
+def test_B13_later_frames_of_delayed_messages_are_refused_and_never_given_up(
     tmp_path: Path, log: str, field: int, what: str
 ) -> None:
     rig = DelayRig(tmp_path / "data")
@@ -202,11 +202,39 @@ def test_B13_later_frames_of_delayed_messages_are_held_and_never_given_up(
     for command in (verify, quarantine):
         with pytest.raises(UnknownFormatError, match=what):
             command(disk)
+    with pytest.raises(UnknownFormatError, match=what):
+        Store.open(disk, FakeClock(), DelayRig.options_of({}))
     disk.close()
-    rig.start()  # serves; what a later version can read is left for it
-    assert rig.pass_and_release(2 * HOUR_MS) == 0
+    done = CliRunner().invoke(store_command, ["dump", log, str(tmp_path / "data")])
+    assert done.exit_code == ExitCode.DIRECTORY, done.output
     assert path.read_bytes() == later
+
+
+@pytest.mark.parametrize("log", [layout.COMMIT_LOG, layout.ACTION_LOG])
+@pytest.mark.parametrize(("field", "value"), [(4, 2), (5, 99)])
+def test_B13_later_frames_in_old_segments_are_never_given_up(
+    tmp_path: Path, log: str, field: int, value: int
+) -> None:
+    data = tmp_path / "data"
+    rig = DelayRig(data, segment_bytes=4096, action_segment_bytes=2048, growth_bytes=1024)
+    for _ in range(20):
+        rig.send(b"m" * 400)
+        rig.settle(rig.pull().ack())
     rig.close()
+    path = sorted((data / log).glob("0*"))[0]
+    path.write_bytes(stamped_as(2, field, value)(path.read_bytes()))
+    files = [one for one in data.rglob("*") if one.is_file() and one.name != layout.LOCK]
+    before = {one: one.read_bytes() for one in files}
+    disk = OsDisk(str(data))
+    is_commit = log == layout.COMMIT_LOG
+    for command in (verify, quarantine, rebuild if is_commit else start):
+        with pytest.raises(UnknownFormatError):
+            command(disk)
+    disk.close()
+    kind = "frames" if is_commit else "actions"
+    done = CliRunner().invoke(store_command, ["dump", kind, str(data)])
+    assert done.exit_code == ExitCode.DIRECTORY, done.output
+    assert {one: one.read_bytes() for one in files} == before
 
 
 def test_B13_the_commands_say_which_version_is_needed(tmp_path: Path) -> None:

@@ -13,9 +13,19 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner
+from sqlalchemy.orm import Session
 
-from qmq_client import Delivery, Message, Reject, consumer, pull
+from qmq_client import (
+    Delivery,
+    Message,
+    Producer,
+    Reject,
+    consumer,
+    create_tables,
+    pull,
+)
 from qmq_client.commands.root import root
 from qmq_client.consumer import Consumers
 from tests.kit.broker_process import ROOT, BrokerProcess
@@ -364,3 +374,25 @@ def test_a_broker_of_the_configuration_is_asked(broker: BrokerProcess, tmp_path:
     file = tmp_path / "qmq.toml"
     file.write_text(f'[broker]\nurl = "{broker.url}"\n')
     assert qmq(broker, "groups", "--config", str(file), "--json").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_a_message_that_is_still_in_an_outbox_is_found_there(
+    broker: BrokerProcess, tmp_path: Path, command: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    producer = Producer(engine, "http://127.0.0.1:9")
+    with Session(engine) as session, session.begin():
+        message_id = str(producer.send(Message("shop", {"n": 1}), session=session))
+    producer.close(deadline_s=0)
+    engine.dispose()
+    gone = f"sqlite:///{tmp_path / 'no' / 'such.db'}"
+    found = qmq(broker, "message", command, message_id, "--database", url)
+    assert (found.returncode, "is in the outbox of" in found.stdout) == (0, True), found
+    (row,) = answer_of(broker, "message", command, message_id, "--database", url)["outbox"]
+    assert (row["message_id"], row["state"], row["subject"]) == (message_id, "live", "shop")
+    missing = qmq(broker, "message", command, "5e" * 16, "--database", url)
+    assert (missing.returncode, "nor is it in the outbox" in missing.stderr) == (1, True)
+    assert qmq(broker, "message", command, message_id, "--database", gone).returncode == 1

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -24,7 +25,7 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from tests.broker.delay.delay_rig import HOUR_MS, delayed_frame
 from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED
-from tests.broker.face.guard import add_token
+from tests.broker.face.guard import Authority, add_token
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
 
@@ -178,3 +179,23 @@ def test_somebody_who_is_no_broker_is_found(status: int, body: bytes) -> None:
 def test_an_address_that_is_none_is_a_wrong_call(url: str) -> None:
     with pytest.raises(ConfigurationError, match="--broker"):
         examined(url)
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(90, ""), (13.5, "expires in 13 days"), (-1, "has expired")]
+)
+def test_X1_a_certificate_that_has_expired_or_soon_will_is_found(
+    tmp_path: Path, days: float, told: str
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    end = datetime.now(UTC) + timedelta(days=days)
+    files = authority.issue(
+        "127.0.0.1", as_file="server", not_before=end - timedelta(days=99), not_after=end
+    )
+    options = ["--tls-cert", files[0], "--tls-key", files[1]]
+    with BrokerProcess(tmp_path / "data", *options) as process:
+        url = process.url.replace("http://", "https://")
+        found = {one.id: one for one in broker(BrokerAddress(url=url, ca_file=str(authority.file)))}
+        assert found.keys() - {"broker.unreachable"} == ({"broker.certificate"} if told else set())
+        assert not told or told in found["broker.certificate"].read
+        process.kill()

@@ -79,6 +79,7 @@ def delayed_routes(broker: Broker) -> list[Route]:
         Route("/v1/delayed/status", delayed.status),
         Route("/v1/delayed/histogram", delayed.histogram),
         Route("/v1/delayed/retry", delayed.retry, methods=["POST"]),
+        Route("/v1/delayed/accept-clock", delayed.accept_clock, methods=["POST"]),
         Route("/v1/delayed/cancel", delayed.cancel, methods=["POST"]),
         Route("/v1/delayed/reschedule", delayed.reschedule, methods=["POST"]),
         Route("/v1/delayed/{message_id}", delayed.show),
@@ -147,6 +148,14 @@ class _Delayed:
         )
         releaser.look_again(buckets)
         return _json({"buckets": buckets})
+
+    async def accept_clock(self, _: Request) -> Response:
+        """Release by the clock as it is, as after a start; answers what that ends."""
+        self._broker.serving.check_delivers()
+        releaser = self._broker.delayed.releaser
+        ended = {"clock": releaser.time.alarm, "clock_held": self._query.clock_held()}
+        releaser.accept_clock()
+        return _json(ended)
 
     async def cancel(self, request: Request) -> Response:
         """Take messages back; each is answered by its outcome."""

@@ -125,10 +125,7 @@ class HotRoutes:
             data = await exchange.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
-                now_ms = self._broker.time.latest_ms()
-                data, message_ids = await self._aside(
-                    len(data), partial(self._frame_of, data, now_ms)
-                )
+                data, message_ids = await self._aside(len(data), partial(self._frame_of, data))
             durable: Outcome[Placed] = exchange.outcome()
             may_send = partial(head.caller.check, Role.PRODUCER)
             owner = head.caller.owner
@@ -258,11 +255,12 @@ class HotRoutes:
     def _check_answer(self, request: PullRequest) -> None:
         self._room.check_answer(min(request.max_bytes, self._broker.settings.limits.pull_bytes))
 
-    def _frame_of(self, data: bytes, now_ms: int) -> tuple[bytes, tuple[str, ...]]:
+    def _frame_of(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
         return json_to_frame(
             read_json(data, JsonSend),
             new_id=self._ids.next_id,
-            now_ms=now_ms,
+            now_ms=self._broker.time.wall_ms(),
+            latest_ms=self._broker.time.latest_ms(),
             limits=self._broker.settings.wire,
         )
 

@@ -83,9 +83,13 @@ class JsonDeliveries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def json_to_frame(
-    request: JsonSend, *, new_id: Callable[[], bytes], now_ms: int, limits: Limits
+    request: JsonSend, *, new_id: Callable[[], bytes], now_ms: int, latest_ms: int, limits: Limits
 ) -> tuple[bytes, tuple[str, ...]]:
-    """The request as a message frame, and its message ids in the order of the request."""
+    """The request as a message frame, and its message ids in the order of the request.
+
+    Delays are counted from `now_ms`, by the clock that releases; the limit of due times from
+    `latest_ms`.
+    """
     records: dict[str, list[bytes]] = {}
     ids: list[str] = []
     for message in request.messages:
@@ -105,7 +109,7 @@ def json_to_frame(
             tags=message.tags,
             headers=tuple(message.headers.items()),
             born_at_ms=now_ms,
-            due_at_ms=_due_at_ms(message, now_ms, limits),
+            due_at_ms=_due_at_ms(message, now_ms, latest_ms, limits),
             expires_at_ms=message.expires_at_ms,
         )
         records.setdefault(message.subject, []).append(encode_record(record, limits))
@@ -210,7 +214,7 @@ def _is_delayed(message: JsonMessage) -> bool:
     return message.delay_ms is not None or message.deliver_at_ms is not None
 
 
-def _due_at_ms(message: JsonMessage, now_ms: int, limits: Limits) -> int | None:
+def _due_at_ms(message: JsonMessage, now_ms: int, latest_ms: int, limits: Limits) -> int | None:
     if message.delay_ms is not None and message.deliver_at_ms is not None:
         raise InvalidMessageError(
             field="delay_ms",
@@ -222,7 +226,7 @@ def _due_at_ms(message: JsonMessage, now_ms: int, limits: Limits) -> int | None:
         check_due(now_ms + message.delay_ms, now_ms, limits, field="delay_ms")
         return now_ms + message.delay_ms
     if message.deliver_at_ms is not None:
-        check_due(message.deliver_at_ms, now_ms, limits, field="deliver_at_ms")
+        check_due(message.deliver_at_ms, latest_ms, limits, field="deliver_at_ms")
     return message.deliver_at_ms
 
 

@@ -395,6 +395,12 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         lambda reading: reading.lost_copies,
     ),
     _one(
+        "delayed_clock_held_messages",
+        "gauge",
+        "Messages that would have been released if the clock had not been changed; at most so many.",
+        lambda reading: reading.delayed.clock_held,
+    ),
+    _one(
         "delayed_clock_trouble",
         "gauge",
         "1 while the clock was changed and releases are held or slowed, or the log is ahead of the clock.",

@@ -222,6 +222,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "POST /v1/delayed/retry": Operation(
         about="Read delayed messages again that could not be read.", answer=("buckets",)
     ),
+    "POST /v1/delayed/accept-clock": Operation(
+        about="Release delayed messages by the clock as it is, after it was changed.",
+        answer=("clock", "clock_held"),
+    ),
     "POST /v1/delayed/cancel": Operation(
         about="Cancel delayed messages.",
         body=CancelRequest,

@@ -69,6 +69,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "GET /v1/delayed/status": Rule(roles=READERS, about=About.ALL),
     "GET /v1/delayed/{message_id}": Rule(roles=(Role.CONSUMER,), about=About.LISTED),
     "POST /v1/delayed/retry": Rule(about=About.ALL),
+    "POST /v1/delayed/accept-clock": Rule(about=About.ALL),
     "POST /v1/delayed/cancel": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "POST /v1/delayed/reschedule": Rule(roles=(Role.PRODUCER,), about=About.IN_BODY),
     "GET /v1/keepers": Rule(roles=READERS, about=About.ALL),

@@ -92,6 +92,9 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
+    #: Messages that would have been released by now if the clock had not been changed: at most so
+    #: many, because whole buckets are counted.
+    clock_held: int
     #: How far the time of the last message is ahead of the clock, if that is more than a minute; otherwise 0.
     log_ahead_ms: int
     #: Unreadable messages, and the first milliseconds of buckets with something unreadable …
@@ -140,12 +143,21 @@ class DelayQuery:
             late_p99_ms=counts.late_quantile_ms(0.99),
             late_max_ms=counts.late_max_ms,
             clock=releaser.time.alarm or _ahead_text(log_ahead_ms),
+            clock_held=self.clock_held(),
             log_ahead_ms=log_ahead_ms,
             damaged=counts.damaged,
             damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
             held=releaser.damage.told(),
         )
+
+    def clock_held(self) -> int:
+        """How many messages a changed clock holds; see `DelayStatus`."""
+        time = self._releaser.time
+        if not time.alarm:
+            return 0
+        states = self._schedule.states()
+        return sum(pending for bucket, _, pending in states if bucket <= time.latest_ms)
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
         """All places of a message, newest last; raises `HeldError` if damage may hide it."""

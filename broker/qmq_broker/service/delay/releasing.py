@@ -159,6 +159,12 @@ class Releaser:
             self._again.update(buckets)
             self._changed.notify_all()
 
+    def accept_clock(self) -> None:
+        """Release by the clock as it is, whatever it was before. In any thread."""
+        with self._changed:
+            self.time.accept()
+            self._changed.notify_all()
+
     @property
     def is_stopped(self) -> bool:
         """Whether `stop` was called. In any thread."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from qmq_broker.errors import NoRoomError
@@ -37,7 +38,7 @@ from qmq_broker.service.delivery.settling import (
     plan_settlements,
 )
 from qmq_broker.service.delivery.slices import in_slices
-from qmq_broker.service.delivery.snapshot import encode_groups
+from qmq_broker.service.delivery.snapshot import encode_image, image_of
 from qmq_broker.service.delivery.subject_shares import SubjectShares
 from qmq_broker.service.delivery.suspects import Turn
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
@@ -112,11 +113,10 @@ class Delivery:
         self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
-    def snapshot(self, now_ms: int) -> tuple[int, bytes]:
-        """The offset of the action log, and the state of all groups at that offset."""
-        return self._store.actions.log.written_offset, encode_groups(
-            self.groups(), now_ms, self.subject_shares.owners
-        )
+    def snapshot(self, now_ms: int) -> tuple[int, Callable[[], bytes]]:
+        """The offset of the action log, and what makes bytes of all groups at that offset, in any thread."""
+        image = image_of(self.groups(), now_ms, self.subject_shares.owners)
+        return self._store.actions.log.written_offset, partial(encode_image, image)
 
     def start(self, now_ms: int) -> int:
         """Restore the groups from the action log; returns how many actions were replayed.

@@ -23,7 +23,6 @@ first of their key (`lanes.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -251,12 +250,7 @@ class GroupState:
 
     def dead_between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
         """Sequences of the dead letters in this range, lowest first."""
-        # There may be a million: for a short range, or for a few of them, most need not be looked
-        # at.
-        if next_ - first < len(self.dead):
-            return [one for one in range(first, next_) if one in self.dead][:count_max]
-        found = (sequence for sequence in self.dead if first <= sequence < next_)
-        return sorted(found) if count_max is None else nsmallest(count_max, found)
+        return self.dead.between(first, next_, count_max)
 
     def drop_leases_beyond(self, next_sequence: int) -> None:
         """Drop leases from this sequence on."""

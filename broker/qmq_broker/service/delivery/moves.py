@@ -64,8 +64,7 @@ def _on_aside(state: GroupState, action: SetAside | BroughtBack) -> None:
 def _on_sought(state: GroupState, action: Sought) -> None:
     state.give_up_all()
     state.cursor = action.sequence
-    for sequence in state.dead_between(action.sequence, 2**63):
-        del state.dead[sequence]
+    state.dead.forget_from(action.sequence)
     copies = state.aside.copies
     for sequence in [one for one in copies if one not in state.dead]:
         del copies[sequence]

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from qmq_broker.service.delivery.aside import AsideRun
-from qmq_broker.service.delivery.dead_letters import DeadLetter
+from qmq_broker.service.delivery.dead_letters import DeadLetter, encoded_array
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.history import Attempt
 from qmq_broker.service.delivery.leases import Lease
@@ -125,9 +125,28 @@ def encode_groups(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
 ) -> bytes:
     """All groups as bytes, and which token brought a subject into being."""
+    return encode_image(image_of(states, now_ms, owners))
+
+
+def image_of(
+    states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
+) -> SnapshotImage:
+    """The same as values that do not change with the groups."""
     groups = tuple(_image(state) for state in states)
-    image = SnapshotImage(SNAPSHOT_VERSION, now_ms, groups, dict(owners or {}))
-    return msgspec.msgpack.encode(image)
+    return SnapshotImage(SNAPSHOT_VERSION, now_ms, groups, dict(owners or {}))
+
+
+def encode_image(image: SnapshotImage) -> bytes:
+    """Those values as bytes. In any thread: with a million dead letters it takes a while."""
+    # The letters are bytes already (see `_image`).
+    groups = [
+        msgspec.structs.replace(
+            group,
+            dead=msgspec.Raw(encoded_array(cast("tuple[bytes, ...]", group.dead))),
+        )
+        for group in image.groups
+    ]
+    return msgspec.msgpack.encode(msgspec.structs.replace(image, groups=groups))
 
 
 def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
@@ -172,8 +191,8 @@ def _image(state: GroupState) -> GroupImage:
             for name, log in state.consumers()
         ),
         waiting=tuple(WaitingImage(*_WAITING(run)) for run in state.redeliveries.runs()),
-        # As bytes that are ready: there may be a million.
-        dead=cast("tuple[DeadLetter, ...]", tuple(map(msgspec.Raw, state.dead.encoded()))),
+        # As bytes that are ready: there may be a million. `encode_image` joins them.
+        dead=cast("tuple[DeadLetter, ...]", state.dead.encoded()),
         lost_count=state.lost_count,
         settings=state.settings,
         is_paused=state.is_paused,

@@ -16,15 +16,20 @@
 Each slot is a one-page file of its own, overwritten in place with its own sync, so a crash during
 one write leaves the other intact. Whatever a slot claims about a log was synced before the slot was
 written: damage below that point is damage to accepted data, whatever else the log says. Big-endian.
+
+A third such slot, `state/actions`, is the *witness* of the action log: an older log that was copied in
+with both checkpoints would be taken for whole. (Of the commit log the journals tell as much.) It only
+says how far that log was synced; no scan begins where it points to, and an older store has none.
 """
 
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.errors import UnknownFormatError
+from qmq_broker.errors import NoRoomError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_client.wire.checksum import crc32c
@@ -70,24 +75,22 @@ class CheckpointFiles:
         self._disk = disk
         self._store_id = store_id
         self._files: list[DiskFile] = []
+        self._witnessed_offset = 0
 
     def read(self) -> Checkpoint | None:
         """The newest valid slot, or None; changes nothing. Raises `UnknownFormatError`."""
         there = set(self._disk.names(layout.ROOT))
-        found: Checkpoint | None = None
-        for path in layout.CHECKPOINTS:
-            if path not in there:
-                continue
-            file = self._disk.open(path)
-            try:
-                slot, store_id = decode_slot(file.read(0, SLOT_BYTES))
-            finally:
-                file.close()
-            if is_foreign(store_id, self._store_id):
-                continue
-            if slot is not None and (found is None or slot.generation > found.generation):
-                found = slot
-        return found
+        slots = [self._slot(path) for path in layout.CHECKPOINTS if path in there]
+        whole = [slot for slot in slots if slot is not None]
+        return max(whole, key=lambda slot: slot.generation, default=None)
+
+    def _slot(self, path: str) -> Checkpoint | None:
+        file = self._disk.open(path)
+        try:
+            slot, store_id = decode_slot(file.read(0, SLOT_BYTES))
+        finally:
+            file.close()
+        return None if is_foreign(store_id, self._store_id) else slot
 
     def prepare(self) -> None:
         """Make both files ready for writing; their names become durable."""
@@ -101,15 +104,48 @@ class CheckpointFiles:
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a slot; durable on return. Requires: what it claims about the logs was synced."""
-        file = self._files[checkpoint.generation % len(self._files)]
-        file.write(0, [encode_slot(checkpoint, self._store_id)])
-        file.sync()
+        slot = encode_slot(checkpoint, self._store_id)
+        _overwrite(self._files[checkpoint.generation % len(layout.CHECKPOINTS)], slot)
+        actions_offset = checkpoint.action_log.durable_offset
+        if actions_offset > self._witnessed_offset:
+            with suppress(NoRoomError):  # the next one tries again
+                self._write_witness(slot)
+                self._witnessed_offset = actions_offset
+
+    def _write_witness(self, slot: bytes) -> None:
+        if len(self._files) == len(layout.CHECKPOINTS):  # an idle store has none
+            self._disk.make_directory(layout.STATE)
+            file = self._disk.open(layout.ACTIONS_WITNESS, is_new=True)
+            self._files.append(file)
+            file.allocate(SLOT_BYTES)
+            self._disk.sync_directory(layout.STATE)
+        _overwrite(self._files[-1], slot)
 
     def close(self) -> None:
-        """Close both files."""
+        """Close all files."""
         for file in self._files:
             file.close()
         self._files.clear()
+        self._witnessed_offset = 0
+
+
+def _overwrite(file: DiskFile, slot: bytes) -> None:
+    file.write(0, [slot])
+    file.sync()
+
+
+def read_witness(disk: Disk, store_id: bytes) -> int:
+    """How far the action log was durable, according to its witness; 0 without a whole one."""
+    if layout.ACTIONS_WITNESS.rpartition("/")[2] not in disk.names(layout.STATE):
+        return 0
+    file = disk.open(layout.ACTIONS_WITNESS)
+    try:
+        slot, named = decode_slot(file.read(0, SLOT_BYTES))
+    finally:
+        file.close()
+    if slot is None or is_foreign(named, store_id):
+        return 0
+    return slot.action_log.durable_offset
 
 
 def is_foreign(found: bytes, store_id: bytes) -> bool:

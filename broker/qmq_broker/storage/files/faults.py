@@ -50,7 +50,8 @@ RESTORE: Final = (
 )
 #: What no quarantine passes over, and where a copy can be found.
 PUT_BACK: Final = {
-    layout.FORMAT: "It never changes: put it back from any backup of this store.",
+    layout.FORMAT: "It never changes: put it back from any backup of this store, then verify "
+    "again, because nothing else can be judged without it.",
     layout.RETAINED: "Restore a backup; no quarantine passes over this file.",
     layout.KEEPERS: "Remove it, start the broker, and archive at once: until an archive has run, retention does not "
     "wait for it.",

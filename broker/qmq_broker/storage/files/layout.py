@@ -12,6 +12,7 @@
     state/queues                              how far the consume queues are in their files
     state/retained                            where the commit log begins
     state/keepers                             who keeps the logs elsewhere, and how far
+    state/actions                             how far the action log was durable: a third checkpoint
     state/groups.0  state/groups.1            where the groups were at some point of the action log
     index/<17 digits>                         key index, by the time of its first entry
     state/index                               how far the key index is in its files
@@ -41,6 +42,8 @@ FORMAT: Final = "FORMAT"
 CLEAN: Final = "CLEAN"
 CHECKPOINTS: Final = ("checkpoint.0", "checkpoint.1")
 ROOT: Final = ""
+#: Evidence that outlives both checkpoints.
+ACTIONS_WITNESS: Final = "state/actions"
 COMMIT_LOG: Final = "commitlog"
 ACTION_LOG: Final = "actionlog"
 CONSUME_QUEUES: Final = "consumequeue"

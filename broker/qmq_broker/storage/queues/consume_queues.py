@@ -107,7 +107,7 @@ class ConsumeQueues:
         self._first_sequences = retained.first_sequences
         self._removed = set(retained.removed)
         tables = list(read_queue_tables(self._disk, self._store_id))
-        has_files = any(self._take_over(table, log_next_offset) for table in tables)
+        has_files = any(self._take_over(table, log_next_offset, retained) for table in tables)
         if not has_files:
             self._start_over(retained)
         offsets = [table.indexed_offset for table in tables]
@@ -192,7 +192,7 @@ class ConsumeQueues:
         self.unflushed_bytes = self.copied_offset = 0
         self.indexed_offset = retained.first_offset
 
-    def _take_over(self, table: QueueTable, log_next_offset: int) -> bool:
+    def _take_over(self, table: QueueTable, log_next_offset: int, retained: Retained) -> bool:
         if table.indexed_offset > log_next_offset:
             raise CorruptionError(
                 segment=layout.COMMIT_LOG,
@@ -200,33 +200,20 @@ class ConsumeQueues:
                 reason=f"the log ends here, but {layout.QUEUE_TABLE} says synced up to offset "
                 f"{table.indexed_offset}",
             )
-        firsts = self._first_sequences
-        states = [one for one in table.queues if not self._is_removed(one)]
-        for state in states:
-            first_sequence = firsts.get(state.subject, 0)
-            if first_sequence > state.next_sequence or not self._files.is_as_flushed(
-                state.subject, first_sequence, state.next_sequence, list(state.crcs)
-            ):
-                return False
-        if not firsts.keys() - self._removed <= {state.subject for state in states}:
+        if next(self._files.unfit(table, retained), None) is not None:
             return False
-        for state in states:
+        for state in table.queues:
+            if retained.is_removed(state.subject, state.next_sequence):
+                continue
             self._queues[state.subject] = ConsumeQueue(
                 state.subject,
                 self._files,
-                first_sequence=firsts.get(state.subject, 0),
+                first_sequence=retained.first_sequences.get(state.subject, 0),
                 flushed_sequence=state.next_sequence,
                 crcs=state.crcs,
             )
         self.indexed_offset = table.indexed_offset
         return True
-
-    def _is_removed(self, state: QueueState) -> bool:
-        """Whether the table is from before the removal of this subject."""
-        return (
-            state.subject in self._removed
-            and state.next_sequence <= self._first_sequences[state.subject]
-        )
 
     def is_empty(self, subject: str) -> bool:
         """Whether all messages of this subject are gone, and no file or journal waits for them."""

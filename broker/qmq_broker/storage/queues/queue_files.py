@@ -8,12 +8,15 @@ many megabytes of log.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from threading import Lock
 from typing import Final
 
 from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
+from qmq_broker.storage.files.retained import Retained
+from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_client.wire.checksum import crc32c
 
 ENTRY_BYTES: Final = 20
@@ -115,6 +118,20 @@ class QueueFiles:
             if len(data) != count or crc32c(data) != crc:
                 return False
         return True
+
+    def unfit(self, table: QueueTable, retained: Retained) -> Iterator[str]:
+        """The subjects of a table whose files are not as it says, or that it should know and does not."""
+        firsts, known = retained.first_sequences, set(retained.removed)
+        for state in table.queues:
+            if retained.is_removed(state.subject, state.next_sequence):
+                continue
+            known.add(state.subject)
+            first = firsts.get(state.subject, 0)
+            if first > state.next_sequence or not self.is_as_flushed(
+                state.subject, first, state.next_sequence, list(state.crcs)
+            ):
+                yield state.subject
+        yield from sorted(firsts.keys() - known)
 
     def remove_below(self, subject: str, first_sequence: int) -> int:
         """Remove the files that end at or below `first_sequence`; returns how many.

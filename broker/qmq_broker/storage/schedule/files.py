@@ -25,12 +25,26 @@ from typing import Final
 from qmq_broker.errors import CorruptionError, DiskError, DiskFullError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
-from qmq_broker.storage.logs.frame_scan import FrameScan, claims_in_segment, durable_claim
+from qmq_broker.storage.logs.frame_scan import (
+    HEAD_BYTES_MAX,
+    FrameScan,
+    claims_in_segment,
+    durable_claim,
+    refuse_unknown,
+)
 from qmq_broker.storage.logs.segments import build_segment_head
 from qmq_broker.storage.schedule.columns import Columns, Subjects
 from qmq_broker.storage.schedule.fates import Fate, unpack_fate
 from qmq_broker.storage.schedule.lists import BucketLists, OnDamage
-from qmq_client.wire.frame import FrameHeader, FrameKind, build_frame, read_header, stamp_frame
+from qmq_client.wire.errors import ProtocolError
+from qmq_client.wire.frame import (
+    FRAME_HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    build_frame,
+    read_header,
+    stamp_frame,
+)
 from qmq_client.wire.marks import numbers
 
 #: Longer than any of these files gets; times are below 2⁴⁸, so no offset exceeds 64 bits.
@@ -173,6 +187,26 @@ class ScheduleFiles:
         """Bytes in a file; 0 if there is none."""
         with self.opened(log, bucket) as file:
             return 0 if file is None else file.length()
+
+    def refuse_later(self, log: str, bucket: int, next_position: int) -> int:
+        """Bytes in a file; raises `UnknownFormatError` if a later version wrote a frame of it.
+
+        Reads only the heads of the frames below `next_position`, up to one that is damaged.
+        """
+        with self.opened(log, bucket) as file:
+            if file is None:
+                return 0
+            position = 0
+            while position < next_position:
+                head = file.read(position, FRAME_HEADER_BYTES)
+                try:
+                    position += read_header(head).frame_bytes
+                except ProtocolError:
+                    head = file.read(position, HEAD_BYTES_MAX)
+                    source = BucketFile(self, log, bucket)
+                    refuse_unknown(head, source, bucket + position, epoch=0)
+                    break
+            return file.length()
 
     def has(self, log: str, bucket: int) -> bool:
         """Whether there is such a file."""

@@ -16,7 +16,7 @@ from qmq_broker.storage.schedule.schedule import Schedule
 def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
     """Take over what the files hold; returns whether there was a table. Changes nothing.
 
-    `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`.
+    `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`, and `UnknownFormatError` with nothing changed.
     """
     table = read_table(schedule.disk, schedule.store_id)
     if table is None:
@@ -32,7 +32,7 @@ def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
         )
     for state in table.buckets:
         for log, length in zip(LOGS, (state.schedule_bytes, state.dispatch_bytes), strict=True):
-            there = schedule.files.length(log, state.bucket)
+            there = schedule.files.refuse_later(log, state.bucket, length)
             if there < length:
                 reason = f"{length} bytes were synced, {there} are there"
                 path = layout.bucket_path(log, state.bucket)

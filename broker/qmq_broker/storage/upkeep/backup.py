@@ -32,7 +32,13 @@ import msgspec
 from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, DiskError, StoreError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.checkpoint import START, Checkpoint, CheckpointFiles, LogPoint
+from qmq_broker.storage.files.checkpoint import (
+    START,
+    Checkpoint,
+    CheckpointFiles,
+    LogPoint,
+    read_witness,
+)
 from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
@@ -185,6 +191,9 @@ class _Backup:
 
     def _take_actions(self, point: LogPoint) -> LogEnd:
         """Copy the newest snapshot and the log after it; repeat if that was given up meanwhile."""
+        durable_offset = max(
+            point.durable_offset, read_witness(self._source, self._format.store_id)
+        )
         for _ in range(_TRIES_MAX):
             snapshot = self._newest_snapshot()
             offset = 0
@@ -195,7 +204,7 @@ class _Backup:
                 replace_file(self._target, layout.SNAPSHOTS[number], content)
             segment_bytes = self._format.action_segment_bytes
             end = self._take_frames(layout.ACTION_LOG, segment_bytes, offset)
-            if end.next_offset >= max(point.durable_offset, offset):
+            if end.next_offset >= max(durable_offset, offset):
                 self._take_older_actions(offset - offset % segment_bytes)
                 return end
             if snapshot == self._newest_snapshot():
@@ -206,8 +215,7 @@ class _Backup:
         raise CorruptionError(
             segment=layout.ACTION_LOG,
             offset=end.next_offset,
-            reason=f"{end.reason}; the log was synced up to offset "
-            f"{max(point.durable_offset, offset)}",
+            reason=f"{end.reason}; the log was synced up to offset {max(durable_offset, offset)}",
         )
 
     def _take_older_actions(self, next_base: int) -> None:

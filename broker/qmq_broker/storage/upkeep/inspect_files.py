@@ -13,7 +13,13 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.checkpoint import SLOT_BYTES, Checkpoint, decode_slot, is_foreign
+from qmq_broker.storage.files.checkpoint import (
+    SLOT_BYTES,
+    Checkpoint,
+    decode_slot,
+    is_foreign,
+    read_witness,
+)
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, ignored, rebuilt
 from qmq_broker.storage.files.format_file import Format
@@ -22,6 +28,7 @@ from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
 from qmq_broker.storage.files.snapshots import CheckGroups, Snapshot
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, store_of_head
+from qmq_broker.storage.queues.queue_files import QueueFiles
 from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.recovery import CleanStop
 from qmq_broker.storage.schedule.bucket import read_table
@@ -55,6 +62,7 @@ _STATE_FILES: Final = frozenset(
         layout.SCHEDULE_TABLE,
         layout.RETAINED,
         layout.KEEPERS,
+        layout.ACTIONS_WITNESS,
         *layout.SNAPSHOTS,
     }
 )
@@ -67,8 +75,15 @@ class SmallFiles:
 
     retained: Retained
     checkpoint: Checkpoint | None = None
+    #: The action log was synced up to here, according to its witness.
+    witnessed_offset: int = 0
     is_clean: bool = False
+    #: The newest whole one.
     table: QueueTable | None = None
+    #: Subjects whose queue files are not as that one says …
+    unfit_queues: list[str] = field(default_factory=list)
+    #: … and the one that a start goes on from; None if it makes all queues again.
+    believed_table: QueueTable | None = None
     is_table_missing: bool = False
     #: The previous table, if it is whole.
     table_before: QueueTable | None = None
@@ -174,6 +189,7 @@ def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:
     found = slots(disk, format_.store_id)
     whole = [slot for _, slot, _ in found if slot is not None]
     files.checkpoint = max(whole, key=lambda slot: slot.generation, default=None)
+    files.witnessed_offset = read_witness(disk, format_.store_id)
     meaning = (
         "The other slot serves."
         if whole
@@ -241,7 +257,16 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
     if reason:
         files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
     files.is_table_missing = table is None and not reason
-    files.table = table
+    files.table = files.believed_table = table or files.table_before
+    if files.table is None:
+        return
+    there = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
+    files.unfit_queues = list(there.unfit(files.table, files.retained))
+    if files.unfit_queues:
+        older = files.table_before
+        is_fit = older is not None and next(there.unfit(older, files.retained), None) is None
+        files.believed_table = older if is_fit else None
+    there.close()
 
 
 def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None, str]:

@@ -23,7 +23,6 @@ from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.queues.queue_files import QueueFiles
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files
 from qmq_broker.storage.upkeep.verify_index import index_faults
 from qmq_broker.storage.upkeep.verify_journals import JournalFindings, inspect_journals, known_next
@@ -124,7 +123,7 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
     kept_offset = _kept_actions_offset(disk, files, format_)
     actions, action_verdict = look.log(_action_claims(files, format_, kept_offset))
     faults = [*files.faults, *journals.faults, *look.faults]
-    faults += _queues(disk, files, journals, commit_verdict, format_)
+    faults += _queues(disk, files, journals, commit_verdict)
     first_offset = files.retained.first_offset
     faults += index_faults(disk, format_, first_offset, commit_verdict.next_offset)
     faults += _ends(files, journals, commit_verdict, action_verdict)
@@ -210,15 +209,17 @@ def _kept_actions_offset(disk: Disk, files: SmallFiles, format_: Format) -> int:
 def _action_claims(files: SmallFiles, format_: Format, kept_offset: int) -> LogClaims:
     last, first_offset = files.checkpoint, files.action_first_offset
     segment_bytes = format_.action_segment_bytes
-    durable_offset = last.action_log.durable_offset if last else 0
-    claimed_by = "the checkpoint"
-    if first_offset > durable_offset:
-        durable_offset, claimed_by = first_offset, "the snapshot of the groups"
+    claims = {
+        "the checkpoint": last.action_log.durable_offset if last else 0,
+        layout.ACTIONS_WITNESS: files.witnessed_offset,
+        "the snapshot of the groups": first_offset,
+    }
+    claimed_by = max(claims, key=lambda one: claims[one])
     return LogClaims(
         log=layout.ACTION_LOG,
         segment_bytes=segment_bytes,
         first_offset=kept_offset - kept_offset % segment_bytes,
-        durable_offset=durable_offset,
+        durable_offset=claims[claimed_by],
         claimed_by=claimed_by,
         start_offset=first_offset - first_offset % segment_bytes,
         unbroken_offset=0,
@@ -310,31 +311,16 @@ def _queues(
     files: SmallFiles,
     journals: JournalFindings,
     verdict: LogVerdict,
-    format_: Format,
 ) -> Iterator[Fault]:
     """The table of the queues against the files; table and journal against the end of the log."""
-    table, firsts = files.table, files.retained.first_sequences
+    firsts = files.retained.first_sequences
     for name in disk.names(layout.CONSUME_QUEUES):
         if layout.parse_subject(name) is None:
             path = f"{layout.CONSUME_QUEUES}/{name}"
             yield ignored(path, "not the folder of a subject", "Nobody reads it.")
-    retained = files.retained
-    states = {
-        state.subject: state
-        for state in (table.queues if table else ())
-        if not retained.is_removed(state.subject, state.next_sequence)
-    }
-    missing = firsts.keys() - states.keys() - set(retained.removed) if table else set[str]()
-    for subject in sorted(missing):
-        yield rebuilt(layout.QUEUE_TABLE, f"does not know {subject}, which state/retained does")
-    queue_files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
-    for subject, state in states.items():
-        first = firsts.get(subject, 0)
-        if first > state.next_sequence or not queue_files.is_as_flushed(
-            subject, first, state.next_sequence, list(state.crcs)
-        ):
-            path = layout.queue_directory(subject)
-            yield rebuilt(path, "its files are missing or not as the table says")
+    for subject in files.unfit_queues:
+        path = layout.queue_directory(subject)
+        yield rebuilt(path, "its files are missing or not as the table says")
     for subject, known in known_next(files, journals).items():
         next_sequence = verdict.next_sequences.get(subject, firsts.get(subject, 0))
         if known > next_sequence:

@@ -40,7 +40,7 @@ class JournalFindings:
 def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalFindings:
     """Read both journals; changes nothing."""
     first_offset = files.retained.first_offset
-    last, table = files.checkpoint, files.table
+    last, table = files.checkpoint, files.believed_table
     window_offset = max(first_offset, last.window_offset if last else 0)
     indexed_offset = max(first_offset, table.indexed_offset if table else 0)
     ids = _Chain(disk, layout.IDS, store_id, window_offset)
