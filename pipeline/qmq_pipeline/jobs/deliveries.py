@@ -34,6 +34,7 @@ BREAK: Final = "\n"
 ENDLESS: Final = 2**63 - 1
 _MARK: Final = "mark"
 _ORDER: Final = STEPS.key[2:]
+_STEPS: Final = STEPS.arrow()
 _COLUMNS: Final = (
     "subject",
     "consumer_group",
@@ -213,12 +214,12 @@ def _stepping(marks: Marks) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
                         }
                     )
             if len(rows) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(rows, schema=STEPS.arrow())
+                yield pa.RecordBatch.from_pylist(rows, schema=_STEPS)
                 rows = []
         if name is not None:
             rows.append(_mark_row(name, group.mark))
         if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=STEPS.arrow())
+            yield pa.RecordBatch.from_pylist(rows, schema=_STEPS)
 
     return steps
 
