@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
-#: One partition to shuffle into, no code generation, no compiler that thinks long, no plan written down for a page
-#: that nobody opens, and of small files no program that is started to rename them.
+#: One partition to shuffle into and one task for all files of a table, no code generation, no compiler that thinks long,
+#: no plan that is checked after each rule or written down for a page that nobody opens.
 QUICK = {
     "spark.sql.shuffle.partitions": "1",
     "spark.default.parallelism": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.lightweightPlanChangeValidation": "false",
     "spark.sql.maxPlanStringLength": "1000",
+    "spark.sql.files.openCostInBytes": "0",
+    "spark.sql.files.minPartitionNum": "1",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
     "spark.sql.ui.explainMode": "simple",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
 }
-
-
-def quick_environment() -> dict[str, str]:
-    """For a process that starts its own Spark: the same, and what this process has on its path."""
-    settings = " ".join(f"--conf '{name}={value}'" for name, value in QUICK.items())
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
-    }

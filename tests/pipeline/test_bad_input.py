@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,9 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import carried
 from qmq_pipeline.spark.explain import explain
 from tests.pipeline.world import DataDirectory, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def qmq(*arguments: str | Path) -> Result:
@@ -28,7 +32,7 @@ def broker(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_is_a_file_is_named_with_what_to_look_at(
-    tmp_path: Path, broker: Path
+    spark: SparkSession, tmp_path: Path, broker: Path
 ) -> None:
     (tmp_path / "tables").write_text("a file")
     for job in (("ingest", "--path", broker), ("ingest", "--path", broker, "--follow")):

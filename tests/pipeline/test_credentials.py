@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,6 +12,9 @@ from qmq_client.commands.root import root
 from qmq_pipeline.command import broker_of
 from tests.kit.broker_process import BrokerProcess
 from tests.pipeline.world import DataDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def qmq(*arguments: str | Path) -> Result:
@@ -31,7 +35,7 @@ def configured(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("job", ["ingest", "archive"])
 def test_a_token_file_that_is_configured_is_shown_to_the_broker(
-    configured: Path, tmp_path: Path, job: str
+    spark: SparkSession, configured: Path, tmp_path: Path, job: str
 ) -> None:
     DataDirectory(tmp_path / "broker").close()
     with BrokerProcess(

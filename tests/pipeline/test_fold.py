@@ -30,8 +30,8 @@ from qmq_broker.storage.logs.actions import (
     Sought,
 )
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_pipeline.fold.blocks import STEPS, Block
-from qmq_pipeline.fold.steps import NEVER_GIVEN, GroupMark, GroupSteps, Step
+from qmq_pipeline.fold.blocks import Block
+from qmq_pipeline.fold.steps import NEVER_GIVEN, STEPS, GroupMark, GroupSteps, Step
 from qmq_pipeline.rows.actions import action_rows
 from qmq_pipeline.tables.schemas import DELIVERIES
 
@@ -59,7 +59,7 @@ class Fold:
     def rows(self) -> pa.Table:
         if not self._steps and not self._known.num_rows:
             return self._known
-        steps = pa.Table.from_pylist([one._asdict() for one in self._steps], schema=STEPS)
+        steps = pa.Table.from_pylist([one._asdict() for one in self._steps], schema=STEPS.arrow())
         block = Block.of(steps, self._known)
         block.apply_all(steps)
         rows = block.rows("orders", "billing", 0, 0)

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.places.options import parse_log_options
-from qmq_pipeline.sources.log_partitions import LogPartition
+from qmq_pipeline.sources.log_batches import LogPartition
 from qmq_pipeline.sources.log_stream import LogStreamReader
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import Row
 from pyspark.testing import assertDataFrameEqual
 
-from qmq_pipeline.errors import TablesError
+from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
-from qmq_pipeline.jobs.marts import marts
+from qmq_pipeline.jobs.marts import marts, require_sketches
 from qmq_pipeline.tables.schemas import (
     DEAD_LETTERS,
     DELAY_LATENESS,
@@ -77,3 +77,11 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
         assert row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] <= row["max_ms"]
     assert stages == {"store": 153, "wait": 103, "work": 103, "total": 103}
     assert marts(spark, config).is_unchanged
+
+
+def test_a_spark_without_sketches_is_told_which_one_has_them() -> None:
+    for version in ("4.1.2", "4.10.1", "5.0.0-preview1"):
+        require_sketches(version)
+    for version in ("4.0.5", "4.1.1"):
+        with pytest.raises(OptionError, match=rf"{version}; allowed: 4\.1\.2 and newer"):
+            require_sketches(version)

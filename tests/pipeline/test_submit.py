@@ -17,20 +17,23 @@ import pytest
 
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.wire.message_id import MessageIds
+from tests.pipeline.quick import QUICK
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
 #: Two executors of one core; as little memory as Spark takes.
 SETTINGS = {
-    "spark.ui.enabled": "false",
+    **QUICK,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.extraJavaOptions": QUICK["spark.driver.extraJavaOptions"],
     "spark.executor.memory": "512m",
     "spark.executor.memoryOverhead": "88m",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("spark")]
 
 
 def test_P4_the_wheel_does_every_job_under_spark_submit_on_a_standalone_cluster_of_two_workers(
@@ -75,7 +78,9 @@ def test_P4_the_wheel_does_every_job_under_spark_submit_on_a_standalone_cluster_
             check=False,
         )
     assert done.returncode == ATTENTION, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("{"), last
+    found = json.loads(last)
     assert found["ingested"]["rows"]["messages"] == 500
     assert (found["audit"]["committed"], found["audit"]["stored"]) == (501, 500)
     assert found["audit"]["findings"] == {
@@ -90,7 +95,7 @@ def test_P4_the_wheel_does_every_job_under_spark_submit_on_a_standalone_cluster_
 def standalone_cluster(home: Path, environment: dict[str, str]) -> Iterator[str]:
     """The address of a master with two workers of one core each, every one a process of its own."""
     deploy = "org.apache.spark.deploy"
-    started: list[subprocess.Popen[str]] = []
+    started: list[tuple[subprocess.Popen[str], Thread]] = []
 
     def start(*line: str, until: str) -> str:
         process = subprocess.Popen(
@@ -100,10 +105,11 @@ def standalone_cluster(home: Path, environment: dict[str, str]) -> Iterator[str]
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
         assert process.stderr is not None
         said = next(line for line in process.stderr if until in line)
-        Thread(target=process.stderr.read, daemon=True).start()  # or it would stand still one day
+        rest = Thread(target=process.stderr.read)  # or it would stand still one day
+        rest.start()
+        started.append((process, rest))
         return said
 
     here = ("--host", "127.0.0.1", "--webui-port", "0")
@@ -124,10 +130,11 @@ def standalone_cluster(home: Path, environment: dict[str, str]) -> Iterator[str]
             start(f"{deploy}.worker.Worker", *here, *work, master, until="registered with master")
         yield master
     finally:
-        for process in started:
+        for process, _ in started:
             process.terminate()
-        for process in started:
-            process.wait(60)
+        for process, rest in started:
+            rest.join(60)
+            process.communicate()
 
 
 def test_the_wheel_under_the_name_of_a_zip_file_is_the_commands_and_the_sources(

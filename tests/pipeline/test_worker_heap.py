@@ -18,7 +18,7 @@ from qmq_pipeline.places.log import COMMIT_LOG
 from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.places.outbox_options import OutboxOptions
 from qmq_pipeline.places.places import open_log
-from qmq_pipeline.sources import log_partitions, outbox_partitions, worker_heap
+from qmq_pipeline.sources import log_batches, outbox_batches, worker_heap
 from qmq_pipeline.tables.schemas import OUTBOX
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
@@ -93,11 +93,11 @@ def _log(tmp_path: Path) -> _Work:
     def plan() -> list[Any]:
         log = open_log(options.place, COMMIT_LOG)
         bounds = log.bounds()
-        found = log_partitions.plan(log, options, bounds.first_offset, bounds.next_offset)
+        found = log_batches.plan(log, options, bounds.first_offset, bounds.next_offset)
         log.close()
         return [*found]
 
-    return plan, lambda one: list(log_partitions.read_partition(one))
+    return plan, lambda one: list(log_batches.read_partition(one))
 
 
 def _outbox(tmp_path: Path) -> _Work:
@@ -113,8 +113,8 @@ def _outbox(tmp_path: Path) -> _Work:
         safety_ms=0,
     )
     return (
-        lambda: [*outbox_partitions.plan(section, options)],
-        lambda one: list(outbox_partitions.read_partition(one)),
+        lambda: [*outbox_batches.plan(section, options)],
+        lambda one: list(outbox_batches.read_partition(one)),
     )
 
 

@@ -74,8 +74,6 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
 }
 #: Steps that are Python objects at a time.
 _STEPS_AT_ONCE: Final = 10_000
-#: The columns of a table of steps, besides those of the group.
-STEP_COLUMNS: Final = ("op", "first", "next", "at", "attempt", "reason", "error")
 
 
 class Texts:
@@ -140,7 +138,7 @@ class Block:
 
     def apply_all(self, some: pa.Table) -> None:
         """Apply steps, which are in order."""
-        for batch in some.select(list(STEP_COLUMNS)).to_batches(max_chunksize=_STEPS_AT_ONCE):
+        for batch in some.select(list(Step._fields)).to_batches(max_chunksize=_STEPS_AT_ONCE):
             for row in batch.to_pylist():
                 self.apply(Step(**row))
 
@@ -187,16 +185,3 @@ class Block:
 def _times(microseconds: Numbers) -> pa.Array:
     values = np.ascontiguousarray(microseconds)
     return pa.array(values, mask=values == 0).view(TIME)
-
-
-STEPS: Final = pa.schema(
-    [
-        ("op", pa.string()),
-        ("first", pa.int64()),
-        ("next", pa.int64()),
-        ("at", pa.int64()),
-        ("attempt", pa.int32()),
-        ("reason", pa.string()),
-        ("error", pa.string()),
-    ]
-)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
+from qmq_pipeline.tables.table import Column, Table
+
 #: What a step does; `blocks.py` has the meaning of each.
 PULLED, ACKED, GIVEN_BACK, DEAD, SET_ASIDE, BROUGHT_BACK = (
     "pulled",
@@ -31,6 +33,27 @@ BY_FORCE: Final = "given up by force"
 SOUGHT: Final = "sought past it"
 NEVER_GIVEN: Final = "passed over without a delivery"
 Row = Mapping[str, Any]
+#: Steps on their way from the tasks that find them to those that apply them; no files.
+STEPS: Final = Table(
+    name="steps",
+    layer="",
+    version=1,
+    key=("subject", "consumer_group", "action_offset", "action_number", "number"),
+    columns=(
+        Column("subject", "text", "the subject"),
+        Column("consumer_group", "text", "the group"),
+        Column("action_offset", "long", "the action that it comes from"),
+        Column("action_number", "int", "the action's place in its frame"),
+        Column("number", "int", "its place among the steps of the action"),
+        Column("op", "text", "what it does; `mark` for the state of the group behind all of them"),
+        Column("first", "long", "first sequence"),
+        Column("next", "long", "one behind the last"),
+        Column("at", "long", "microseconds since 1970"),
+        Column("attempt", "int", "of a pull or dead letter"),
+        Column("reason", "text", "why the group does not get it; of `mark` the state as JSON"),
+        Column("error", "text", "what the consumer said"),
+    ),
+)
 
 
 class Step(NamedTuple):

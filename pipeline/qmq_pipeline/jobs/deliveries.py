@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from qmq_client.wire.names import OWN_PREFIX
-from qmq_pipeline.fold.blocks import STEPS, Block
-from qmq_pipeline.fold.steps import GroupMark, GroupSteps
+from qmq_pipeline.fold.blocks import Block
+from qmq_pipeline.fold.steps import STEPS, GroupMark, GroupSteps
 from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES, SPANS
 from qmq_pipeline.tables.store import Tables
@@ -33,7 +33,8 @@ BREAK: Final = "\n"
 #: The end of a group that still exists.
 ENDLESS: Final = 2**63 - 1
 _MARK: Final = "mark"
-_ORDER: Final = ("action_offset", "action_number", "number")
+_ORDER: Final = STEPS.key[2:]
+_STEPS: Final = STEPS.arrow()
 _COLUMNS: Final = (
     "subject",
     "consumer_group",
@@ -53,20 +54,6 @@ _COLUMNS: Final = (
 )
 #: Actions that change no message; most only show that a consumer is alive.
 _IDLE: Final = "'extended', 'paused', 'purged'"
-_STEPS_SCHEMA: Final = pa.schema(
-    [
-        ("subject", pa.string()),
-        ("consumer_group", pa.string()),
-        ("action_offset", pa.int64()),
-        ("action_number", pa.int32()),
-        ("number", pa.int32()),
-        *STEPS,
-    ]
-)
-_STEPS_DDL: Final = (
-    "subject STRING, consumer_group STRING, action_offset BIGINT, action_number INT, number INT, op STRING, "
-    "first BIGINT, next BIGINT, at BIGINT, attempt INT, reason STRING, error STRING"
-)
 _BATCH_ROWS: Final = 20_000
 #: Ranges of sequences are joined by the blocks of this length that they have something in.
 _GRAIN: Final = 65_536
@@ -197,7 +184,7 @@ def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: 
         .repartition("subject", "consumer_group")
         .sortWithinPartitions("subject", "consumer_group", "action_offset", "action_number")
     )
-    return in_order.mapInArrow(_stepping(marks), _STEPS_DDL)
+    return in_order.mapInArrow(_stepping(marks), STEPS.ddl())
 
 
 def _stepping(marks: Marks) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -227,12 +214,12 @@ def _stepping(marks: Marks) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
                         }
                     )
             if len(rows) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(rows, schema=_STEPS_SCHEMA)
+                yield pa.RecordBatch.from_pylist(rows, schema=_STEPS)
                 rows = []
         if name is not None:
             rows.append(_mark_row(name, group.mark))
         if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=_STEPS_SCHEMA)
+            yield pa.RecordBatch.from_pylist(rows, schema=_STEPS)
 
     return steps
 

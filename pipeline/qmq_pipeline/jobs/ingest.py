@@ -268,13 +268,14 @@ class Streams:
 
     def done(self, before: Mapping[str, Any]) -> Ingested:
         """What came in since `before`; notes how far the tables are."""
-        rows, parts = dict[str, int](), dict[str, int]()
+        rows, parts, new = dict[str, int](), dict[str, int](), dict[str, str]()
         for log, table in _TABLE_OF.items():
             first, part = before.get(log, 0), before.get("parts", {}).get(log, 0)
             place = _PLACE_OF[table]
             kind = "kind" if table is LOG else "'actions'"
-            new = self.tables.read(table).where(f"part >= {part} AND {place} >= {first}")
-            counts = new.selectExpr(f"{kind} AS kind", "part").groupBy("kind")
+            new[log] = f"part >= {part} AND {place} >= {first}"
+            some = self.tables.read(table).where(new[log])
+            counts = some.selectExpr(f"{kind} AS kind", "part").groupBy("kind")
             for row in counts.agg({"*": "count", "part": "max"}).collect():
                 rows[_NOUNS.get(row["kind"], row["kind"])] = row["count(1)"]
                 parts[log] = max(parts.get(log, part), row["max(part)"])
@@ -282,14 +283,11 @@ class Streams:
         scans = self.ends.get("scans", {})
         fresh = {one: at for one, at in scans.items() if at != before.get("scans", {}).get(one)}
         self.tables.note_progress(self._job, {**self.ends, "parts": parts})
-        lost = f"part >= {before.get('parts', {}).get(COMMIT_LOG, 0)}"
         return Ingested(
             rows=rows,
             outbox=scanned_rows(self.tables, fresh),
             next_offsets={log: self.ends[log] for log in _TABLE_OF if log in self.ends},
-            quarantined=lost_sequences(
-                self.tables, f"{lost} AND physical_offset >= {before.get(COMMIT_LOG, 0)}"
-            ),
+            quarantined=lost_sequences(self.tables, new[COMMIT_LOG]) if "lost" in rows else {},
         )
 
 

@@ -10,11 +10,12 @@ A run that is killed notes nothing, and the next one makes the same tables again
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from qmq_pipeline.errors import TablesError
+from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.batches import tables_of
 from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
 from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_PART, DAYS, SUMMED, of_days
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "marts"
+#: The first version of Spark that makes KLL sketches and merges many of them in a query.
+_SKETCHES_IN: Final = (4, 1, 2)
 _MADE: Final = (*BY_PART, *SUMMED, *BY_DAY, PART_DAYS)
 MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 
@@ -53,8 +56,9 @@ def marts(
 ) -> Marts:
     """Bring the gold tables up to date with silver; `is_full` makes all of them again.
 
-    Raises `TablesError` if there is no silver.
+    Raises `TablesError` if there is no silver, and `OptionError` if Spark is too old.
     """
+    require_sketches(spark.version)
     tables = tables_of(spark, config)
     tables.require()
     lived = tables.progress(LIFECYCLE_JOB)
@@ -76,6 +80,17 @@ def marts(
         made = run.go()
         tables.note_progress(JOB, {"lifecycle": lived["run"], "versions": versions})
     return made
+
+
+def require_sketches(version: str) -> None:
+    """Raise `OptionError` if this version of Spark lacks the functions from which quantiles are made."""
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _SKETCHES_IN:
+        raise OptionError(
+            option="pyspark",
+            value=version,
+            allowed="4.1.2 and newer, for marts, report and run",
+            remedy="Install a newer one.",
+        )
 
 
 class _Run:

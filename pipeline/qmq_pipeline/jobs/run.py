@@ -12,7 +12,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.jobs.audit import AuditResult, audit
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
-from qmq_pipeline.jobs.marts import Marts, marts
+from qmq_pipeline.jobs.marts import Marts, marts, require_sketches
 from qmq_pipeline.jobs.progress import OnProgress, nobody
 from qmq_pipeline.jobs.report import Reported, report
 from qmq_pipeline.places.config import PipelineConfig
@@ -62,6 +62,7 @@ def run(
     Raises what its jobs raise; what was done stays. `is_full`: make the derived tables again as a whole. Without a
     place, `config` brings in outboxes alone; without databases, logs alone.
     """
+    require_sketches(spark.version)  # before hours of work for what cannot be finished
     watch = _Watch()
     ingested = ingest(spark, config, skip_expired=skip_expired, on_progress=on_progress)
     watch.lap("ingest")

@@ -20,15 +20,17 @@ from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_broker.storage.schedule.cancelled import read_cancelled, read_withdrawn
+from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.columns import checksums, first_broken
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, parse_message_frame, parse_subjects
 from qmq_client.wire.names import COPIES, OWN_PREFIX
 from qmq_client.wire.record import decode_record
 from qmq_pipeline.errors import DamagedRangeError
-from qmq_pipeline.rows.altered import altered_records
 from qmq_pipeline.rows.decode import (
     QUEUED_KINDS,
     SCHEDULED_KINDS,
+    Piece,
     Selection,
     batches,
     pieces,
@@ -87,7 +89,7 @@ class _Seen:
             kind = frame.header.kind
             if kind in QUEUED_KINDS | SCHEDULED_KINDS:
                 for piece in pieces(frame):
-                    self.altered.update(altered_records(piece))
+                    self.altered.update(_altered_records(piece))
                 if kind is not FrameKind.MESSAGES and _has_copies(frame):
                     self.others.append(frame)
             if kind in SCHEDULED_KINDS:
@@ -216,3 +218,14 @@ def _copy(record: bytes) -> _Row:
 
 def _time(time_ms: int) -> datetime:
     return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+
+def _altered_records(piece: Piece) -> Iterator[tuple[tuple[int, int], int]]:
+    """Of one subject in one frame: the frame's offset and the record's number, and the checksum of its bytes."""
+    seed, lengths = crc32c(piece.subject.encode()), piece.lengths.tolist()
+    if first_broken(checksums(piece.data, lengths), seed) is None:
+        return
+    for number, (record_crc, content) in enumerate(checksums(piece.data, lengths)):
+        found_crc = crc32c(content, seed)
+        if found_crc != record_crc:
+            yield (piece.offset, piece.first_number + number), found_crc

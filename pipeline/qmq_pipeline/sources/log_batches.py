@@ -1,30 +1,58 @@
-"""The batch readers of the format `qmq`.
+"""The batch readers of the format `qmq`: parts of a log, planned in the driver and read in the workers.
 
-There are two, because Spark refuses every read of a reader that takes filters if its session has
-that switched off, which is the default. The option `pushdown` chooses.
+There are two readers, because Spark refuses every read of one that takes filters if its session has that
+switched off, which is the default. The option `pushdown` chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from qmq_broker.storage.files.format_file import Format
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_client.wire.record import TIME_MAX_MS
+from qmq_pipeline.errors import ExpiredRangeError
+from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
+from qmq_pipeline.rows import actions
+from qmq_pipeline.rows.decode import Selection, batches
 from qmq_pipeline.rows.filters import narrow
-from qmq_pipeline.sources.log_partitions import (
-    LogPartition,
-    chosen_offsets,
-    log_of,
-    plan,
-    read_partition,
-)
+from qmq_pipeline.rows.log_rows import expired_row, log_batches, rows_batch
+from qmq_pipeline.rows.quarantined import without_quarantined
+from qmq_pipeline.sources.worker_heap import prepare_heap
+from qmq_pipeline.tables.schemas import ACTIONS, LOG
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import Filter
+
+#: How many tasks a scan is cut into: each costs Spark some 10 ms whatever it reads, and a long one is
+#: long to repeat, but all cores shall be busy to the end. So there are sixteen, fewer if they
+#: would be short and more if they would be long.
+_SHARES: Final = 16
+_SHARE_BYTES_MIN: Final = 64 * 1024 * 1024
+_SHARE_BYTES_MAX: Final = 128 * 1024 * 1024
+#: Cores come in pairs.
+_PAIR: Final = 2
+_ROWS: Final = {ACTIONS: actions.batches, LOG: log_batches}
+
+
+@dataclass(frozen=True, slots=True)
+class LogPartition(InputPartition):
+    """What one task reads."""
+
+    options: LogOptions
+    #: The store that it was planned for.
+    format: Format
+    first_offset: int
+    next_offset: int
+    #: Whether retention had deleted the range before it was read.
+    is_expired: bool = False
 
 
 def batch_reader(options: LogOptions) -> DataSourceReader:
@@ -57,3 +85,80 @@ class FilteringLogBatchReader(LogBatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._options, rest = narrow(self._options, filters)
         return rest
+
+
+def log_of(options: LogOptions) -> str:
+    """The log from which the table is read."""
+    return ACTION_LOG if options.table is ACTIONS else COMMIT_LOG
+
+
+def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
+    """The range of the log that the options ask for; raises `ExpiredRangeError`."""
+    bounds = log.bounds()
+    first, after = bounds.first_offset, bounds.next_offset
+    if options.first_offset is not None:
+        check_retained(options.first_offset, bounds, options)
+        first = log.frame_from(options.first_offset, bounds)
+    if options.next_offset is not None:
+        after = log.frame_from(options.next_offset, bounds)
+    if options.skip_below_offset:
+        first = max(first, log.frame_from(options.skip_below_offset, bounds))
+    if options.first_stored_at_ms:
+        first = max(first, log.offset_at(options.first_stored_at_ms, bounds))
+    # An action is a moment older than the frame that it is in, which may be one behind.
+    if options.next_stored_at_ms < TIME_MAX_MS and options.table is not ACTIONS:
+        after = min(after, log.offset_at(options.next_stored_at_ms, bounds))
+    return first, max(first, after)
+
+
+def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) -> None:
+    """Raise `ExpiredRangeError` if the log begins behind `first_offset`."""
+    if first_offset < bounds.first_offset:
+        raise ExpiredRangeError(
+            source=options.place.name,
+            reason=f"offset {first_offset} is asked for, but retention has given up everything "
+            f"below {bounds.first_offset}",
+            remedy="Begin there, or read an archive",
+        )
+
+
+def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[InputPartition]:
+    """One partition for each share of this part of the log; for writers of parts, one for each part."""
+    prepare_heap()
+    if options.has_whole_parts:
+        shares = log.parts(first, after, log.part_bytes(options.part_bytes_max))
+    else:
+        shares = log.shares(first, after, _share_count(after - first, options.partition_bytes))
+    return [LogPartition(options, log.format, one.first_offset, one.next_offset) for one in shares]
+
+
+def _share_count(log_bytes: int, asked_bytes: int | None) -> int:
+    """Into how many shares to cut so much of a log."""
+    if asked_bytes is not None:
+        return -(-log_bytes // asked_bytes)
+    share_bytes = min(max(_SHARE_BYTES_MIN, log_bytes // _SHARES), _SHARE_BYTES_MAX)
+    return max(1, _PAIR * round(log_bytes / share_bytes / _PAIR))
+
+
+def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range."""
+    prepare_heap()
+    options = partition.options
+    log = open_log(options.place, log_of(options), partition.format)
+    try:
+        selection = Selection(
+            columns=options.columns,
+            table=options.table,
+            subjects=options.subjects,
+            first_stored_at_ms=options.first_stored_at_ms,
+            next_stored_at_ms=options.next_stored_at_ms,
+            part_bytes=log.part_bytes(options.part_bytes_max),
+        )
+        within = LogRange(partition.first_offset, partition.next_offset)
+        if partition.is_expired:
+            yield from rows_batch([expired_row(*within)], selection)
+            return
+        frames = without_quarantined(log.frames(within), options)
+        yield from _ROWS.get(options.table, batches)(frames, selection)
+    finally:
+        log.close()

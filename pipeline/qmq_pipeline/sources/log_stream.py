@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from qmq_pipeline.places.log import LogBounds
 from qmq_pipeline.places.log_watch import LogWatch
 from qmq_pipeline.places.options import LogOptions
-from qmq_pipeline.sources.log_partitions import (
+from qmq_pipeline.sources.log_batches import (
     LogPartition,
     check_retained,
     chosen_offsets,

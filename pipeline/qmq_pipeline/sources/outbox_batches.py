@@ -1,17 +1,30 @@
-"""The batch reader of the format `qmq_outbox`."""
+"""The batch reader of the format `qmq_outbox`: ranges of rows, planned in the driver and read in the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from qmq_client.settings.sections import DatabaseSection
 from qmq_pipeline.places.outbox_options import OutboxOptions
-from qmq_pipeline.sources.outbox_partitions import OutboxPartition, plan, read_partition
+from qmq_pipeline.rows.outbox import batches, first_and_next_id, id_ranges
+from qmq_pipeline.sources.worker_heap import prepare_heap
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+
+@dataclass(frozen=True, slots=True)
+class OutboxPartition(InputPartition):
+    """What one task reads."""
+
+    section: DatabaseSection
+    columns: tuple[str, ...]
+    first_id: int
+    next_id: int
+    scanned_at_ms: int
+    #: Only rows that are open or were sent since then; None for all.
+    changed_since_ms: int | None = None
 
 
 class OutboxBatchReader(DataSourceReader):
@@ -26,3 +39,26 @@ class OutboxBatchReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         # Spark makes one partition of None from an empty list.
         return read_partition(partition) if isinstance(partition, OutboxPartition) else iter(())
+
+
+def plan(section: DatabaseSection, options: OutboxOptions) -> list[InputPartition]:
+    """One partition for each range of the rows that exist now."""
+    prepare_heap()
+    first_id, next_id, now_ms = first_and_next_id(section)
+    return [
+        OutboxPartition(section, options.columns, begin, end, now_ms)
+        for begin, end in id_ranges(first_id, next_id, options.partition_rows)
+    ]
+
+
+def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range as they are now; rows that are gone are left out."""
+    prepare_heap()
+    for batch in batches(
+        partition.section,
+        first_id=partition.first_id,
+        next_id=partition.next_id,
+        scanned_at_ms=partition.scanned_at_ms,
+        changed_since_ms=partition.changed_since_ms,
+    ):
+        yield batch.select(list(partition.columns))

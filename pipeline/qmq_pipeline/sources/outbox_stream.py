@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from qmq_pipeline.places.outbox_options import OutboxOptions
 from qmq_pipeline.rows.outbox import ScanMark, id_ranges, plan_scan
-from qmq_pipeline.sources.outbox_partitions import OutboxPartition, read_partition
+from qmq_pipeline.sources.outbox_batches import OutboxPartition, read_partition
 from qmq_pipeline.sources.read_limits import SupportsTriggerAvailableNow
 from qmq_pipeline.sources.worker_heap import prepare_heap
 

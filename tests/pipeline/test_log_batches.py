@@ -21,7 +21,7 @@ from qmq_pipeline.places.disks import LocalDisk, ReadFile
 from qmq_pipeline.places.log import COMMIT_LOG, LogReader
 from qmq_pipeline.places.options import LogOptions, Place
 from qmq_pipeline.places.places import open_log
-from qmq_pipeline.sources.log_partitions import chosen_offsets, plan
+from qmq_pipeline.sources.log_batches import chosen_offsets, plan
 from tests.pipeline.world import FORGETFUL, START_MS, DataDirectory, messages
 
 MIB = 1024 * 1024
