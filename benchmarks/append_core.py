@@ -24,10 +24,10 @@ from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_message
 from benchmarks.measure import interleave, paired_ratios
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.frame import parse_message_frame
 

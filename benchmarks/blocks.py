@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.layout import COMMIT_LOG, spare_path
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 
 MIB: Final = 1024 * 1024
 _PIECE: Final = os.urandom(MIB)

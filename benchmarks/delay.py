@@ -23,10 +23,9 @@ from benchmarks.suite import Bench
 from benchmarks.worker import Control
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.load import Load, frozen_sequences
+from qmq_broker.service.delay.near import Load, Wheel, frozen_sequences
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.rows import end_of
-from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.files.beside import in_a_thread

@@ -21,11 +21,11 @@ from benchmarks.blocks import MIB
 from benchmarks.measure import paired_ratios
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record

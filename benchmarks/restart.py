@@ -21,12 +21,12 @@ from benchmarks.machine import our_processor_seconds
 from benchmarks.processes import Broker, Processes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
-from qmq_broker.clock import SYSTEM_CLOCK
-from qmq_broker.face.commands.store_workers import runner, workers_here
+from qmq_broker.face.commands.store import runner, workers_here
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import parse_message_frame
 

@@ -1,4 +1,4 @@
-"""Time, behind a port: the only module of the client that reads a clock.
+"""Time, behind a port: the only module of client and broker that reads a clock.
 
 Everything that advances by time takes `now` as an argument or a `Clock`, so that tests and
 simulations decide what time it is.

@@ -24,7 +24,7 @@ from qmq_client.request_headers import (
     with_request_headers,
 )
 from qmq_client.typed import json_as
-from qmq_client.wire.due import check_due
+from qmq_client.wire.delayed import check_due
 from qmq_client.wire.errors import (
     EncodingError,
     InvalidMessageError,

@@ -110,7 +110,7 @@ class CorruptionError(StoreError):
     """
 
     code = "corruption"
-    #: For whoever meets it over HTTP or in the log; `verify` has a remedy for each fault.
+    #: For callers over HTTP and for the log; `verify` has a remedy for each fault.
     remedy = (
         "Stop the broker, and run `qmq store verify`: it says what is lost and how to repair it."
     )
@@ -157,7 +157,7 @@ class DiskError(StoreError):
 class PoisonedError(StoreError):
     """A write or sync of a log failed, so what is on the disk is not known any more.
 
-    Nothing more is written or acknowledged. Restart: the log is verified and its tail written anew.
+    Nothing more is written or acknowledged. Restart: the log is verified and its tail written again.
     """
 
     code = "poisoned"
@@ -191,7 +191,7 @@ class BusyError(ServiceError):
         value: str = "",
         remedy: str = "",
     ) -> None:
-        """`is_for_everybody`: the broker is behind, whoever asks and however little."""
+        """`is_for_everybody`: the broker is behind, for every caller and every size."""
         super().__init__(f"{message}. {remedy}" if remedy else message)
         self.retry_after_s = retry_after_s
         self.is_for_everybody = is_for_everybody

@@ -15,10 +15,10 @@ from examples.flights.database import read
 from examples.flights.events import fingerprint
 from examples.flights.expected import Expected, Tally
 from examples.flights.plan import BOARD, COUNTER, SUBJECTS, TALLIES, Plan
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.message import record_to_message
 from qmq_client.wire.record import decode_record
 from tests.kit.checker import check

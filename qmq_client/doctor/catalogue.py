@@ -339,7 +339,7 @@ CHECKS: Final = (
         _RISK,
         "S5",
         _ALL,
-        "More threads than connections that are kept: the others connect anew for each transaction, "
+        "More threads than connections that are kept: the others connect again for each transaction, "
         "or wait for one and fail if that takes too long.",
     ),
     # -- the broker

@@ -18,9 +18,9 @@ from qmq_client.doctor import application, mysql, postgresql, sqlite
 from qmq_client.doctor.broker import broker
 from qmq_client.doctor.check import Severity
 from qmq_client.doctor.finding import Finding, Findings, Thresholds, found
+from qmq_client.doctor.foreign_objects import foreign_objects
 from qmq_client.doctor.outbox_tables import drifted, waiting
 from qmq_client.doctor.rights import missing, roles
-from qmq_client.doctor.strangers import strangers
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.checking.rights import is_denied
 from qmq_client.outbox.database.dialect import dialect_of
@@ -140,7 +140,7 @@ def _of_outbox(connection: sa.Connection, tables: Tables, thresholds: Thresholds
     if any(finding.id == "schema.missing" for finding in drift):
         return
     yield from roles(connection, tables)
-    yield from strangers(connection, tables)
+    yield from foreign_objects(connection, tables)
     try:
         yield from waiting(connection, tables, thresholds)
     except sa.exc.DBAPIError as error:

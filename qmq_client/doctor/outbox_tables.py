@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, Thresholds, found
 from qmq_client.outbox.checking.drift import find_drift
-from qmq_client.outbox.committed.undeleted import UNDELETED
+from qmq_client.outbox.committed.settling import UNDELETED
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 

@@ -7,7 +7,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.doctor.finding import Findings, found
-from qmq_client.outbox.database.sqlite_writable import read_only_error, unwritable
+from qmq_client.outbox.database.sqlite import read_only_error, unwritable
 
 _FULL: Final = 2
 _BUSY_MS_MIN: Final = 1_000

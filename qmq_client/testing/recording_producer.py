@@ -98,7 +98,7 @@ class RecordingProducer(Producer):
         """What was sent so far in the transaction that is open, and was not undone since.
 
         For tests that roll back at their end what the code under test has committed: there `session`
-        is the connection that holds the outer transaction, and `sent` shows nothing for ever. An
+        is the connection that holds the outer transaction, and `sent` shows nothing, ever. An
         asynchronous session cannot be asked here for what a savepoint has undone, so that is shown, too.
         """
         given = self._scopes.find(session)

@@ -31,9 +31,8 @@ from qmq_client.errors import (
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message
 from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, terms_of
-from qmq_client.wire.delayed import Cancellation
+from qmq_client.wire.delayed import Cancellation, record_due_at_ms
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
-from qmq_client.wire.due import record_due_at_ms
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.groups import group_of, replaced_text
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits

@@ -25,7 +25,7 @@ from typing import Final
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import ChecksumError, ProtocolError
 from qmq_client.wire.frame import FrameHeader, FrameKind, MessageFrame
-from qmq_client.wire.frame_kind import MARK_CRC_BYTES, mark_bytes
+from qmq_client.wire.frame_head import MARK_CRC_BYTES, mark_bytes
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 _CRC: Final = struct.Struct(">I4x")

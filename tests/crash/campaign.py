@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from qmq_broker.face.commands.store_workers import end_with_parent
+from qmq_broker.face.commands.store import end_with_parent
 from tests.crash.enumeration import Lived, quietly
 from tests.crash.random_lives import random_life
 from tests.crash.recording_disk import RecordingDisk

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.record import decode_record, record_message_id
 from tests.crash.enumeration import SEED
 from tests.faults.store_life import StoreProcess

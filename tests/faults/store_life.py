@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import QmqError
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame, parse_message_frame

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk, OsLock
 from qmq_broker.storage.files.os_file import OsFile
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.limits import Limits
 
 LIMITS = Limits(record_bytes=4_096, frame_bytes=8_192)

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from qmq_client.wire import frame, frame_head, message_frame, record, record_texts
+from qmq_client.wire import frame, frame_head, record
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import PullRequest
@@ -17,9 +17,9 @@ from tests.golden.version_1 import FRAME_RUNS, golden
 
 FIELDS: dict[tuple[str, str], list[tuple[int, int]]] = {
     ("record.md", "record"): packed(record._FIXED.format, record._DUE.format),
-    ("record.md", "header pair"): packed(record_texts._PAIR.format),
+    ("record.md", "header pair"): packed(record._PAIR.format),
     ("frame.md", "frame"): packed(frame_head._HEADER.format),
-    ("frame.md", "subject"): packed(message_frame._SUBJECT.format),
+    ("frame.md", "subject"): packed(frame._SUBJECT.format),
 }
 EXAMPLES = {
     "record.md": "record_full",

@@ -22,7 +22,7 @@ def test_what_listened_to_all_engines_and_pools_leaves_nothing_behind() -> None:
     assert left_behind() == []
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT 2")
-        assert (connection._has_events, engine._has_events) == (False, False), "the short way"
+        assert (connection._has_events, engine._has_events) == (False, False), "the fast path"
     assert texts == ["SELECT 1"]
     engine.dispose()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.upkeep.backup import back_up
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame, parse_message_frame

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_client.outbox.database import sqlite_quiet
+from qmq_client.outbox.database import sqlite
 from tests.simulation.database import Databases
 from tests.simulation.play import Outcome
 
@@ -20,8 +20,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     made = Databases(tmp_path_factory.mktemp("worlds"))
     # One strand runs at a time: who waits in real time for another one waits in vain.
     patch = pytest.MonkeyPatch()
-    patch.setattr(sqlite_quiet, "_LOOKS_MAX", 0)
-    patch.setattr(sqlite_quiet, "_GATHERING_LOOKS_MAX", 0)
+    patch.setattr(sqlite, "_LOOKS_MAX", 0)
+    patch.setattr(sqlite, "_GATHERING_LOOKS_MAX", 0)
     gc.collect()
     gc.freeze()  # a tenth of a world is else spent on looking through what is there to stay
     yield made

@@ -1,6 +1,6 @@
 """The broker's face in the played world: the real application, from a request's head to its answer.
 
-Hot routes are served by the short way (`qmq_broker.face.connection.direct`), all others through ASGI, as the
+Hot routes are served by the fast path (`qmq_broker.face.connection.direct`), all others through ASGI, as the
 protocol does it; left out is only HTTP's own grammar, and the sockets.
 """
 

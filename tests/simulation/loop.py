@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, TypeVar, cast
 
-from qmq_broker.face.connection.driven import Driven
+from qmq_broker.face.connection.direct import SteppedCoroutine
 from qmq_client.consumer.async_calls import AsyncCalls
 from tests.simulation.scheduler import Died, Process, Scheduler, Signal, Turn
 
@@ -35,7 +35,7 @@ class PlayedLoop:
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: dict[asyncio.TimerHandle, Turn] = {}
         #: Routes under way that are no tasks, in the order in which they began.
-        self._driven: dict[Coroutine[Any, None, None], None] = {}
+        self._stepped: dict[Coroutine[Any, None, None], None] = {}
         #: Coroutines of tasks under way, in the order in which they began.
         self._coroutines: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
         self._is_turning = False
@@ -65,9 +65,9 @@ class PlayedLoop:
         self.start(coroutine, name).add_done_callback(_must_be_well)
 
     def drive(self, coroutine: Coroutine[Any, None, None]) -> None:
-        """Begin what goes on without a task, as the broker's short way does; see `Driven`."""
-        self._driven[coroutine] = None
-        Driven(coroutine, lambda: self._driven.pop(coroutine, None)).go_on()
+        """Begin what goes on without a task, as the broker's fast path does; see `SteppedCoroutine`."""
+        self._stepped[coroutine] = None
+        SteppedCoroutine(coroutine, lambda: self._stepped.pop(coroutine, None)).step()
 
     def start(self, coroutine: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """Begin a task that the caller looks after."""
@@ -83,10 +83,10 @@ class PlayedLoop:
         for task, coroutine in self._coroutines.items():
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way
             coroutine.close()
-        for driven in list(self._driven):
-            driven.close()
+        for stepped in list(self._stepped):
+            stepped.close()
         self._coroutines.clear()
-        self._driven.clear()
+        self._stepped.clear()
         self._ready.clear()
 
     def time(self) -> float:

@@ -13,9 +13,9 @@ import pytest
 
 from qmq_broker.errors import DiskFullError
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.delay.changes import DelayChanges, OnCancelled
+from qmq_broker.service.delay.delayed import DelayChanges, OnCancelled
+from qmq_broker.service.delay.near import Wheel
 from qmq_broker.service.delay.releasing import Releaser
-from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.delivery import delivery, moves, picking
 from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.groups import GroupState

@@ -25,7 +25,10 @@ PLANTED = {
     "Floors of the broker": ("qmq_broker/storage/store.py", "qmq_broker.service"),
     "Rooms of the broker's face": ("qmq_broker/face/routes/hot.py", "qmq_broker.face.server"),
     "Rooms of the storage": ("qmq_broker/storage/recovery.py", "qmq_broker.storage.store"),
-    "Of the client the broker knows only the wire": ("qmq_broker/face/app.py", "qmq_client.outbox"),
+    "Of the client the broker knows only wire and clock": (
+        "qmq_broker/face/app.py",
+        "qmq_client.outbox",
+    ),
     "no SQL": ("qmq_broker/service/intake.py", "sqlalchemy"),
     "Floors of the pipeline": ("qmq_pipeline/rows/decode.py", "qmq_pipeline.sources"),
     "only the readers of its files": ("qmq_pipeline/rows/decode.py", "qmq_broker.face"),

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from qmq_client.message import Message, message_to_record, record_to_message
-from qmq_client.wire.due import record_due_at_ms
+from qmq_client.wire.delayed import record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.record import encode_record

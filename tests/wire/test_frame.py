@@ -26,7 +26,7 @@ from qmq_client.wire.frame import (
     parse_message_frame,
     read_header,
 )
-from qmq_client.wire.frame_kind import MESSAGE_KINDS
+from qmq_client.wire.frame_head import MESSAGE_KINDS
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX, Limits
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record, record_tag_hash

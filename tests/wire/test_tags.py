@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq_client.wire.checksum import crc32c
-from qmq_client.wire.record import Record, encode_record, record_tag_hash, record_tag_hashes
-from qmq_client.wire.tags import joined_tags_hash, tag_hash
+from qmq_client.wire.record import (
+    Record,
+    encode_record,
+    joined_tags_hash,
+    record_tag_hash,
+    record_tag_hashes,
+    tag_hash,
+)
 from tests.wire.hostile import NAMES, examples, records
 
 

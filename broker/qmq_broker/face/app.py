@@ -82,7 +82,7 @@ class App:
         """Let a known caller in, run the work, and answer whatever goes wrong."""
         scope = exchange.scope
         try:
-            self._door.let_in(scope)
+            self._door.authenticate(scope)
             await work()
         except RequestRefusedError as refusal:
             self._refused[error_code(refusal)] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaceLimits:
-    """What strangers on the port may take of this process."""
+    """What untrusted clients may take of this process."""
 
     #: Open connections; each costs a descriptor and some kilobytes.
     connections: int = 2_000

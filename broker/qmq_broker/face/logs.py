@@ -1,6 +1,6 @@
 """Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
 
-Bodies of messages are never logged. A line is handed to a thread, which writes it: whoever reads standard error
+Bodies of messages are never logged. A line is handed to a thread, which writes it: a slow reader of standard error
 may stop reading, and nobody else waits for that. What does not fit meanwhile is dropped and counted.
 """
 

@@ -22,21 +22,21 @@ import msgspec
 import uvicorn
 import uvloop
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, NoRoomError, StoreError
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.tls import TlsError
 from qmq_broker.face.callers.token_file import TokenFileError
-from qmq_broker.face.connection.deadlines import end_slow_connections
-from qmq_broker.face.connection.landing import landing
-from qmq_broker.face.connection.listener import BrokerServer, Entrance
-from qmq_broker.face.connection.open_files import (
+from qmq_broker.face.connection.listener import (
     BACKLOG,
+    BrokerServer,
+    Entrance,
+    end_slow_connections,
     files_needed,
     fit_connections,
     raise_files_limit,
 )
 from qmq_broker.face.connection.protocol import bounded_protocol
+from qmq_broker.face.connection.receive_buffer import receiving
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event, values
@@ -50,6 +50,7 @@ from qmq_broker.storage.files.format_file import check_format
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport
+from qmq_client.clock import Clock
 from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.message_id import instance_of
 
@@ -196,7 +197,7 @@ class _Process:
         limits = self._face_limits
         config = uvicorn.Config(
             face,
-            http=cast("type[asyncio.Protocol]", landing(bounded_protocol(face, limits))),
+            http=cast("type[asyncio.Protocol]", receiving(bounded_protocol(face, limits))),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -242,7 +243,7 @@ class _Process:
         return {name: limits[name] for name in _LIMITS_TOLD}
 
     async def _tick(self, broker: Broker, server: BrokerServer, face: App) -> None:
-        """Advance everything driven by time."""
+        """Advance everything that depends on time."""
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
         while True:

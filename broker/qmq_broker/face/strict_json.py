@@ -1,4 +1,4 @@
-"""JSON from strangers: refused where parsers disagree or break.
+"""Untrusted JSON: refused where parsers disagree or break.
 
 Refused: encodings other than UTF-8, byte order marks, lone surrogates, NaN and infinities, numbers
 that other parsers reject, duplicate names in one object, nesting and numbers of values beyond a bound. Both are

@@ -15,14 +15,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qmq_broker.clock import Clock
 from qmq_broker.options import StoreOptions
-from qmq_broker.service.action_sync import ActionSync
 from qmq_broker.service.delay.delayed import Delayed
 from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.redelivery import Backoff
-from qmq_broker.service.housekeeping import Housekeeping
+from qmq_broker.service.housekeeping import ActionSync, Housekeeping
 from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.keeping import Keeping
@@ -31,13 +29,13 @@ from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
 from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
-from qmq_broker.service.setting_aside import SettingAside
-from qmq_broker.service.steady import SteadyTime
+from qmq_broker.service.setting_aside import SettingAside, SteadyTime
 from qmq_broker.service.subject_removal import SubjectRemoval
 from qmq_broker.service.writer import CommitWriter, OnDone
 from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.requests import SendAnswer, SubjectPlace
@@ -129,7 +127,7 @@ class Broker:
         return replayed
 
     def step(self) -> None:
-        """One bounded pass of everything driven by time.
+        """One bounded pass of everything that depends on time.
 
         Call it again and again, in the loop thread.
         """
@@ -289,7 +287,7 @@ def _threads(
 def send_answer(
     frame: MessageFrame, placed: Placed, message_ids: tuple[str, ...] = ()
 ) -> SendAnswer:
-    """What the sender of a durable request is told."""
+    """The answer to the sender of a durable request."""
     return SendAnswer(
         frame_crc=frame.header.body_crc,
         count=frame.header.record_count,

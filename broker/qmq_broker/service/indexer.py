@@ -14,9 +14,9 @@ import threading
 from dataclasses import replace
 from typing import Final
 
-from qmq_broker.clock import Clock
 from qmq_broker.storage.index.key_index import IndexStep
 from qmq_broker.storage.store import Store
+from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
 #: Log bytes of one step, at least one frame: about a millisecond.

@@ -20,7 +20,7 @@ from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import checksums, first_broken
-from qmq_client.wire.due import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
+from qmq_client.wire.delayed import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.limits import Limits

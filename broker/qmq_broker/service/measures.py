@@ -1,4 +1,4 @@
-"""What a broker counts about itself, for whoever scrapes it.
+"""What a broker counts about itself, for its metrics.
 
 Plain numbers since the process started, each written by one thread and read by any: a reader may
 see one of two related numbers a moment before the other. Recording costs a few hundred nanoseconds

@@ -17,6 +17,12 @@ its group alone, and only if the group still waits for it.
 A copy that can no longer be read never comes back. Once all others due by then have come back, the
 group gets the message without it, from its original place; if retention has taken that too, it
 counts as lost. Belongs to the loop thread.
+
+Wall-clock milliseconds that never jump: the wall clock at the start, advanced by the monotonic
+clock.
+
+Leases and redeliveries are measured with it, so that setting the machine's clock neither ends
+leases early nor keeps messages back. Only a restart reads the wall clock again.
 """
 
 from __future__ import annotations
@@ -34,7 +40,6 @@ from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.service.steady import SteadyTime
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
 from qmq_broker.storage.logs.copies import Copy, pack_copy, unpack_copy
@@ -42,9 +47,45 @@ from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.names import COPIES
+
+
+class SteadyTime:
+    """The time by which deliveries are measured."""
+
+    __slots__ = ("_clock", "_offset_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ms = clock.now_ms() - clock.monotonic_s() * 1000
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC; never goes back while this process lives."""
+        return int(self._offset_ms + self._clock.monotonic_s() * 1000)
+
+    def by_wall(self, at_ms: int) -> int:
+        """What the wall clock will show at a moment of this time, if it was set back since the start.
+
+        What is released by the wall clock must be stored with that, or it came too late. If the clock
+        is ahead, the moment stays as it is: it may be wrong, and be put right.
+        """
+        return at_ms + min(0, self._clock.now_ms() - self.now_ms())
+
+    def wall_ms(self) -> int:
+        """What the wall clock shows."""
+        return self._clock.now_ms()
+
+    def latest_ms(self) -> int:
+        """This time, or the wall clock's if that is later.
+
+        Due times are other people's wall clocks: one that was behind at the start and has been put
+        right since, or is wrong only now, must not make what they allow seem too far ahead.
+        """
+        return max(self.now_ms(), self._clock.now_ms())
+
 
 _log = logging.getLogger(__name__)
 #: The broker's own group; its cursor says how far copies have come back.
@@ -225,12 +266,12 @@ class SettingAside:
                 try:
                     entries = [] if queue is None else queue.entries(sequence, 1)
                     if not entries or not entries[0].record_bytes:
-                        continue  # gone: whoever pulls is told
+                        continue  # gone: the pull that meets it fails
                     room_bytes -= entries[0].record_bytes
                     if room_bytes < 0 and records:
                         return records
                     (record,) = read_messages(self._store, state, entries)
-                except CorruptionError as error:  # whoever pulls it is told
+                except CorruptionError as error:  # the pull that meets it fails
                     _log.error("message not set aside: sequence=%d reason=%s", sequence, error)
                     continue
                 copy = Copy(state.subject, state.group, sequence, going.ticket, record)

@@ -3,7 +3,7 @@
 Group commit without linger: while one commit is on its way to the disk, the next requests gather,
 so the device decides the size of a commit. A commit is one append and one sync; then, in one call
 into the loop, each request is answered and the messages become visible. The first failed write or
-sync poisons the writer: nothing is acknowledged any more, and every waiting request is told why.
+sync poisons the writer: nothing is acknowledged any more, and every waiting request gets the reason.
 
 `submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test); what
 `run_soon`, `change` and `stop` ask for may be asked in any thread.
@@ -19,12 +19,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Measures
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import format_message_id
 
@@ -148,7 +148,7 @@ class CommitWriter:
                 tell(refusal)
             except (
                 Exception
-            ) as error:  # the waiting caller is told; `_guarded` decides what it means
+            ) as error:  # the waiting caller gets the error; `_guarded` decides what it means
                 tell(error)
                 raise
             else:
@@ -165,7 +165,7 @@ class CommitWriter:
     def run(self) -> None:
         """Commit until `stop`; whatever waits then is committed first.
 
-        The store gets its turn, for work driven by time, when no request follows, or after
+        The store gets its turn, for work that depends on time, when no request follows, or after
         `TURN_S`.
         """
         wait_s, is_stopped = IDLE_S, False
@@ -201,7 +201,7 @@ class CommitWriter:
         )
 
     def _give_turn(self) -> None:
-        """Let the store do what is driven by time."""
+        """Let the store do what depends on time."""
         self._turn_s = self._clock.monotonic_s()
         self._guarded("upkeep", self._store.step)
 
@@ -273,7 +273,7 @@ class CommitWriter:
         except NoRoomError as error:
             self._store.refusals.note(name, error)
             return error
-        except Exception as error:  # the top of the writer's loop: nobody is told "stored"
+        except Exception as error:  # the top of the writer's loop: nothing is acknowledged
             reason = f"{type(error).__name__}: {error}"
             self._poison = PoisonedError(f"a write or sync failed: {reason}")
             self._post(lambda: self._on_poisoned(reason))

@@ -162,7 +162,7 @@ class Keepers:
                     f"up to {high}, where this log ends",
                     str(value),
                     "What is kept is of another log, or of this one before it was restored from a "
-                    "backup: begin it anew, under a name of its own.",
+                    "backup: begin it again, under a name of its own.",
                 )
             if value < low:
                 raise _refused(

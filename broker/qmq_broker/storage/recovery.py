@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
@@ -52,6 +51,7 @@ from qmq_broker.storage.schedule.opening import clear_strays
 from qmq_broker.storage.schedule.opening import load as load_schedule
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.staging import stage_delayed, stage_scanned
+from qmq_client.clock import Clock
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
 

@@ -1,7 +1,7 @@
 """What the log says of work that the disk, or a full queue, has no room for.
 
 Work of many kinds needs room, in several threads, and all of it tries again until there is some. So
-a full disk is told for each kind of work once, then at the 2nd, 4th, 8th … refusal of any kind, and
+a full disk is logged for each kind of work once, then at the 2nd, 4th, 8th … refusal of any kind, and
 when it is over.
 """
 
@@ -11,7 +11,7 @@ import logging
 from threading import Lock
 from typing import Final
 
-from qmq_broker.clock import Clock
+from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
 #: It is over when nothing was refused for so long; whatever waits tries again within a second or two.

@@ -17,7 +17,6 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
@@ -30,6 +29,7 @@ from qmq_broker.storage.recovery import Recovered, write_clean_stop
 from qmq_broker.storage.refusals import Refusals
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
 #: How long delayed messages are copied between two commits; whatever falls due meanwhile is late by

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.commit_log import CommitLog, Placed
@@ -42,6 +41,7 @@ from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.cancelled import NOTHING_WITHDRAWN, Cancelled, WithdrawnIds
 from qmq_broker.storage.schedule.fates import Fate
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import MessageFrame
 
 __all__ = ["Placed", "RecoveryReport", "Store"]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_client.wire.frame import FrameKind, SubjectRun, parse_subjects
-from qmq_client.wire.frame_kind import mark_bytes
+from qmq_client.wire.frame_head import mark_bytes
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import read_marks
 from qmq_client.wire.names import OWN_PREFIX

@@ -50,7 +50,7 @@ def delete_by(
 ) -> int:
     """Delete the rows whose `column`, which has an index, is one of these; how many.
 
-    `where`: further columns and what they must be. `below`: columns and the SQL expression, of ours,
+    `where`: further columns and what they must be. `below`: columns and our SQL expression,
     that they must be less than.
     """
     if not values:
@@ -142,7 +142,7 @@ def _found_by(
 
 
 def _literal(connection: sa.Connection, value: object) -> str:
-    """A value of ours in a statement: bytes, a whole number, or a name without quotes."""
+    """One of our values in a statement: bytes, a whole number, or a name without quotes."""
     if isinstance(value, bytes):
         return dialect_of(connection.engine).binary(value)
     if isinstance(value, int):

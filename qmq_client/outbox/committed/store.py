@@ -4,6 +4,11 @@ The publisher uses it for rows of its own process, the watchdog for rows left be
 both may work at once, because every change names the row *and* its token, so a late owner changes
 none. Rows are found by state and due time only. Each method is one short transaction on the store's
 own pool, never on the application's, and uses only the database's clock.
+
+What a person does to all chosen rows at once, in short transactions, and with an end.
+
+Rows come back while others are still being changed: what is retried may be parked again by the next
+sweep. So rows are gone through once, by their numbers, up to the last that was there at the beginning.
 """
 
 from __future__ import annotations
@@ -11,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
 from qmq_client.outbox.checking.rights import PRODUCER, Role
 from qmq_client.outbox.checking.schema import Faults, faults_of, missing_error
-from qmq_client.outbox.committed.by_hand import CHANGED_ROWS_MAX, change_by_hand
-from qmq_client.outbox.committed.choice import conditions, stored_rows
 from qmq_client.outbox.committed.deletes import chunks, listed
 from qmq_client.outbox.committed.settling import Settling
 from qmq_client.outbox.committed.waiting import fill_order_locks, waiting_ids
@@ -29,6 +32,7 @@ from qmq_client.outbox.database.own_connections import OwnConnections
 from qmq_client.outbox.database.table_names import in_own_schema, table_sql
 from qmq_client.outbox.row import (
     ALL_ROWS,
+    ROW_FILTER_IDS_MAX,
     BatchOutcome,
     FoundRow,
     OutboxCounts,
@@ -37,6 +41,89 @@ from qmq_client.outbox.row import (
     StoredRow,
 )
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
+
+
+def stored_rows(outbox: sa.Table) -> sa.Select[Any]:
+    """The columns of `StoredRow`; within each state the rows that are due first come first."""
+    columns = outbox.c
+    return sa.select(
+        # As bytes, so that a damaged one does not hide the others.
+        sa.cast(columns.message_id, sa.LargeBinary()).label("message_id"),
+        columns.subject,
+        columns.ordering_key,
+        columns.state,
+        columns.attempts,
+        columns.last_error,
+        columns.created_at_ms,
+        columns.due_at_ms,
+        columns.token.is_not(None).label("is_owned"),
+        sa.func.length(columns.record).label("record_bytes"),
+    ).order_by(columns.state, columns.due_at_ms)
+
+
+def conditions(
+    outbox: sa.Table,
+    now_ms: sa.ColumnElement[int],
+    chosen: RowFilter,
+    *,
+    state: int | None,
+    is_due: bool,
+) -> Iterator[sa.ColumnElement[bool]]:
+    """Everything that a row must fulfil; any state if `state` is None."""
+    columns = outbox.c
+    if state is not None:
+        yield columns.state == state
+    if is_due:
+        yield columns.due_at_ms <= now_ms
+    if chosen.message_ids is not None:
+        yield columns.message_id.in_(chosen.message_ids[:ROW_FILTER_IDS_MAX])
+    if chosen.subject:
+        yield columns.subject == chosen.subject
+    if chosen.error:
+        yield columns.last_error.contains(chosen.error, autoescape=True)
+    if chosen.older_than_ms:
+        yield columns.created_at_ms <= now_ms - chosen.older_than_ms
+
+
+#: Rows of one transaction.
+CHANGED_ROWS_MAX: Final = 10_000
+
+
+def change_by_hand(
+    own: OwnConnections,
+    change: sa.Update | sa.Delete,
+    conditions: Sequence[sa.ColumnElement[bool]],
+    *,
+    state: int,
+    rows_max: int = CHANGED_ROWS_MAX,
+) -> int:
+    """Change the rows in `state` that fulfil these conditions, `rows_max` at a time; how many.
+
+    Requires: `change` names the state, and conditions of its own if it has any; somebody may have
+    had a row between its choice and its change.
+    """
+    outbox: Any = change.table
+    number, changed = outbox.c.id, 0
+    chosen = sa.select(number).where(outbox.c.state == state, *conditions)
+    greatest = chosen.with_only_columns(sa.func.max(number))
+    passed, last = 0, own.read(lambda connection: connection.scalar(greatest)) or 0
+    while passed < last:
+        ahead = chosen.where(number > passed, number <= last).order_by(number).limit(rows_max)
+
+        def step(
+            connection: sa.Connection, ahead: sa.Select[Any] = ahead
+        ) -> tuple[Sequence[int], int]:
+            numbers = connection.scalars(ahead).all()
+            return numbers, sum(
+                connection.execute(change.where(number.in_(some))).rowcount
+                for some in chunks(numbers)
+            )
+
+        numbers, count = own.write(step)
+        changed += count
+        passed = numbers[-1] if numbers else last
+    return changed
+
 
 _Result = TypeVar("_Result")
 
@@ -82,7 +169,7 @@ class OutboxStore:
     def undeleted(self) -> int:
         """Number of rows that the database did not delete when this store first tried.
 
-        Their messages are accepted; see `undeleted.py`.
+        Their messages are accepted; see `settling.py`.
         """
         return self._settling.undeleted.count if "_settling" in self.__dict__ else 0
 
@@ -125,7 +212,7 @@ class OutboxStore:
         return self._written(reclaim)
 
     def find(self, message_ids: Sequence[bytes], *, with_records: bool) -> list[FoundRow]:
-        """Those of these rows that are committed, in one statement; whoever owns them."""
+        """Those of these rows that are committed, in one statement, whatever their owner."""
         columns = (
             "message_id, state, token, last_error, record"
             if with_records

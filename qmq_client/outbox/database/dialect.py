@@ -20,6 +20,12 @@ from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.outbox.table import ORDER_LOCKS
 
+
+def refuse(reason: str) -> sa.exc.OperationalError:
+    """SQLAlchemy's error with this reason, as if the driver had raised it."""
+    return sa.exc.OperationalError(reason, None, ConnectionError(reason))
+
+
 _MODULES: Final = {
     "mariadb": "qmq_client.outbox.database.mysql",
     "mysql": "qmq_client.outbox.database.mysql",
@@ -64,7 +70,7 @@ class OutboxDialect(ABC):
 
     @contextmanager
     def quiet_moment(self, *, waits: bool) -> Iterator[bool]:  # SQLite alone has to wait
-        """Whether a write of ours disturbs no open transaction of the application within the block."""
+        """Whether our write disturbs no open transaction of the application within the block."""
         yield True
 
     def after_fork(self) -> None:  # noqa: B027  # most have nothing that a child must forget

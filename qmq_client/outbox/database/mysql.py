@@ -15,9 +15,8 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxMissingError
 from qmq_client.outbox.database.claiming import ClaimTerms
-from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect, error_code
+from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect, error_code, refuse
 from qmq_client.outbox.database.locked_claim import claim_locked
-from qmq_client.outbox.database.refusing import refuse
 from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.row import OutboxRow
 

@@ -2,27 +2,193 @@
 
 They come from a pool of their own, opened as the application's are (its `connect_args`, its
 listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and one transaction; longer
-transactions begin and end by statements of ours. Work is written once, for a synchronous connection:
+transactions begin and end by our own statements. Work is written once, for a synchronous connection:
 with an asynchronous driver it runs on an event loop of this object, through SQLAlchemy's greenlets.
+
+Cuts connections whose transaction takes too long, because a server may never answer.
+
+A driver may wait forever on a connection that is established and silent (a frozen server behind a
+proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions
+are short, so each has a deadline. At the deadline the socket is shut down, the driver finds its
+connection lost, and the thread continues with an error. One thread watches all of them, and ends when
+there was none for a minute.
+
+Forks of a process whose publisher uses an SQLite file.
+
+SQLite bears no fork, in two ways, both reproduced. While a thread is inside SQLite, it may hold a
+lock of the library; a child inherits that, and hangs at its first use of any database. And the
+library keeps the file locks of the process in its memory: a child that inherits an open connection
+believes that it has them, and when the parent closes its last connection, it deletes the write-ahead
+log that the child is writing to. So a fork waits until no publisher is inside SQLite, and the idle
+connections of publishers are closed before it. The application's own connections are its own affair:
+SQLAlchemy's documentation says to dispose of an engine before a fork.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
-from qmq_client.outbox.database.deadline import answered_within
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.database.sqlite_file import follow_file
-from qmq_client.outbox.database.sqlite_forks import SqliteUse
+
+#: How long a fork waits at most: a publisher's transaction takes milliseconds, but it waits some
+#: seconds for a lock, which the forking thread may hold.
+FORK_S_MAX: Final = 5.0
+
+
+class SqliteUse:
+    """The use of one SQLite file by one publisher or watchdog, from one thread at a time."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        #: Reentrant: what runs inside may fork.
+        self._lock = threading.RLock()
+        self._is_held_for_fork = False
+        _uses.add(self)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around each use of the file."""
+        with self._lock:
+            yield
+
+    def before_fork(self, end_s: float) -> None:
+        """Wait until nobody is inside, or until `end_s`, and close the idle connections."""
+        left_s = max(0.0, end_s - SYSTEM_CLOCK.monotonic_s())
+        self._is_held_for_fork = self._lock.acquire(timeout=left_s)
+        if isinstance(self._engine.pool, sa.QueuePool) and self._engine.pool.checkedin():
+            self._engine.dispose()
+
+    def after_fork(self) -> None:
+        """In the parent: continue."""
+        if self._is_held_for_fork:
+            self._is_held_for_fork = False
+            self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """In the child: the thread that may have been inside is not here."""
+        self._lock = threading.RLock()
+        self._is_held_for_fork = False
+
+
+_uses: Final[WeakSet[SqliteUse]] = WeakSet()
+
+
+def _before_fork() -> None:
+    end_s = SYSTEM_CLOCK.monotonic_s() + FORK_S_MAX
+    for use in list(_uses):
+        use.before_fork(end_s)
+
+
+def _after_fork() -> None:
+    for use in list(_uses):
+        use.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    for use in list(_uses):
+        use.after_fork_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
+
+
+_LOOK_S: Final = 1.0
+_IDLE_LOOKS_MAX: Final = 60
+
+
+class _Deadlines:
+    """Which sockets are to be cut, and when. Safe for any number of threads."""
+
+    def __init__(self) -> None:
+        #: Held while a socket is cut: once its transaction is over, others may use the number.
+        self._lock = threading.Lock()
+        #: File number and time of each open transaction.
+        self._open: dict[object, tuple[int, float]] = {}
+        self._is_running = False
+
+    @contextmanager
+    def around(self, number: int, end_s: float) -> Iterator[None]:
+        """Cut this socket at `end_s` unless the block has ended."""
+        mine = object()
+        with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._run, name="qmq-deadlines", daemon=True).start()
+                self._is_running = True
+            self._open[mine] = (number, end_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(mine, None)
+
+    def _run(self) -> None:
+        idle_looks = 0
+        while True:
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+            now_s = SYSTEM_CLOCK.monotonic_s()
+            with self._lock:
+                for mine, (number, end_s) in list(self._open.items()):
+                    if end_s <= now_s:
+                        del self._open[mine]
+                        _cut(number)
+                idle_looks = 0 if self._open else idle_looks + 1
+                if idle_looks > _IDLE_LOOKS_MAX:
+                    self._is_running = False
+                    return
+
+
+_deadlines = _Deadlines()
+
+
+def _forget() -> None:
+    global _deadlines  # noqa: PLW0603  # a forked child has neither the thread nor the sockets
+    _deadlines = _Deadlines()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def answered_within(driver: Any, seconds: float) -> Iterator[None]:
+    """Around a transaction: if the block takes longer, the driver's connection is cut.
+
+    `driver` is a blocking connection. Without a public `fileno` nothing is done: other drivers take a
+    time limit when they connect.
+    """
+    number = _file_number(driver)
+    if number is None:
+        yield
+        return
+    with _deadlines.around(number, SYSTEM_CLOCK.monotonic_s() + seconds):
+        yield
+
+
+def _cut(number: int) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _file_number(driver: Any) -> int | None:
+    with suppress(Exception):  # closed, or of a kind that has none
+        return int(driver.fileno())
+    return None
+
 
 _Result = TypeVar("_Result")
 #: Work on a connection.
@@ -33,7 +199,7 @@ _LEFT_TO_THE_PARENT: Final[list[object]] = []
 #: Key in a connection's `info`: it was checked since it was opened.
 _CHECKED: Final = "qmq_checked"
 #: Drivers that take time limits of a socket as arguments, by their names for them. The others have a
-#: public `fileno` (`deadline.py`), are local files, or wait on our loop, where a wait can be ended.
+#: public `fileno` (`own_connections.py`), are local files, or wait on our loop, where a wait can be ended.
 _SOCKET_LIMITS: Final = {
     "pymysql": ("read_timeout", "write_timeout"),
     "mysqldb": ("read_timeout", "write_timeout"),
@@ -167,7 +333,7 @@ def _on_the_shared(connection: sa.Connection, work: Work[_Result], is_to_write: 
 
 
 def _roll_back(connection: sa.Connection) -> None:
-    """End a transaction of ours that failed; without an answer, the connection is given up."""
+    """End one of our transactions that failed; without an answer, the connection is given up."""
     if connection.invalidated:
         return
     try:

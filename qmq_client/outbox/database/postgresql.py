@@ -14,9 +14,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.database.claiming import ClaimTerms
-from qmq_client.outbox.database.dialect import OutboxDialect, error_code
+from qmq_client.outbox.database.dialect import OutboxDialect, error_code, refuse
 from qmq_client.outbox.database.locked_claim import claim_locked
-from qmq_client.outbox.database.refusing import refuse
 from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.row import OutboxRow
 

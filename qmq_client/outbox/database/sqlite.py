@@ -2,28 +2,143 @@
 
 Pitfalls handled here, each reproduced: `FOR UPDATE SKIP LOCKED` is silently ignored, so a claim is one
 UPDATE … RETURNING; a transaction that read before it writes fails at once if another wrote in
-between, so one of ours that will write begins IMMEDIATE.
+between, so our transactions that write begin IMMEDIATE.
+
+Moments in which the application uses no connection to its SQLite file.
+
+A transaction that has read fails at its first write if anybody wrote in between. So deletes of the
+publisher wait for such a moment, and a connection that is taken during one waits for its end.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.pool import StaticPool
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import ClaimTerms, row_id, wanted_rows
 from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.placeholders import placeholders
-from qmq_client.outbox.database.sqlite_quiet import QuietMoments
-from qmq_client.outbox.database.sqlite_writable import refuse_what_cannot_be_written
 from qmq_client.outbox.database.table_names import table_sql
 from qmq_client.outbox.row import OutboxRow
+
+#: Journals that stay between transactions, by mode, with their suffix. In other modes each
+#: transaction creates one.
+_JOURNALS: Final = {
+    "wal": ("-wal", "-shm"),
+    "truncate": ("-journal",),
+    "persist": ("-journal",),
+    "memory": (),
+    "off": (),
+}
+
+
+def unwritable(path: str, journal_mode: str = "") -> str | None:
+    """The file or directory that this process may not write, though a COMMIT would need it; or None.
+
+    SQLite itself reports it only when a row is written, which may be long after the start. A
+    journal is created in the directory, unless its mode keeps one there, or keeps it in memory.
+    """
+    journals = [path + end for end in _JOURNALS.get(journal_mode, ())]
+    for each in (path, *journals):
+        if os.path.exists(each) and not _may(each, os.W_OK):
+            return each
+    if journal_mode in _JOURNALS and all(map(os.path.exists, journals)):
+        return None
+    directory = os.path.dirname(path)
+    return None if _may(directory, os.W_OK | os.X_OK) else directory
+
+
+def read_only_error(path: str, refused: str) -> sqlite3.OperationalError:
+    """The error for a file whose rows cannot be claimed, given the path from `unwritable`."""
+    return sqlite3.OperationalError(
+        f"{path} is read-only here, because {refused} is not writable for this user: no row can be "
+        "claimed. Let it write the file and its directory"
+    )
+
+
+def _may(path: str, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def refuse_what_cannot_be_written(connection: Any) -> None:
+    """Refuse read-only files before anything is claimed, as replicas are refused.
+
+    `connection`: of the driver, or SQLAlchemy's adapter of an asynchronous one.
+    """
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA database_list")
+    path = cursor.fetchone()[2]
+    mode = ""
+    with suppress(sqlite3.OperationalError):  # not even to be read, if a log is to be made for that
+        cursor.execute("PRAGMA journal_mode")
+        mode = cursor.fetchone()[0]
+    cursor.close()
+    if path and (refused := unwritable(path, mode)):
+        connection.close()
+        raise read_only_error(path, refused)
+
+
+#: How long an application waits at most, and how often it looks. A delete takes a millisecond, or the
+#: time of a slow disk.
+_LOOKS_MAX: Final = 500
+_LOOK_S: Final = 0.001
+#: How often a thread that wants a moment looks, while threads that take a connection wait.
+_GATHERING_LOOKS_MAX: Final = 200
+
+
+class QuietMoments:
+    """Of one engine of the application. Safe for any number of threads."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        #: Who is in a moment now, by thread; changed in single steps.
+        self._inside: dict[object, int] = {}
+        #: Connections in use. The pool has its own count, behind a lock that the application may hold.
+        self._in_use: dict[object, None] = {}
+        event.listen(engine, "checkout", self._on_checkout)
+        event.listen(engine, "checkin", self._on_checkin)
+        event.listen(engine, "detach", self._on_checkin)
+
+    @contextmanager
+    def moment(self, *, waits: bool) -> Iterator[bool]:
+        """Whether nothing is in use; what the application takes within the block waits, but not long.
+
+        With `waits` that begins before: until what is in use has come back, or for a fifth of a second.
+        """
+        mine = object()
+        try:
+            self._inside[mine] = (
+                threading.get_ident()
+            )  # before the look: who takes one now is seen, or waits
+            yield not self._in_use
+        finally:
+            self._inside.pop(mine, None)
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's threads are not here."""
+        self._inside.clear()
+        self._in_use.clear()
+
+    def _on_checkin(self, _: object, entry: object) -> None:
+        self._in_use.pop(entry, None)
+
+    def _on_checkout(self, _: object, entry: object, __: object) -> None:
+        self._in_use[entry] = None
+        here = threading.get_ident()
+        for _look in range(_LOOKS_MAX):
+            if all(thread == here for thread in self._inside.copy().values()):
+                return
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+
 
 #: `julianday` counts days since noon of 24 November 4714 BC; this is 1970. Its double is exact to
 #: 0.05 ms, and `unixepoch('subsec')` needs a newer SQLite.

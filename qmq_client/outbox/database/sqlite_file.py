@@ -47,7 +47,7 @@ def follow_file(engine: sa.Engine) -> None:
             raise sa.exc.InvalidatePoolError("the file was replaced")
 
     event.listen(engine, "do_connect", note_before)
-    event.listen(engine, "connect", note)  # whoever has a `creator` is not asked by the first
+    event.listen(engine, "connect", note)  # an engine with a `creator` does not call the first
     event.listen(engine, "checkout", check)
 
 

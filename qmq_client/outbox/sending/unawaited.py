@@ -200,7 +200,7 @@ def write_unawaited(session: Session, *, is_whole: bool) -> None:
 
 
 def flush_unawaited(session: Session) -> None:
-    """Before a flush: write what nobody has awaited, and leave nothing of ours to be flushed."""
+    """Before a flush: write what nobody has awaited, and leave none of our objects to be flushed."""
     if _UNAWAITED in session.info:
         write_unawaited(session, is_whole=False)
         for each in list(session.new):

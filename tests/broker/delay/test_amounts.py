@@ -9,9 +9,9 @@ import pytest
 
 from qmq_broker.errors import BusyError, FilesFullError
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS, DelayCounts
+from qmq_broker.service.delay.near import Wheel
 from qmq_broker.service.delay.releasing import IN_FLIGHT_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
-from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.fates import Fate, Fates

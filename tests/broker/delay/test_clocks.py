@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.service.delay.clock import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
-from qmq_client.wire.due import CLOCKS_MS
+from qmq_broker.service.delay.releasing import ALARM_MS, CATCH_UP, STEP_MS, DelayClock
+from qmq_client.wire.delayed import CLOCKS_MS
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig

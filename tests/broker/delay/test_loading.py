@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.load import Load, frozen_sequences
+from qmq_broker.service.delay.near import Load, Wheel, frozen_sequences
 from qmq_broker.service.delay.rows import end_of
-from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.sorted import SortedBuckets

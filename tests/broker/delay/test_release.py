@@ -8,7 +8,7 @@ import pytest
 
 from qmq_broker.errors import DiskError
 from qmq_broker.storage.files.os_file import OsFile
-from qmq_broker.storage.schedule import records
+from qmq_broker.storage.schedule import schedule
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Arrival, marked_frame
@@ -195,7 +195,7 @@ def test_D3_B4_a_bad_sector_holds_the_message_on_it_and_no_other(
 def test_D2_neighbours_are_read_at_once_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_READ_BYTES_MAX", 1_000)
+    monkeypatch.setattr(schedule, "_READ_BYTES_MAX", 1_000)
     asked: list[int] = []
     real = OsFile.read
 

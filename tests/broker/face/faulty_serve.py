@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import DiskError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import start_logging
@@ -16,6 +15,7 @@ from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions, TlsOptions
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.os_file import OsFile
+from qmq_client.clock import SYSTEM_CLOCK
 
 
 class FailingFile(OsFile):

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from qmq_broker.clock import SYSTEM_CLOCK
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.service.delay import changes, query
+from qmq_broker.service.delay import delayed, query
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.fates import Fate
@@ -301,7 +301,7 @@ def test_D3_a_copy_that_a_group_waits_for_is_neither_taken_back_nor_put_off(tmp_
 def test_D4_a_message_that_was_put_off_often_is_taken_back_all_the_same(
     rig: DelayRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "CANCELLED_MAX", 3)
+    monkeypatch.setattr(delayed, "CANCELLED_MAX", 3)
     client = Client(rig)
     first, second = ids_of(rig)
     for hours in range(3, 8):

@@ -1,4 +1,4 @@
-"""The short way of the hot routes: who takes it, and that it answers as the way through ASGI does."""
+"""The fast path of the hot routes: who takes it, and that it answers as the way through ASGI does."""
 
 from __future__ import annotations
 

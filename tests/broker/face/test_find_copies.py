@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.service import copy_search
+from qmq_broker.service import query
 from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
 from tests.broker.delay.test_held import spoil_marks
 from tests.broker.delay.test_lost_copies import copied
@@ -74,7 +74,7 @@ def test_a_search_through_too_many_copies_says_so(
     rig: AsideRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.let_segments_go()
-    monkeypatch.setattr(copy_search, "READ_BYTES_MAX", 10)
+    monkeypatch.setattr(query, "READ_BYTES_MAX", 10)
     found = shown(rig)
     assert (found["messages"], found["is_complete"]) == ([], False)
 

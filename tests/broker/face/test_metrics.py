@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from qmq_broker.face.routes import reading
+from qmq_broker.face.routes import metrics
 from qmq_broker.face.routes.metrics import METRICS
 from qmq_broker.face.routes.scrape import PREFIX
 from qmq_broker.service import measures
@@ -71,7 +71,7 @@ def test_a_subject_beyond_the_bound_has_no_row_of_its_own(
 def test_a_group_beyond_the_bound_has_no_rows(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LISTED_MAX", 1)
+    monkeypatch.setattr(metrics, "LISTED_MAX", 1)
     for group in ("a", "b"):
         client.rig.pull(group=group)
     found = scrape(client)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from qmq_broker.face.connection.open_files import (
+from qmq_broker.face.connection.listener import (
     files_needed,
     fit_connections,
     raise_files_limit,

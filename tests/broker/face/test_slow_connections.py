@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.face.connection.deadlines import SweepCounts, end_slow_connections
+from qmq_broker.face.connection.listener import SweepCounts, end_slow_connections
 from qmq_broker.face.connection.protocol import BoundedProtocol
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import Client

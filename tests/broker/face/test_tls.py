@@ -14,10 +14,10 @@ import httpx
 import msgspec
 import pytest
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.callers.certificate import validity_of
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.options import TlsOptions
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport

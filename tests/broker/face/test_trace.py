@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.service import trace
-from qmq_client.commands.story import story_lines, story_of, what_is_missing
+from qmq_client.commands.message import story_lines, story_of, what_is_missing
 from qmq_client.commands.table import time_text
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Rig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from qmq_client.commands.message import story_lines, story_of, what_is_missing
 from qmq_client.commands.message_view import message_lines
-from qmq_client.commands.story import story_lines, story_of, what_is_missing
 from qmq_client.commands.table import time_text
 from qmq_client.wire.requests import Tags
 from tests.broker.face.asgi import Client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_broker.service.delivery.dead_tally import DeadTally, NewlyDead
+from qmq_broker.service.delivery.journal import DeadTally, NewlyDead
 from qmq_broker.storage.logs.actions import Dead
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 

@@ -15,8 +15,7 @@ import pytest
 from qmq_broker.service.delivery.dead_letters import LETTER_BYTES
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.holding import move_back, must_move_back
-from qmq_broker.service.delivery.moves import apply_action
-from qmq_broker.service.delivery.restart import groups_at_end
+from qmq_broker.service.delivery.moves import apply_action, groups_at_end
 from qmq_broker.service.delivery.snapshot import GroupImage, SnapshotImage, encode_groups
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import (

@@ -11,11 +11,11 @@ from time import monotonic
 
 import pytest
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.service import indexer as indexer_module
 from qmq_broker.service.indexer import REST_WHILE_BUSY, Indexer
 from qmq_broker.storage.index.key_index import IndexStep
 from qmq_broker.storage.store import Store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.frame import parse_message_frame
 from tests.broker.service.rig import STORE, Rig, make_frame, new_ids
 

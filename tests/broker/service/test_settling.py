@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import BusyError
-from qmq_broker.service.delivery.deadlines import Deadlines
+from qmq_broker.service.delivery.groups import Deadlines
 from qmq_broker.service.delivery.leases import ACKED_TOKENS_MAX, Lease, PullLog
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement

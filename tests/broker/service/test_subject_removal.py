@@ -8,7 +8,6 @@ from typing import Final
 
 import pytest
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import BusyError, NotEmptyError, NotFoundError
 from qmq_broker.service.delivery.snapshot import check_groups
 from qmq_broker.service.limits import ServiceLimits
@@ -18,6 +17,7 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.layout import queue_directory
 from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.names import COPIES
 from tests.broker.service.retaining import BODY, RETAINING, keep_house, send

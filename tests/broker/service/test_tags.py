@@ -10,8 +10,8 @@ import pytest
 from qmq_broker.errors import GroupConflictError
 from qmq_broker.service.delivery.filters import TagFilter
 from qmq_client.wire.operations import ConfigureRequest
+from qmq_client.wire.record import tag_hash
 from qmq_client.wire.requests import Tags
-from qmq_client.wire.tags import tag_hash
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 

@@ -13,9 +13,8 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from qmq_broker.face.commands.store import DUMPED, MENDED_AT_START, store
+from qmq_broker.face.commands.store import DUMPED, MENDED_AT_START, end_with_parent, store
 from qmq_broker.face.commands.store_dump import KINDS
-from qmq_broker.face.commands.store_workers import end_with_parent
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.logs.actions import GroupDefined
@@ -85,7 +84,7 @@ def test_verify_reads_with_several_processes_what_one_reads(
 ) -> None:
     flip(data / "commitlog" / f"{0:020d}", 500)
     alone = json.loads(run("verify", data, "--json", "--workers", "1").output)
-    monkeypatch.setattr("qmq_broker.face.commands.store_workers.ALONE_BYTES_MAX", 0)
+    monkeypatch.setattr("qmq_broker.face.commands.store.ALONE_BYTES_MAX", 0)
     began_with: list[object] = []
 
     class Watched(ProcessPoolExecutor):
@@ -93,7 +92,7 @@ def test_verify_reads_with_several_processes_what_one_reads(
             began_with.append(named["initializer"])
             super().__init__(*args, **named)
 
-    monkeypatch.setattr("qmq_broker.face.commands.store_workers.ProcessPoolExecutor", Watched)
+    monkeypatch.setattr("qmq_broker.face.commands.store.ProcessPoolExecutor", Watched)
     shared = json.loads(run("verify", data, "--json", "--workers", "2").output)
     assert began_with == [end_with_parent], "a verification that is killed leaves none of them"
     for found in (alone, shared):

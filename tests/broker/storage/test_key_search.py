@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.index import index_keys, key_index_file, key_search
-from qmq_broker.storage.index.index_columns import pack_entries
-from qmq_broker.storage.index.key_index_file import IndexFile
+from qmq_broker.storage.index.key_index_file import IndexFile, pack_entries
 from qmq_broker.storage.index.key_search import TimeRange
 from qmq_broker.storage.logs.frame_seek import LogRange
 from tests.broker.storage.keyed import INDEXED, Keyed, check_answers

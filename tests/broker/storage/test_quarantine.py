@@ -23,8 +23,7 @@ from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
-from qmq_broker.storage.upkeep.quarantine_cover import RangeCover
-from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, read_reports
+from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, RangeCover, read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.commands.root import root
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
 from qmq_client.doctor import examine
-from qmq_client.outbox.committed.undeleted import UNDELETED
+from qmq_client.outbox.committed.settling import UNDELETED
 from tests.client.doctor.test_tables import put_row, shop_of
 from tests.client.doctor.ward import a_server, a_shop, command, finding_of, ids, mend, run
 from tests.conftest import MakeDatabase

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from qmq_client.errors import OutboxRowLostError
 from qmq_client.message import Message
-from qmq_client.outbox.committed.undeleted import UNDELETED
+from qmq_client.outbox.committed.settling import UNDELETED
 from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import DEFAULT_TABLES, SENT
 from qmq_watchdog.databases import Database as Watched

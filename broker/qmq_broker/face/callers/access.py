@@ -3,9 +3,9 @@
 Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin
 may do both, and change the data of others: state, dead letters, positions of groups. Subjects are
 one name, a prefix of names (`orders.*`), or all (`*`). There is no other pattern, so nothing a
-stranger writes is ever run as one.
+untrusted client writes is ever run as one.
 
-Pure: `token_file.py` says where tokens come from, `door.py` how callers are told apart.
+Pure: `token_file.py` says where tokens come from, `door.py` how callers are authenticated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Caller:
-    """Whoever sent a request: a name for logs and refusals, and rights."""
+    """The sender of a request: a name for logs and refusals, and rights."""
 
     __slots__ = ("name", "owner", "rights")
 

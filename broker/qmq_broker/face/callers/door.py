@@ -44,8 +44,8 @@ class Door:
         refused, self.refused = self.refused, 0
         return refused
 
-    def let_in(self, scope: Scope) -> None:
-        """Put the caller into the scope; raises `RequestRefusedError` (401) for a stranger."""
+    def authenticate(self, scope: Scope) -> None:
+        """Put the caller into the scope; raises `RequestRefusedError` (401) for a caller without a valid token."""
         if self._tokens is None:
             scope[CALLER] = ANYBODY
             return
@@ -65,7 +65,7 @@ class Door:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller that `Door.let_in` found."""
+    """The caller that `Door.authenticate` found."""
     caller: Caller = scope[CALLER]
     return caller
 

@@ -1,4 +1,4 @@
-"""TLS of the listening socket: a context, which is made anew when its files change.
+"""TLS of the listening socket: a context, which is replaced when its files change.
 
 TLS 1.2 or later. With a client CA, every client must show a certificate signed by it (mutual TLS).
 What was renewed counts for new connections; files that cannot be read leave the context before in

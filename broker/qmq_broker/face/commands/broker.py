@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.face.commands.token import token
 from qmq_broker.options import (
     RETAIN_MS_MAX,
@@ -26,6 +25,7 @@ from qmq_broker.options import (
     TlsOptions,
     room_for_a_frame_bytes,
 )
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.loopback import is_loopback
 

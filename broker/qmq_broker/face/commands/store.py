@@ -3,27 +3,43 @@
 Exit codes, the same as those of `qmq broker serve` where both have them: 0 done, nothing serious
 found; 1 something derived is wrong, a start repairs it; 2 usage; 3 the directory is in use, of
 another version, or none; 4 accepted data is damaged; 5 the disk refused.
+
+Several processes for the segments of a verification: CRC-32C and copying keep one core busy.
+
+Small logs are verified in this process: starting another one costs more than reading a few hundred
+megabytes.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import click
 import msgspec
 
-from qmq_broker.clock import SYSTEM_CLOCK
 from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, StoreError
 from qmq_broker.face.exit_codes import ExitCode
+from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.files.layout import COMMIT_LOG, FORMAT
 from qmq_broker.storage.upkeep.backup import Backup
 from qmq_broker.storage.upkeep.verify import Verification
+from qmq_broker.storage.upkeep.verify_segment import (
+    Run,
+    SegmentOutcome,
+    SegmentTask,
+    verify_segment,
+)
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.shown import printable
 
 MENDED_AT_START: Final = 1
@@ -205,7 +221,7 @@ def _refuse_inside(directory: str, target: str) -> None:
 
 @contextmanager
 def _telling_unfinished(target: str) -> Iterator[None]:
-    """Tell of what a failed copy leaves behind; a whole one has FORMAT, and is none of ours."""
+    """Tell of what a failed copy leaves behind; a whole one has FORMAT, and is left alone."""
     try:
         yield
     except StoreError:
@@ -231,7 +247,7 @@ def _text(value: object) -> str:
 
 
 def _verified(directory: str, *, is_deep: bool, workers: int | None) -> Verification:
-    from qmq_broker.face.commands.store_workers import runner, workers_here
+    from qmq_broker.face.commands.store import runner, workers_here
     from qmq_broker.service.delivery.snapshot import check_groups
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.verify import verify_store
@@ -289,3 +305,57 @@ def _code_of(error: StoreError) -> int:
     if isinstance(error, DiskError | NoRoomError):
         return ExitCode.POISONED
     return ExitCode.DIRECTORY
+
+
+#: With fewer log bytes, this process does everything.
+ALONE_BYTES_MAX: Final = 256 * 1024 * 1024
+WORKERS_MAX: Final = 8
+
+
+def runner(directory: str, workers: int) -> Run:
+    """How to read the segments of the data directory, with up to this many processes."""
+
+    def run(tasks: list[SegmentTask]) -> list[SegmentOutcome]:
+        segment_bytes = max((task.format.segment_bytes for task in tasks), default=0)
+        count = min(workers, len(tasks), WORKERS_MAX)
+        if count < 2 or segment_bytes * len(tasks) < ALONE_BYTES_MAX:
+            disk = OsDisk(directory, is_read_only=True)
+            try:
+                return [verify_segment(disk, task) for task in tasks]
+            finally:
+                disk.close()
+        # Fresh processes: nothing of this one, least of all its threads, is copied into them.
+        fresh = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(count, fresh, initializer=end_with_parent) as pool:
+            return list(pool.map(_verify, [(directory, task) for task in tasks]))
+
+    return run
+
+
+def end_with_parent() -> None:
+    """In a process of a pool: see that it ends when its parent is gone, however that came.
+
+    By itself it would wait for work forever: its siblings hold the other end of that line, too.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # whatever it is in the middle of: nobody will hear of it
+
+    Thread(target=watch, name="parent", daemon=True).start()
+
+
+def workers_here() -> int:
+    """As many as there are cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _verify(work: tuple[str, SegmentTask]) -> SegmentOutcome:
+    directory, task = work
+    disk = OsDisk(directory, is_read_only=True)
+    try:
+        return verify_segment(disk, task)
+    finally:
+        disk.close()

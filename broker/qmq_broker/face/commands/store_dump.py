@@ -11,22 +11,22 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
-from qmq_broker.face.commands.journal_dump import id_rows, waiting_rows
-from qmq_broker.face.commands.schedule_dump import dispatch_rows, schedule_rows
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.delivery.snapshot import SnapshotImage
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.journal import Chunk, JournalFile, journal_bases
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
 from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.ids.journal import IdChunk, decode_id_chunk
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
@@ -34,14 +34,18 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
 from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SegmentSummary
+from qmq_broker.storage.queues.entry_chunk import EntryChunk, decode_entry_chunk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.queues.queue_table import QueueTable
+from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Subjects
+from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange, walk
 from qmq_broker.storage.upkeep.verify_segment import log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
-from qmq_client.wire.frame_kind import MESSAGE_KINDS
+from qmq_client.wire.frame_head import MESSAGE_KINDS
+from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.requests import sized_part
 
 Row = dict[str, Any]
@@ -365,3 +369,116 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
     "summaries": _summaries,
     "waiting": lambda disk, format_, asked: waiting_rows(disk, format_, asked.subject),
 }
+
+
+T = TypeVar("T")
+_NO_SENSE: Final = "a chunk whose content makes no sense"
+
+
+def id_rows(disk: Disk, format_: Format) -> Iterator[Row]:
+    """A row for each run of ids that one frame brought."""
+
+    def rows(file: str, _: Chunk, found: IdChunk) -> Iterator[Row]:
+        for subject, columns in found.columns.items():
+            for instance, first, last, offset in zip(*columns, strict=True):
+                yield {
+                    "file": file,
+                    "generation": found.era.first_offset,
+                    "subject": subject,
+                    "first_id": f"{instance:016x}{first:016x}",
+                    "count": last - first + 1,
+                    "offset": offset,
+                }
+
+    return _rows(disk, format_, layout.IDS, decode_id_chunk, rows)
+
+
+def waiting_rows(disk: Disk, format_: Format, subject: str | None) -> Iterator[Row]:
+    """A row for each run of entries of one queue in one chunk."""
+
+    def rows(file: str, chunk: Chunk, found: EntryChunk) -> Iterator[Row]:
+        for run in found.runs:
+            if subject in (None, run.subject):
+                yield {
+                    "file": file,
+                    "first": chunk.first_offset,
+                    "next": chunk.next_offset,
+                    "subject": run.subject,
+                    "first_sequence": run.first_sequence,
+                    "count": len(run.entries) // ENTRY_BYTES,
+                }
+
+    return _rows(disk, format_, layout.ENTRIES, decode_entry_chunk, rows)
+
+
+def _rows(
+    disk: Disk,
+    format_: Format,
+    directory: str,
+    decode: Callable[[bytes], T | None],
+    rows: Callable[[str, Chunk, T], Iterator[Row]],
+) -> Iterator[Row]:
+    """Rows of every chunk of every file, and one for each place that cannot be read."""
+    for base in journal_bases(disk, directory):
+        file = JournalFile(disk, directory, base, format_.store_id)
+        for chunk in file.chunks():
+            found = decode(chunk.content)
+            if found is None:
+                yield {"file": file.path, "first": chunk.first_offset, "unreadable": _NO_SENSE}
+            else:
+                yield from rows(file.path, chunk, found)
+        if reason := _unread(file):
+            yield {"file": file.path, "unreadable": reason}
+
+
+def _unread(file: JournalFile) -> str:
+    """What is wrong after the last chunk of a file; empty if nothing is."""
+    if not file.is_journal:
+        return "not the head of a journal of this store"
+    if file.rest_bytes:
+        return f"{file.rest_bytes} bytes from position {file.position}: no whole chunk"
+    return ""
+
+
+def schedule_rows(disk: Disk, format_: Format, subject: str | None) -> Iterator[Row]:
+    """A row for each message of each schedule log, as far as the frames are whole."""
+    files, subjects = ScheduleFiles(disk, format_.store_id), Subjects()
+    try:
+        for bucket in files.buckets(layout.SCHEDULE):
+            path = layout.bucket_path(layout.SCHEDULE, bucket)
+            try:
+                next_position = files.good_bytes(layout.SCHEDULE, bucket)
+                for columns in files.columns(bucket, subjects, next_position=next_position):
+                    for index in range(len(columns)):
+                        message = columns.message(index, subjects)
+                        if subject in (None, message.subject):
+                            yield {
+                                "file": path,
+                                "sequence": message.sequence,
+                                "source": message.source,
+                                "due_at_ms": message.due_at_ms,
+                                "subject": message.subject,
+                                "message_id": format_message_id(message.message_id),
+                                "position": message.place & ~IN_SCHEDULE,
+                                "record_bytes": message.record_bytes,
+                            }
+            except CorruptionError as error:
+                yield {"file": path, "offset": error.offset, "damaged": error.reason}
+    finally:
+        files.close()
+
+
+def dispatch_rows(disk: Disk, format_: Format) -> Iterator[Row]:
+    """A row for each entry of each dispatch log."""
+    files = ScheduleFiles(disk, format_.store_id)
+    try:
+        for bucket in files.buckets(layout.DISPATCH):
+            path = layout.bucket_path(layout.DISPATCH, bucket)
+            try:
+                next_position = files.good_bytes(layout.DISPATCH, bucket)
+                for fate, sequence in files.fates(bucket, next_position=next_position):
+                    yield {"file": path, "sequence": sequence, "fate": fate.name.lower()}
+            except CorruptionError as error:
+                yield {"file": path, "offset": error.offset, "damaged": error.reason}
+    finally:
+        files.close()

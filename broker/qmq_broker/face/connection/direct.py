@@ -1,23 +1,29 @@
-"""The short way of a request to a hot route: from the parser to the route and back, without ASGI.
+"""The fast path of a request to a hot route: from the parser to the route and back, without ASGI.
 
 POSTs of the usual form take it (`protocol.py` decides); all others go through ASGI and meet the
 same routes with the same bounds. A longer body does not even pass through the parser
-(`landing.py`). The exchange has the four attributes by which uvicorn's protocol knows the state of
+(`receive_buffer.py`). The exchange has the four attributes by which uvicorn's protocol knows the state of
 a request, so that shutdown, pipelined requests and deadlines work unchanged. Belongs to the loop
 thread.
+
+A route that continues inside the very callback that brings what it waits for.
+
+An asyncio task starts in the next iteration of the loop, and continues in the one after each event.
+Every iteration is a system call and one more wait for the interpreter's lock, just while another
+thread wants it for the next commit. A route of the fast path starts as soon as its head was read,
+and continues as soon as its commit is reported; for everything else it waits as a task does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from starlette.types import Scope
 
 from qmq_broker.face.answers import RequestRefusedError
-from qmq_broker.face.connection.driven import Outcome
 from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.exchanges.exchange import Headers
 from qmq_broker.face.exchanges.requests import (
@@ -30,6 +36,85 @@ from qmq_broker.face.exchanges.requests import (
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
+
+
+T = TypeVar("T")
+
+
+class Outcome(Generic[T]):
+    """A one-time event for a route, which continues inside `set_result` or `set_exception`.
+
+    Belongs to the loop thread, and is only for coroutines run by `SteppedCoroutine`. The code that sets it must be
+    ready for everything that the route does next.
+    """
+
+    __slots__ = ("_error", "_is_done", "_result", "step")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._result: T
+        self._error: Exception | None = None
+        #: Called when the event is set, if somebody waits by then.
+        self.step: Callable[[], None] | None = None
+
+    def done(self) -> bool:
+        """Whether it was set."""
+        return self._is_done
+
+    def set_result(self, result: T, /) -> None:
+        """Continue with this result. Requires: it was not set."""
+        self._result = result
+        self._set()
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Continue by raising this error. Requires: it was not set."""
+        self._error = error
+        self._set()
+
+    def __await__(self) -> Generator[Outcome[T], None, T]:
+        if not self._is_done:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _set(self) -> None:
+        self._is_done = True
+        if self.step is not None:
+            self.step()
+
+
+class SteppedCoroutine:
+    """A coroutine in progress: `step` starts it, and `on_end` is called after its end.
+
+    An error that it does not catch is reported to the loop, as for a task.
+    """
+
+    __slots__ = ("_coroutine", "_on_end")
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], on_end: Callable[[], None]) -> None:
+        self._coroutine = coroutine
+        self._on_end = on_end
+
+    def step(self, _: object = None) -> None:
+        """Run until it waits again or ends. Requires: what it waits for has come."""
+        try:
+            awaited = self._coroutine.send(None)
+        except StopIteration:
+            self._on_end()
+        except (Exception, asyncio.CancelledError) as error:
+            self._on_end()
+            told = {"message": "a route failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(told)
+        else:
+            if isinstance(awaited, Outcome):
+                awaited.step = self.step
+            elif awaited is None:  # a bare yield, as in `asyncio.sleep(0)`
+                asyncio.get_running_loop().call_soon(self.step)
+            else:  # what a task does with a future
+                awaited._asyncio_future_blocking = False
+                awaited.add_done_callback(self.step)
+
 
 #: An answer up to this length is sent in one piece with its head; a longer body is not copied for
 #: that.
@@ -202,7 +287,7 @@ class DirectExchange:
                 return
 
     def _count(self) -> None:
-        """Count what the body takes of memory; if there is no room for it, the route is told."""
+        """Count what the body takes of memory; if there is no room for it, the route gets an error."""
         if self._share is None:
             return
         try:

@@ -1,25 +1,34 @@
-"""The listening side of the process: who is let in, with which TLS, and uvicorn around both."""
+"""The listening side of the process: who is let in, with which TLS, and uvicorn around both.
+
+How many connections fit beside the files that the broker must be able to open.
+
+A connection costs a descriptor, and each process has a limited number of them. Nobody may fill that
+limit with idle connections and keep the broker from its own files. Not for: the limit of the whole
+machine, which nobody can reserve; reaching it refuses requests (`FilesFullError`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final, Self, cast
 
 import uvicorn
 
-from qmq_broker.clock import Clock
 from qmq_broker.face.callers.door import Door
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.face.callers.token_file import WatchedTokens
+from qmq_broker.face.connection.protocol import BoundedProtocol
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.options import ServeOptions
+from qmq_client.clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 #: How long a peer may take to say goodbye; the connection is finished by then.
@@ -124,7 +133,7 @@ class _Doorman:
     """Accepts connections and does their TLS handshakes, some at a time, in place of the loop's own
     server.
 
-    Handshakes count as connections: whoever begins many and ends none gets no more than that.
+    Handshakes count as connections: a client that begins many and ends none gets no more than that.
     """
 
     def __init__(
@@ -207,3 +216,87 @@ class _Doorman:
             self._shaking[address] -= 1
             if not self._shaking[address]:
                 del self._shaking[address]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepCounts:
+    """What one pass over the connections did."""
+
+    #: Connections that sent too slowly.
+    slow: int
+    #: Connections whose client does not read.
+    unread: int
+
+
+def end_slow_connections(
+    connections: Iterable[object], now_s: float, limits: FaceLimits
+) -> SweepCounts:
+    """One pass over all connections: end those too slow at sending or reading in this pass and the
+    last.
+
+    Idle connections are closed too, after a while.
+    """
+    slow = unread = 0
+    for connection in list(connections):
+        if not isinstance(connection, BoundedProtocol):
+            continue
+        is_closing = connection.transport.is_closing()
+        if is_closing and connection.unread_since_s is None:
+            connection.unread_since_s = now_s  # it stays until the rest of its answer was read
+        allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
+        is_held_up = is_closing or connection.flow.read_paused
+        is_slow = not is_held_up and _is_over(connection.receiving_since_s, now_s, allowed_ms)
+        is_unread = _is_over(connection.unread_since_s, now_s, limits.unread_ms)
+        is_idle = not is_closing and _is_over(connection.idle_since_s, now_s, limits.idle_ms)
+        was_slow, connection.was_slow = connection.was_slow, is_slow or is_unread or is_idle
+        if was_slow and is_slow:
+            connection.end_slow()
+            slow += 1
+        elif was_slow and is_unread:
+            connection.transport.abort()
+            unread += 1
+        elif was_slow and is_idle:
+            connection.transport.close()
+    return SweepCounts(slow=slow, unread=unread)
+
+
+def _is_over(since_s: float | None, now_s: float, allowed_ms: int) -> bool:
+    return since_s is not None and (now_s - since_s) * 1000 > allowed_ms
+
+
+#: Connections that wait to be accepted: that many may briefly be open beyond their bound.
+BACKLOG: Final = 128
+#: Segments, checkpoints, the lock, logs, the loop's own: about 20, and two more for each GiB.
+_OTHER_FILES: Final = 128
+#: With fewer connections a broker is useless.
+_CONNECTIONS_MIN: Final = 16
+
+
+def raise_files_limit() -> int:
+    """Raise the limit of open files as far as this process may; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):
+        # Some systems name a hard limit that they do not grant.
+        return soft
+    return hard
+
+
+def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> FaceLimits | None:
+    """The same bounds with as many connections as fit into `files`; None if hardly any do."""
+    if files == resource.RLIM_INFINITY:
+        return limits
+    room = files - queue_files - _OTHER_FILES - BACKLOG
+    if room >= limits.connections:
+        return limits
+    if room < _CONNECTIONS_MIN:
+        return None
+    share = limits.connections_per_address / limits.connections
+    per_address = max(1, min(limits.connections_per_address, int(room * share)))
+    return replace(limits, connections=room, connections_per_address=per_address)
+
+
+def files_needed(queue_files: int) -> int:
+    """With fewer than these a broker does not start."""
+    return queue_files + _OTHER_FILES + BACKLOG + _CONNECTIONS_MIN

@@ -1,12 +1,12 @@
-"""One connection: uvicorn's HTTP/1.1 protocol with bounds on what a stranger may send and how slowly.
+"""One connection: uvicorn's HTTP/1.1 protocol with bounds on what an untrusted client may send and how slowly.
 
 Refused here, before any request reaches the application: too many connections, a head that is too
 long or has too many headers, heads that two servers could read in two ways (several lengths, both
 length and transfer encoding, several hosts, another transfer encoding than chunked, folded lines).
-Deadlines are kept by one sweep over all connections (`deadlines.py`) instead of timers, so a request
+Deadlines are kept by one sweep over all connections (`listener.py`) instead of timers, so a request
 costs no timer.
 
-Requests to the hot routes, as clients send them, take the short way (`direct.py`); all others, and
+Requests to the hot routes, as clients send them, take the fast path (`direct.py`); all others, and
 those behind one that is not answered yet, go on through uvicorn and ASGI.
 
 Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
@@ -14,12 +14,17 @@ connection is closed. What a client asks to upgrade to is ignored, and what come
 passed over, within the bounds of a head.
 
 The parser itself (llhttp) refuses bad lengths, bad chunks and control characters with a 400.
+
+What the head of a request must say: one host, one length, and a version that is spoken here.
+
+The parser (llhttp) refuses what is no head at all; this refuses what two servers could read in two ways.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -29,9 +34,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
-from qmq_broker.face.connection.direct import DirectExchange, answer_head
-from qmq_broker.face.connection.driven import Driven
-from qmq_broker.face.connection.heads import head_refusal, no_request
+from qmq_broker.face.connection.direct import DirectExchange, SteppedCoroutine, answer_head
 from qmq_broker.face.exchanges.requests import DROP
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
@@ -42,6 +45,43 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from qmq_broker.face.routes.hot import Route
+
+
+#: Headers that say where a request ends, whom it is for and whose it is: never more than once.
+_ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
+_VERSIONS: Final = ("1.0", "1.1")
+
+
+def head_refusal(
+    headers: Iterable[tuple[bytes, bytes]], version: str
+) -> RequestRefusedError | None:
+    """Why a head with these headers and this version of HTTP is refused; None if it is not."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _ONCE and name in found:
+            return _ambiguous(f"header {name.decode()} given twice")
+        found[name] = value
+        if b"\n" in value or b"\r" in value:
+            return _ambiguous("a header line is folded")
+    if b"transfer-encoding" in found:
+        if b"content-length" in found:
+            return _ambiguous("both content-length and transfer-encoding")
+        if found[b"transfer-encoding"].strip().lower() != b"chunked":
+            return _ambiguous("a transfer encoding other than chunked")
+    if version not in _VERSIONS:
+        return no_request(f"HTTP/{version} is not spoken here", "Speak HTTP/1.1.")
+    if version == "1.1" and b"host" not in found:
+        return no_request("the request names no host", "Send a Host header.")
+    return None
+
+
+def no_request(what: str, remedy: str) -> RequestRefusedError:
+    """The refusal of what is no request to this broker."""
+    return refuse(400, "bad_request", what, remedy=remedy)
+
+
+def _ambiguous(what: str) -> RequestRefusedError:
+    return refuse(400, "ambiguous_request", what, remedy="Say it once.")
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
@@ -79,12 +119,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.receiving_since_s: float | None = self.loop.time()
         #: Requests whose answer is not complete: uvicorn itself remembers only the newest.
         self._open_cycles: list[RequestResponseCycle] = []
-        #: The newest request that took the short way, and whether it is the newest of all.
+        #: The newest request that took the fast path, and whether it is the newest of all.
         self._direct: DirectExchange | None = None
         self._is_direct = False
         #: The route of a request whose head was just read.
-        self._starting: Driven | None = None
-        #: Routes of the short way that are under way: one, or one that has just been answered and the next.
+        self._starting: SteppedCoroutine | None = None
+        #: Routes of the fast path that are under way: one, or one that has just been answered and the next.
         self.routes = 0
         #: Length of its body, by its head.
         self._body_bytes = 0
@@ -135,7 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse_raw(self._head_too_long())
         starting, self._starting = self._starting, None
         if starting is not None:  # not before: the parser is done with what came
-            starting.go_on()
+            starting.step()
 
     def _feed(self, data: bytes) -> None:
         """Let the parser have it; a head that asks for an upgrade is read again without.
@@ -153,15 +193,15 @@ class BoundedProtocol(HttpToolsProtocol):
             return
 
     @property
-    def landing_bytes(self) -> int:
-        """What is still to come of a body of the short way; 0: what comes is for `data_received`."""
+    def missing_body_bytes(self) -> int:
+        """What is still to come of a body of the fast path; 0: what comes is for `data_received`."""
         exchange = self._direct
         if not self._is_direct or exchange is None or exchange.is_whole:
             return 0
         return self._body_bytes - exchange.arrived_bytes
 
     def room(self, missing_bytes: int) -> memoryview:
-        """Where to receive more of a body. Requires: `missing_bytes` is `landing_bytes`, not 0."""
+        """Where to receive more of a body. Requires: `missing_bytes` is `missing_body_bytes`, not 0."""
         assert self._direct is not None
         return self._direct.room(missing_bytes)
 
@@ -169,8 +209,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """So many bytes were received into `room`; the parser does not see them."""
         assert self._direct is not None
         self._direct.fill(count)
-        if not self.landing_bytes:
-            # The one that is there waits for this body for ever.
+        if not self.missing_body_bytes:
+            # The one that is there waits for this body forever.
             self.parser = HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             self.on_message_complete()
@@ -264,7 +304,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse_raw(_busy(why))
 
     def _is_usual(self) -> bool:
-        """Whether the request has the form that clients of ours give it, and none is before it."""
+        """Whether the request has the form that our clients give it, and none is before it."""
         return (
             self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
@@ -293,7 +333,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self._direct, self.cycle = exchange, cast("RequestResponseCycle", exchange)
         work = self.face.serve(exchange, partial(route, exchange))
-        self._starting = Driven(work, partial(self._end_direct, exchange))
+        self._starting = SteppedCoroutine(work, partial(self._end_direct, exchange))
         self.routes += 1
 
     def _end_direct(self, exchange: DirectExchange) -> None:
@@ -348,7 +388,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
         """Refuse what is being received, unless it was answered, and close.
 
-        Whoever asked before would take the refusal for the answer to that: then that one's answer closes.
+        A request before it would take the refusal for its own answer: then the answer to that one closes.
         """
         unanswered = self._unanswered()
         is_answered = not self.is_in_head and self.cycle.response_started
@@ -368,7 +408,7 @@ def _busy(why: str) -> RequestRefusedError:
 
 
 def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
-    """The class of connections with these bounds; their transports know them through `Landing`."""
+    """The class of connections with these bounds; their transports know them through `ReceivingProtocol`."""
     members = {"face": face, "limits": limits, "addresses": Counter()}
     return type("BoundedProtocol", (BoundedProtocol,), members)
 

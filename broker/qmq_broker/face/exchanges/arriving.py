@@ -3,7 +3,7 @@ disk.
 
 A body joined from parts is copied three times on its way; for half a megabyte that takes longer
 than all that is done with it. So the transport gets memory to receive into, allocated in steps. A
-head, which costs a stranger nothing, claims none of it, and what is allocated is never more than
+head, which costs a client nothing, claims none of it, and what is allocated is never more than
 `_AHEAD` times what has arrived. Not for: limits on the length of a body, which its head was checked
 against.
 """
@@ -25,24 +25,24 @@ _DISCARDED: Final = memoryview(bytearray(_FIRST_BYTES))
 class ArrivingBody:
     """The bytes of one body so far. Belongs to the loop thread."""
 
-    __slots__ = ("_free", "_landing", "_start", "arrived_bytes", "is_dropped", "taken_bytes")
+    __slots__ = ("_buffer", "_free", "_start", "arrived_bytes", "is_dropped", "taken_bytes")
 
     def __init__(self) -> None:
         self.arrived_bytes = 0
         #: Memory allocated for this body.
         self.taken_bytes = 0
         self.is_dropped = False
-        #: The whole content, as long as there is no landing.
+        #: The whole content, as long as there is no buffer.
         self._start = b""
-        self._landing: BytesIO | None = None
-        #: The part of the landing that is not filled yet.
+        self._buffer: BytesIO | None = None
+        #: The part of the buffer that is not filled yet.
         self._free = _NOTHING
 
     def add(self, part: bytes) -> None:
         """Add a part that was received elsewhere."""
         if not self.is_dropped:
             self._start = self.take() + part if self.arrived_bytes else part
-            self._landing, self._free = None, _NOTHING
+            self._buffer, self._free = None, _NOTHING
             self.taken_bytes = max(self.taken_bytes, len(self._start))
         self.arrived_bytes += len(part)
 
@@ -61,22 +61,22 @@ class ArrivingBody:
 
     def take(self) -> bytes:
         """What has arrived; not copied if it is complete."""
-        if self._landing is None:
+        if self._buffer is None:
             return self._start
         # A remaining view would make `getvalue` copy.
         self._free = _NOTHING
-        return self._landing.getvalue()[: self.arrived_bytes]
+        return self._buffer.getvalue()[: self.arrived_bytes]
 
     def drop(self) -> None:
         """Nobody wants it: free the memory, and discard what still comes."""
         self.is_dropped = True
-        self._start, self._landing, self._free = b"", None, _NOTHING
+        self._start, self._buffer, self._free = b"", None, _NOTHING
 
     def _grow(self, body_bytes: int) -> None:
         before = self.take()
         self.taken_bytes = min(body_bytes, max(_FIRST_BYTES, len(before) * _AHEAD))
         # The only reference to them: `getbuffer` and `getvalue` then work on these very bytes.
-        landing = BytesIO(bytes(self.taken_bytes))
-        view = landing.getbuffer()
+        buffer = BytesIO(bytes(self.taken_bytes))
+        view = buffer.getbuffer()
         view[: len(before)] = before
-        self._start, self._landing, self._free = b"", landing, view[len(before) :]
+        self._start, self._buffer, self._free = b"", buffer, view[len(before) :]

@@ -1,7 +1,7 @@
 """One request and its answer, as a hot route sees them, whichever way they came.
 
-`AsgiExchange` goes through the server's ASGI interface; `connection/direct.py` is the short way, for
-requests of the usual form on connections of ours. What a route does is the same on both.
+`AsgiExchange` goes through the server's ASGI interface; `connection/direct.py` is the fast path, for
+requests of the usual form on our own connections. What a route does is the same on both.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Exchange(Protocol):
         ...
 
     def outcome(self) -> Outcome[Any]:
-        """Something to wait for, once; set in the loop thread by whoever is ready for all that follows."""
+        """Something to wait for, once; set in the loop thread by code that is ready for all that follows."""
         ...
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:

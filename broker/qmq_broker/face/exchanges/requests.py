@@ -68,7 +68,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     def answer_encoding(self) -> Encoding:
         """How the answer is written: as the request, unless `Accept` names the other one."""
         accepted = _ENCODINGS.get(self.accept or b"")
-        if accepted is not None:  # one of the two and nothing else, as clients of ours say it
+        if accepted is not None:  # one of the two and nothing else, as our clients write it
             return accepted
         if self.accept is not None:
             wanted = [encoding for encoding in Encoding if encoding.value in self.accept]

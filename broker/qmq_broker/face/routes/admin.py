@@ -2,11 +2,16 @@
 
 Starlette, JSON only. No data is changed here (see `groups.py`); `POST /v1/state` changes what is
 served.
+
+The route that removes a subject, and the one that tells how much room is used.
+
+A removal is answered once it is durable: what an operator was told survives a power cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -26,6 +31,7 @@ from qmq_broker.face.answers import (
 )
 from qmq_broker.face.callers.access import Role
 from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.delayed import delayed_routes
 from qmq_broker.face.routes.find import Finder
@@ -37,18 +43,51 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.ranges import range_routes
 from qmq_broker.face.routes.rules import HOT_ROUTES, guard, route_name, sight
 from qmq_broker.face.routes.scrape import metric_routes
-from qmq_broker.face.routes.subjects import subject_routes
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.query import LISTED_MAX, GroupStatus
+from qmq_broker.service.query import LISTED_MAX, GroupStatus, SubjectStatus
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.index.key_search import FOUND_MAX, TimeRange
 from qmq_client.wire.errors import InvalidMessageError, QmqError
 from qmq_client.wire.groups import check_group
 from qmq_client.wire.limits import KEY_BYTES_MAX
 from qmq_client.wire.names import check_name
-from qmq_client.wire.operations import StateChange
+from qmq_client.wire.operations import StateChange, SubjectRequest
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, UNKNOWN_ROUTES
 from qmq_client.wire.shown import shorten
+
+
+def subject_routes(broker: Broker) -> list[Route]:
+    """The routes, for the application of `admin.py`."""
+    subjects = _Subjects(broker)
+    return [
+        Route("/v1/subjects/remove", subjects.remove, methods=["POST"]),
+        Route("/v1/room", subjects.room),
+    ]
+
+
+class _Subjects:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def remove(self, request: Request) -> Response:
+        """Forget a subject that is empty."""
+        wanted = await read_body(request, SubjectRequest)
+        check_name(wanted.subject, field="subject")
+        caller_of(request.scope).check(Role.ADMIN, wanted.subject)
+        self._broker.serving.check_delivers()
+        done: asyncio.Future[SubjectStatus] = asyncio.get_running_loop().create_future()
+        now_ms = self._broker.time.now_ms()
+        self._broker.subject_removal.remove(wanted.subject, now_ms, partial(make_known, done))
+        last = await done
+        await asyncio.to_thread(self._broker.sync_actions)
+        return Response(msgspec.json.encode(last), media_type=JSON_CONTENT_TYPE)
+
+    async def room(self, _: Request) -> Response:
+        """How much of each bound is used, and by which token."""
+        return Response(
+            msgspec.json.encode(self._broker.room.status()), media_type=JSON_CONTENT_TYPE
+        )
+
 
 _PEEKED: Final = 20
 _FOUND: Final = 100
@@ -113,7 +152,7 @@ class _Admin:
         return _json(
             {
                 "status": serving.state,
-                # Strangers get no details: they may say what is wrong with the disk.
+                # Callers without a token get no details: they may say what is wrong with the disk.
                 "reason": serving.reason if caller_of(request.scope).rights else "",
                 "takes_messages": has_room and serving.state is Serving.SERVING,
             },

@@ -43,8 +43,8 @@ from qmq_client.wire.delayed import (
     RescheduleAnswer,
     RescheduleRequest,
     Rescheduling,
+    check_due,
 )
-from qmq_client.wire.due import check_due
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own

@@ -24,7 +24,7 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Places of one id whose lives are told: one, except for repeats after the dedupe window and for other subjects.
+#: Places of one id whose history is shown: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
 
 T = TypeVar("T")

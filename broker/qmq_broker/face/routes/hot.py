@@ -224,7 +224,7 @@ class HotRoutes:
         """Pull after a wake, if the caller still may; one that is refused passes its wake on."""
         delivery = self._broker.delivery
         try:
-            self._door.let_in(scope)
+            self._door.authenticate(scope)
             caller_of(scope).check(Role.CONSUMER, request.subject)
             self._check_answer(request)
             owner = caller_of(scope).owner

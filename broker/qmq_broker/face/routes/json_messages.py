@@ -19,7 +19,7 @@ import msgspec
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.fates import PastAttempt
 from qmq_broker.service.query import DeadLetterStatus
-from qmq_client.wire.due import check_due
+from qmq_client.wire.delayed import check_due
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import Limits
@@ -273,5 +273,5 @@ def _from_base64(text: str) -> bytes:
             field="body_base64",
             limit="base64 with padding",
             value=shorten(text),
-            remedy="Encode the bytes anew.",
+            remedy="Encode the bytes again.",
         ) from error

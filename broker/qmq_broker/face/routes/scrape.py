@@ -15,8 +15,7 @@ from starlette.routing import Route
 
 from qmq_broker.errors import BusyError
 from qmq_broker.face.answers import refuse
-from qmq_broker.face.routes.metrics import METRICS, HistogramMetric, PlainMetric
-from qmq_broker.face.routes.reading import Reading
+from qmq_broker.face.routes.metrics import METRICS, HistogramMetric, PlainMetric, Reading
 from qmq_broker.service.broker import Broker
 
 if TYPE_CHECKING:

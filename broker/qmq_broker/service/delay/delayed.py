@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from qmq_broker.clock import Clock
-from qmq_broker.service.delay.changes import DelayChanges
 from qmq_broker.service.delay.query import DelayQuery
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.schedule.cancelled import (
+    CANCELLED_MAX,
+    NOTHING_WITHDRAWN,
+    Cancelled,
+    WithdrawnIds,
+)
+from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
+from qmq_client.clock import Clock
 
 
 class Delayed:
@@ -34,3 +40,32 @@ class Delayed:
         self.query = DelayQuery(store.schedule, self.releaser, clock)
         #: Cancels messages.
         self.changes = DelayChanges(store, writer)
+
+
+#: Called in the loop thread with the fate of each, or why nothing was done.
+OnCancelled = Callable[[list[Fate | None] | Exception], None]
+
+
+class DelayChanges:
+    """Cancellations of one broker; belongs to the loop thread."""
+
+    def __init__(self, store: Store, writer: CommitWriter) -> None:
+        self._store = store
+        self._writer = writer
+
+    def cancel(
+        self,
+        places: Sequence[Cancelled],
+        on_done: OnCancelled,
+        withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
+    ) -> None:
+        """Cancel those of these that are pending; `on_done` is called once that is durable.
+
+        Messages with the ids `withdrawn`, by subject, that are not stored yet never will be.
+
+        Requires: the fates of their buckets were read before, so that the writer meets no damage,
+        which would end the broker. At most `CANCELLED_MAX` places.
+        """
+        if len(places) > CANCELLED_MAX:
+            raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")
+        self._writer.change(lambda: self._store.cancel(places, withdrawn), on_done)

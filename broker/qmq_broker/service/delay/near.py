@@ -7,21 +7,361 @@ Both are loaded in slices, one load at a time.
 
 Belongs to the thread that releases; any thread may read the counts. Not for: when and how fast
 messages are released (`releasing.py`).
+
+Loading the near future from the schedule into a wheel, in bounded portions, a little at a time.
+
+A bucket is read through for each portion; a bucket with millions of messages is first sorted on the
+disk (`storage/schedule/sorted.py`). Releases go on between two steps.
+
+The memory layer of delayed messages: those of the near future, ordered by due time.
+
+Loaded messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals gather in a
+small heap until they make a run. Everything up to one point of the order, `loaded_until`, is here,
+and nothing behind it. What arrives behind it is found by a later load, and if there is too much,
+moving the point back drops the excess. So memory is bounded, however many messages one bucket
+holds.
+
+A load covers the messages known when it began (frozen sequences). Arrivals during the load are put
+aside and checked when the point has moved: none is lost, and none is here twice except for a race
+that the writer settles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Final
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
+from typing import Final, TypeVar
 
-from qmq_broker.clock import Clock
+from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.load import LOAD_MAX, Load, frozen_sequences, latest_bucket_ms
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
-from qmq_broker.service.delay.wheel import Wheel
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.schedule.columns import Columns
+from qmq_broker.storage.schedule.fates import Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
+from qmq_client.clock import Clock
+
+#: Single arrivals before they become a run.
+LATE_MAX: Final = 4096
+#: Runs before the small ones are merged.
+RUNS_MAX: Final = 32
+
+
+class _Run:
+    """Sorted messages; those below `first` are gone."""
+
+    __slots__ = ("first", "rows")
+
+    def __init__(self, rows: Rows) -> None:
+        """Requires: `rows` are sorted."""
+        self.first = 0
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows) - self.first
+
+    def head(self) -> Key:
+        return self.rows.key(self.first)
+
+    def after(self, key: Key) -> int:
+        """The index behind the last message up to `key`."""
+        return bisect_right(range(len(self.rows)), key, lo=self.first, key=self.rows.key)
+
+    def take(self, due_at_ms: int, count: int) -> Rows:
+        """Remove up to `count` messages that are due by then."""
+        after = bisect_right(self.rows.due_at_ms, due_at_ms, self.first)
+        after = min(after, self.first + count)
+        taken = self.rows.part(self.first, after)
+        self.first = after
+        return taken
+
+    def left(self) -> Rows:
+        """What is not gone."""
+        return self.rows.part(self.first, len(self.rows))
+
+    def cut(self, until: Key) -> None:
+        """Drop everything behind `until`."""
+        self.rows = self.rows.part(self.first, self.after(until))
+        self.first = 0
+
+
+class Wheel:
+    """Messages of the near future. For one thread at a time."""
+
+    def __init__(self, first: Key, *, loaded_max: int) -> None:
+        """This wheel ignores everything up to `first`."""
+        self.loaded_until = first
+        self._loaded_max = loaded_max
+        self._runs: list[_Run] = []
+        self._late: list[Pending] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be loaded."""
+        return max(0, self._loaded_max - self._count)
+
+    def next_due_ms(self) -> int | None:
+        """When the next message is due; None if there is none."""
+        heads = [run.head().due_at_ms for run in self._runs]
+        if self._late:
+            heads.append(self._late[0].due_at_ms)
+        return min(heads, default=None)
+
+    def load(self, rows: Rows, until: Key) -> None:
+        """Add everything from `loaded_until` to `until`, sorted."""
+        if len(rows):
+            self._add_run(_Run(rows))
+        self.loaded_until = until
+
+    def add(self, messages: Iterable[Pending]) -> bool:
+        """Add new messages; those behind `loaded_until` are left to a later load.
+
+        Whether any was added.
+        """
+        until = self.loaded_until
+        before = self._count
+        for message in messages:
+            if message[:3] <= until:
+                heapq.heappush(self._late, message)
+                self._count += 1
+        if len(self._late) >= LATE_MAX:
+            self._late.sort()
+            late, self._late = self._late, []
+            self._count -= len(late)
+            self._add_run(_Run(Rows(late)))
+        if self._count > self._loaded_max + self._loaded_max // 4:
+            self._let_go()
+        return self._count != before
+
+    def take(self, now_ms: int, count: int) -> Rows:
+        """Remove up to `count` messages that are due, longest due first."""
+        taken = Rows()
+        while len(taken) < count:
+            part = self._take_some(now_ms, count - len(taken))
+            if not len(part):
+                break
+            taken.add(part)
+        self._count -= len(taken)
+        return taken
+
+    def _take_some(self, now_ms: int, count: int) -> Rows:
+        """Take from the first run up to where the next one begins, or from the late arrivals."""
+        heads = sorted((run.head(), number) for number, run in enumerate(self._runs))
+        if self._late and (not heads or self._late[0][:3] <= heads[0][0]):
+            return self._take_late(now_ms, count, heads[0][0] if heads else end_of(now_ms))
+        if not heads or heads[0][0].due_at_ms > now_ms:
+            return Rows()
+        others = [heads[1][0].due_at_ms] if len(heads) > 1 else []
+        others += [self._late[0].due_at_ms] if self._late else []
+        run = self._runs[heads[0][1]]
+        taken = run.take(min([now_ms, *others]), count)
+        if not len(run):
+            self._runs.pop(heads[0][1])
+        return taken
+
+    def _take_late(self, now_ms: int, count: int, before: Key) -> Rows:
+        """Take from the late arrivals, up to where the first run begins."""
+        late, until = self._late, min(before, end_of(now_ms))
+        taken: list[Pending] = []
+        while late and late[0][:3] <= until and len(taken) < count:
+            taken.append(heapq.heappop(late))
+        return Rows(taken)
+
+    def _add_run(self, run: _Run) -> None:
+        self._runs.append(run)
+        self._count += len(run)
+        if len(self._runs) <= RUNS_MAX:
+            return
+        self._runs.sort(key=len)
+        small, self._runs = self._runs[: RUNS_MAX // 2], self._runs[RUNS_MAX // 2 :]
+        merged = Rows()
+        for one in small:
+            merged.add(one.left())
+        merged.sort()
+        self._runs.append(_Run(merged))
+
+    def let_go_behind(self, until: Key) -> None:
+        """Drop everything behind a point of the order: a later load finds it."""
+        self._gather()
+        for run in self._runs:
+            run.cut(until)
+        self._runs = [run for run in self._runs if len(run)]
+        self._count = sum(map(len, self._runs))
+        self.loaded_until = min(self.loaded_until, until)
+
+    def _gather(self) -> None:
+        """Make a run of the single arrivals."""
+        self._late.sort()
+        late, self._late = self._late, []
+        if late:
+            self._runs.append(_Run(Rows(late)))
+
+    def _let_go(self) -> None:
+        """Keep about the first `loaded_max` messages."""
+        self._gather()
+        best = filter(None, map(self._best_key, self._runs))
+        self.let_go_behind(max(best, default=self.loaded_until))
+
+    def _best_key(self, run: _Run) -> Key | None:
+        """The last message of a run such that all runs hold at most `loaded_max` up to it."""
+        index = bisect_right(
+            range(len(run.rows)),
+            self._loaded_max,
+            lo=run.first,
+            key=lambda place: self._count_upto(run.rows.key(place)),
+        )
+        return run.rows.key(index - 1) if index > run.first else None
+
+    def _count_upto(self, key: Key) -> int:
+        return sum(run.after(key) - run.first for run in self._runs)
+
+
+#: The longest bucket: how far after the beginning of a bucket its due times may be.
+BUCKET_MS_MAX: Final = 3_600_000
+#: Messages of one load. While twice as many are sorted nothing else is done: about 0.05 s.
+LOAD_MAX: Final = 62_500
+
+T = TypeVar("T")
+
+
+def frozen_sequences(schedule: Schedule) -> dict[int, int]:
+    """Bucket → the sequence behind its last message, for buckets with pending messages."""
+    return {bucket: next_ for bucket, next_, pending in schedule.states() if pending}
+
+
+def latest_bucket_ms(schedule: Schedule, due_at_ms: int) -> int:
+    """The last bucket that may hold messages due then or before.
+
+    What is due before the log's own time goes to the bucket of that time, because earlier ones may be
+    removed. The log is ahead of the clock for long after a message was stored while the clock was wrong.
+    """
+    return max(due_at_ms, schedule.stored_at_ms)
+
+
+class Load:
+    """One load: everything due up to `until_ms`, or as much as there is room for.
+
+    It covers the messages that `frozen` counts. Later arrivals are not among them: collect them in
+    `arrivals` and check them when the load has ended. What cannot be read is recorded in `damage`
+    and passed over.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        wheel: Wheel,
+        frozen: Mapping[int, int],
+        *,
+        until_ms: int,
+        damage: Damage,
+        sorted_: SortedBuckets,
+    ) -> None:
+        self.wheel = wheel
+        self.until_ms = until_ms
+        #: Loading begins behind this point.
+        self.after = wheel.loaded_until
+        self.arrivals: list[Arrival] = []
+        #: Messages loaded, once it has ended.
+        self.count = 0
+        self._schedule = schedule
+        self._sorted = sorted_
+        self._frozen = frozen
+        self._damage = damage
+        self._parts = self._run()
+
+    def advance(self, has_time: Callable[[], bool] = lambda: True) -> bool:
+        """Go on while there is time; returns whether it has ended."""
+        return all(has_time() for _ in self._parts)
+
+    def _run(self) -> Iterator[None]:
+        """The load as a generator that yields where other work may go first."""
+        last = end_of(self.until_ms)
+        found = Rows()
+        room = min(self.wheel.room, LOAD_MAX)
+        for bucket in self._buckets(last):
+            sorting = self._sorted.sort(
+                bucket, self._frozen[bucket], on_damage=partial(self._damage.hold_part, bucket)
+            )
+            yield from self._unless_damaged(bucket, sorting)
+            reach_ms = self._sorted.reach_ms(bucket, self.after.due_at_ms, room)
+            if reach_ms is not None:
+                last = min(last, end_of(reach_ms))
+        for bucket in self._buckets(last):
+            for columns, fates in self._unless_damaged(
+                bucket, self._columns(bucket, last.due_at_ms)
+            ):
+                found.extend(columns, _wanted(columns, fates, self.after, last))
+                if len(found) > 2 * room:
+                    found, last = _first(found, room)
+                yield
+        if len(found) > room:
+            found, last = _first(found, room)
+        found.sort()
+        # Too many may have arrived meanwhile: then the wheel dropped its last part.
+        if self.wheel.loaded_until == self.after:
+            self.wheel.load(found, last)
+            self.count = len(found)
+
+    def _columns(self, bucket: int, last_ms: int) -> Iterator[tuple[Columns, Fates]]:
+        fates = self._schedule.fates_of(bucket)
+        if fates is None:
+            return
+        within = self.after.due_at_ms, last_ms
+        on_damage = partial(self._damage.hold_part, bucket)
+        next_sequence = self._frozen[bucket]
+        for columns in self._sorted.columns(
+            bucket, next_sequence, within=within, on_damage=on_damage
+        ):
+            yield columns, fates
+
+    def _buckets(self, last: Key) -> list[int]:
+        """Buckets that may hold messages for this load, up to `last`."""
+        after_ms = self.after.due_at_ms
+        last_ms = latest_bucket_ms(self._schedule, last.due_at_ms)
+        return [
+            bucket
+            for bucket in sorted(self._frozen)
+            if after_ms - BUCKET_MS_MAX < bucket <= last_ms and not self._damage.holds(bucket)
+        ]
+
+    def _unless_damaged(self, bucket: int, parts: Iterator[T]) -> Iterator[T]:
+        try:
+            yield from parts
+        except CorruptionError as error:
+            self._damage.hold_bucket(bucket, error)
+
+
+def _first(found: Rows, room: int) -> tuple[Rows, Key]:
+    """Those of these that are due first, as many as there is room for, and where they end."""
+    until_ms = sorted(found.due_at_ms)[room] - 1
+    first = found.due_until(until_ms)
+    if len(first) > room // 2:
+        return first, end_of(until_ms)
+    found.sort()  # too many are due at one moment
+    return found.part(0, room), found.key(room - 1)
+
+
+def _wanted(columns: Columns, fates: Fates, after: Key, last: Key) -> list[int]:
+    """Indexes of the pending ones behind `after`, up to `last`."""
+    bucket, sequences, due_at_ms = columns.bucket, columns.sequences, columns.due_at_ms
+    first_ms, last_ms = after.due_at_ms, last.due_at_ms
+    # Comparing numbers first saves most look-ups where a bucket is loaded in parts.
+    near = [index for index, due_ms in enumerate(due_at_ms) if first_ms <= due_ms <= last_ms]
+    pending = fates.pending([sequences[index] for index in near])
+    return [
+        index
+        for index in map(near.__getitem__, pending)
+        if first_ms < due_at_ms[index] < last_ms
+        or after < (due_at_ms[index], bucket, sequences[index]) <= last
+    ]
+
 
 #: How far ahead messages are loaded, and how long before the end of that the next load begins.
 AHEAD_MS: Final = 600_000
@@ -36,7 +376,7 @@ class NearFuture:
     def __init__(
         self, schedule: Schedule, clock: Clock, limits: ServiceLimits, damage: Damage
     ) -> None:
-        """`damage` is told what cannot be read; it is passed over."""
+        """`damage` records what cannot be read; it is skipped."""
         self._schedule = schedule
         self._clock = clock
         self._loaded_max = limits.delayed_loaded

@@ -15,15 +15,15 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError, UnavailableError
-from qmq_broker.service.delay.load import BUCKET_MS_MAX, latest_bucket_ms
+from qmq_broker.service.delay.near import BUCKET_MS_MAX, latest_bucket_ms
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.storage.recovery import AHEAD_MS_MAX
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.marks import Marks
 from qmq_client.wire.message_id import format_message_id

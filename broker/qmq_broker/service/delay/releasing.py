@@ -8,6 +8,15 @@ out by the writer, and what fails is taken again.
 Messages that were overdue when the broker started go first, at a bounded rate, and do not delay
 those that are due now. A full disk holds everything back; a damaged message is set apart and
 reported. What is in memory, and how it gets there, is in `near.py`.
+
+The time by which delayed messages are released: the wall clock, without its jumps.
+
+If the wall clock is set back, this time is set back with it, so that nothing is early; the writer
+sees to it that nothing is released twice. If it is set forward to where it never was, or the machine
+slept, this time moves by `STEP_MS` at once and then runs `CATCH_UP` times as fast. So a clock that is
+wrong by a day releases at first only what is due within a minute. An alarm stands until the two agree
+again, or somebody accepts the clock as it is. Slow drift is followed silently: there the wall clock
+is right.
 """
 
 from __future__ import annotations
@@ -15,22 +24,189 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from qmq_broker.clock import Clock
-from qmq_broker.service.delay.clock import DelayClock
+from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delay.counts import DelayCounts
 from qmq_broker.service.delay.damage import Damage
-from qmq_broker.service.delay.frames import Release, ReleaseFrames
 from qmq_broker.service.delay.near import NearFuture
 from qmq_broker.service.delay.rows import Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.refusals import Refusals
-from qmq_broker.storage.schedule.schedule import Arrival, Schedule
+from qmq_broker.storage.schedule.schedule import Arrival, Schedule, marked_frame
 from qmq_broker.storage.store import Placed
+from qmq_client.clock import Clock
+from qmq_client.wire.frame import FrameKind, MessageFrame
+from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
+from qmq_client.wire.marks import Marks
+from qmq_client.wire.message_id import format_message_id
+
+#: More than any correction of a well-kept clock, and more than a short sleep of the machine.
+STEP_MS: Final = 60_000
+#: Ten hours of sleep are caught up with in one.
+CATCH_UP: Final = 10
+#: A smaller distance from the wall clock raises no alarm.
+ALARM_MS: Final = 1_000
+
+
+class DelayClock:
+    """Milliseconds since 1970 UTC that never jump far ahead. For one thread, but for `accept`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._steady_s = clock.monotonic_s()
+        #: The furthest this time has come.
+        self._reached_ms = float(clock.now_ms())
+        #: How far this time may still be moved at once, beyond the time that passes.
+        self._budget_ms = float(STEP_MS)
+        #: How far the wall clock is ahead of what was reached; negative if it was set back.
+        self.ahead_ms = 0
+        #: What time it would be, had the clock not been changed; the later of the two that are possible.
+        self.latest_ms = int(self._reached_ms)
+        self._is_alarmed = False
+        self._is_accepted = False
+
+    def now_ms(self) -> int:
+        """The time. Call it often, at least every few seconds."""
+        steady_s = self._clock.monotonic_s()
+        passed_ms = (steady_s - self._steady_s) * 1000
+        self._steady_s = steady_s
+        wall_ms = self._clock.now_ms()
+        if self._is_accepted:
+            self._is_accepted = False
+            self._reached_ms, self.latest_ms, passed_ms = float(wall_ms), 0, 0.0
+        refilled_ms = self._budget_ms + passed_ms * (CATCH_UP - 1)
+        self._budget_ms = min(float(STEP_MS), refilled_ms)
+        wanted_ms = max(self._reached_ms, float(wall_ms))
+        jump_ms = wanted_ms - self._reached_ms - passed_ms
+        if jump_ms > self._budget_ms:
+            wanted_ms -= jump_ms - self._budget_ms
+            jump_ms = self._budget_ms
+        self._budget_ms -= max(0.0, jump_ms)
+        self._reached_ms = wanted_ms
+        self.ahead_ms = round(wall_ms - wanted_ms)
+        is_back = self.ahead_ms < -ALARM_MS
+        self.latest_ms = max(wall_ms, int(self.latest_ms + passed_ms) if is_back else 0)
+        self._alarm()
+        return min(int(wanted_ms), wall_ms)
+
+    def accept(self) -> None:
+        """Take the clock as it is, as a start does. In any thread; the next `now_ms` follows."""
+        self._is_accepted = True
+
+    @property
+    def alarm(self) -> str:
+        """What is wrong with the clock just now; empty for nothing."""
+        if self.ahead_ms > ALARM_MS:
+            return f"the clock was set forward: {self.ahead_ms} ms are being caught up with"
+        if self.ahead_ms < -ALARM_MS:
+            return (
+                f"the clock was set back: messages delayed before wait {-self.ahead_ms} ms longer"
+            )
+        return ""
+
+    def _alarm(self) -> None:
+        alarm = self.alarm
+        if alarm and not self._is_alarmed:
+            _log.warning("clock jumped: ahead_ms=%d; %s", self.ahead_ms, alarm)
+        elif self._is_alarmed and not alarm:
+            _log.warning("clock is right again: delayed messages are released in time")
+        self._is_alarmed = bool(alarm)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Release:
+    """One frame and the messages in it."""
+
+    frame: MessageFrame
+    #: In the order of their records.
+    messages: Rows
+    is_overdue: bool
+
+
+class ReleaseFrames:
+    """Makes the release frames of one broker, in the thread that releases."""
+
+    def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
+        """`counts` and `damage` record what cannot be read."""
+        self._schedule = schedule
+        self._counts = counts
+        self._damage = damage
+
+    def make(self, taken: Rows, is_overdue: bool) -> list[Release]:
+        """Frames of these messages: of one bucket each, and of as many subjects as fit.
+
+        Unreadable messages are recorded and left out. Requires: together they fit a frame.
+        """
+        releases: list[Release] = []
+        for indexes in _indexes_by(taken.buckets).values():
+            messages = taken if len(indexes) == len(taken) else taken.picked(indexes)
+            for part in _portions(messages):
+                release = self._release(part, is_overdue)
+                if release is not None:
+                    releases.append(release)
+        return releases
+
+    def _release(self, messages: Rows, is_overdue: bool) -> Release | None:
+        """A frame of the readable ones of these messages of one bucket; None if there are none."""
+        bucket = messages.buckets[0]
+        records: dict[str, list[bytes]] = {}
+        order: list[int] = []
+        for number, indexes in _indexes_by(messages.subjects).items():
+            subject = self._schedule.subjects.names[number]
+            found = self._schedule.records.read_all(bucket, subject, messages, indexes)
+            whole: list[bytes] = []
+            for index in indexes:
+                record = found[index]
+                if isinstance(record, CorruptionError):
+                    self._note_damaged(bucket, messages.sequences[index], record)
+                else:
+                    whole.append(record)
+                    order.append(index)
+            if whole:
+                records[subject] = whole
+        if not order:
+            return None
+        in_order = messages if order == list(range(len(messages))) else messages.picked(order)
+        marks = Marks(buckets=(bucket,), sequences=in_order.sequences, sources=in_order.sources)
+        frame = marked_frame(FrameKind.RELEASED, records, marks)
+        return Release(frame=frame, messages=in_order, is_overdue=is_overdue)
+
+    def _note_damaged(self, bucket: int, sequence: int, error: CorruptionError) -> None:
+        named = None
+        with suppress(CorruptionError):  # its bucket is damaged altogether
+            named = self._schedule.message(bucket, sequence)
+        self._counts.note_damaged(bucket, named)
+        name = "unknown" if named is None else format_message_id(named.message_id)
+        self._damage.hold_message(bucket, name, error)
+
+
+def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
+    """Which indexes have which value of a column; mostly all have the same."""
+    if column.count(column[0]) == len(column):
+        return {column[0]: range(len(column))}
+    indexes: dict[int, list[int]] = {}
+    for index, value in enumerate(column):
+        indexes.setdefault(value, []).append(index)
+    return dict(indexes)
+
+
+def _portions(messages: Rows) -> Iterator[Rows]:
+    """These messages in parts whose subjects fit a frame; mostly one."""
+    first = 0
+    subjects: set[int] = set()
+    for index, subject in enumerate(messages.subjects):
+        subjects.add(subject)
+        if len(subjects) > SUBJECTS_PER_FRAME_MAX:
+            yield messages.part(first, index)
+            first, subjects = index, {subject}
+    yield messages.part(first, len(messages))
+
 
 _log = logging.getLogger(__name__)
 #: Messages of one RELEASED frame: enough to be cheap, few enough to be quick.

@@ -58,7 +58,7 @@ class Aside:
         return self.runs.count
 
     def put(self, waited: Iterable[Redelivery], ticket: int) -> None:
-        """Messages that waited are away from now on; existing copies were copied anew."""
+        """Messages that waited are away from now on; existing copies were copied again."""
         for run in waited:
             self.forget_copies(run.first, run.next)
             self.runs.add(
@@ -111,7 +111,7 @@ class Aside:
         )
 
     def forget(self, first: int, next_: int) -> None:
-        """The group is done with these messages, or will come to them anew."""
+        """The group is done with these messages, or will reach them again."""
         self.runs.take(first, next_)
         self.forget_copies(first, next_)
 

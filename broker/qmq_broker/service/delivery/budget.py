@@ -16,7 +16,7 @@ from qmq_broker.errors import BusyError
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.limits import ServiceLimits
 
-#: Whoever has too many groups, or too much in them, is to come back after this long.
+#: A caller with too many groups, or too much in them, may try again after this long.
 RETRY_AFTER_S: Final = 60.0
 #: Memory may be free again as soon as something is acked.
 _MEMORY_RETRY_AFTER_S: Final = 5.0

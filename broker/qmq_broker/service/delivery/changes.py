@@ -18,8 +18,7 @@ from qmq_broker.service.delivery.checks import check_attempts, check_backoff, ch
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.lanes import key_number
-from qmq_broker.service.delivery.positions import position_of
-from qmq_broker.service.delivery.registry import Group, tags_kept
+from qmq_broker.service.delivery.registry import Group, position_of, tags_kept
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.actions import (
     Action,
@@ -92,7 +91,7 @@ class Changes:
         self._write(group, actions, now_ms)
 
     def remove(self, subject: str, name: str, now_ms: int) -> None:
-        """Forget the group and its dead letters; a consumer that pulls for it creates it anew."""
+        """Forget the group and its dead letters; a consumer that pulls for it creates it again."""
         self._delivery.registry.end(self._group(subject, name), now_ms)
 
     def replay(self, request: DeadRequest, now_ms: int) -> DeadAnswer:

@@ -1,6 +1,6 @@
 """Delivery: which consumer gets which message, and what becomes of it.
 
-Consumers are not bound to partitions: a group has one cursor per subject, and whoever pulls gets
+Consumers are not bound to partitions: a group has one cursor per subject, and each pull gets
 the next messages (QMQ's idea). Every change is decided on the state, written to the action log,
 then applied. A hand-out is in the log before the answer leaves, so a lost answer is merely a lease
 that ends. Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
@@ -23,11 +23,11 @@ from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import room_for
 from qmq_broker.service.delivery.holding import must_move_back
 from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.moves import groups_at_end
 from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.picking import Picked, Picker
 from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
-from qmq_broker.service.delivery.restart import groups_at_end
 from qmq_broker.service.delivery.settling import (
     ERROR_CHARACTERS_MAX,
     ERROR_CHARACTERS_MIN,

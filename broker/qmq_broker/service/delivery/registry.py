@@ -20,8 +20,7 @@ from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.delivery.handing_out import Turns
 from qmq_broker.service.delivery.journal import Journal
-from qmq_broker.service.delivery.positions import position_of
-from qmq_broker.service.delivery.restart import new_state
+from qmq_broker.service.delivery.moves import new_state
 from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.service.limits import ServiceLimits
@@ -38,7 +37,30 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.groups import Instances, group_of
 from qmq_client.wire.requests import BroadcastMember, PullRequest, Tags
-from qmq_client.wire.start import parse_start
+from qmq_client.wire.start import Start, StartKind, parse_start
+
+
+def position_of(store: Store, subject: str, start: Start) -> int:
+    """The sequence of this start position, within what is durable and stays.
+
+    What retention is about to delete counts as gone: nobody asks again whether a group wants it.
+    Places are found by halving, which may block for a few reads.
+    """
+    queue = store.queue(subject)
+    if queue is None:
+        return 0
+    if start.kind is StartKind.LATEST:
+        return queue.next_sequence
+    first = queue.sequence_at(store.retention.spared_offset)
+    match start.kind:
+        case StartKind.SEQUENCE:
+            wanted = start.number
+        case StartKind.TIME:
+            wanted = queue.sequence_at(store.offset_at(start.number))
+        case _:
+            wanted = first
+    return min(max(wanted, first), queue.next_sequence)
+
 
 #: The schedule is cleared of visits that were moved only above this many entries.
 _ENTRIES_MIN: Final = 1024
@@ -168,7 +190,7 @@ class Groups:
         return group
 
     def end(self, group: Group, now_ms: int) -> None:
-        """Forget a group for good; a later pull for it creates it anew."""
+        """Forget a group for good; a later pull for it creates it again."""
         state = group.state
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
         self._budget.forget(state)

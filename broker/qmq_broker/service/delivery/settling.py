@@ -24,8 +24,8 @@ from qmq_client.wire.requests import Nack, Settlement
 ERROR_CHARACTERS_MAX: Final = 500
 #: The same where the memory of all groups is used up: what is in flight must fit all the same.
 ERROR_CHARACTERS_MIN: Final = 50
-#: What comes back untried again waits at least so long: whoever gives back all that it is given
-#: would go round and round. The first time it comes again at once, for whoever takes over from a
+#: What is returned untried again waits at least so long: a consumer that returns everything
+#: would get it again and again. The first time it is delivered again at once, for the consumer that takes over from a
 #: consumer that stops.
 UNTRIED_WAIT_MS: Final = 1_000
 

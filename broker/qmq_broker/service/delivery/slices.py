@@ -32,7 +32,7 @@ def in_slices(
 ) -> Iterator[Settlement]:
     """The same settlements, in order; acks of each token first.
 
-    `refuse` is told the token and range of a second extension of the same messages.
+    `refuse` gets the token and range of a second extension of the same messages.
     """
     log = None if state is None else state.consumer(consumer)
     leases = [] if log is None else list(log.leases())

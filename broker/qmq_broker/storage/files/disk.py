@@ -248,7 +248,7 @@ def _make_root(root: str) -> None:
         try:
             _sync_names(above)
         except PermissionError:
-            return  # whoever may not look into it has made no name in it
+            return  # a user who may not list it has made no name in it
         if above == os.path.dirname(above):
             return
         above = os.path.dirname(above)

@@ -1,4 +1,4 @@
-"""The one place where an `OSError` becomes an error of ours."""
+"""The one place where an `OSError` becomes one of our errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """FORMAT: the version and settings a data directory was made with.
 
 One JSON object and a checksum line (see `small_file.py`), written once, before anything else, and
-never changed. A directory is refused and left untouched if it holds files of ours without a FORMAT,
+never changed. A directory is refused and left untouched if it holds our files without a FORMAT,
 or with one that this program does not know word for word.
 """
 
@@ -95,11 +95,11 @@ def read_format(disk: Disk) -> Format | None:
 
 
 def _make(disk: Disk, options: StoreOptions) -> Format:
-    strangers = sorted(_OURS.intersection(disk.names(layout.ROOT)))
-    if strangers:
+    found = sorted(_OURS.intersection(disk.names(layout.ROOT)))
+    if found:
         raise UnknownFormatError(
             setting="FORMAT file",
-            found=f"missing, but there is {strangers[0]}",
+            found=f"missing, but there is {found[0]}",
             known=f"version {FORMAT_VERSION}",
             remedy="Restore FORMAT from a copy of this directory, or give an empty directory.",
         )

@@ -130,14 +130,14 @@ class Journal:
         self._file, self._position = None, 0
 
     def disbelieve(self, offset: int) -> None:
-        """Drop what was read because it is wrong: the journal begins anew at `offset`.
+        """Drop what was read because it is wrong: the journal begins again at `offset`.
 
         Call before `start`.
         """
         self._bases, self._position, self.next_offset = [], 0, offset
 
     def restart(self, offset: int) -> None:
-        """Remove all files and begin anew at `offset`. Not durable on return."""
+        """Remove all files and begin again at `offset`. Not durable on return."""
         self.roll()
         for base in self._bases:
             self._disk.unlink(layout.segment_path(self.directory, base))

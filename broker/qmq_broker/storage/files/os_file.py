@@ -53,8 +53,8 @@ class OsFile:
     stays open until that read ends and no longer, because only then does the disk get its room
     back.
 
-    Linux reports a failed sync once for an open file, to whoever asks first: another thread that asks a
-    moment later is told that all is well. So one thread at a time is let through, and a file whose
+    Linux reports a failed sync once for an open file, to the thread that asks first: another thread that asks a
+    moment later gets a success. So one thread at a time is let through, and a file whose
     sync failed fails each later one.
     """
 

@@ -31,7 +31,7 @@ from qmq_broker.storage.ids.window import Added, DedupeWindow, Era, RunColumns
 _log = logging.getLogger(__name__)
 #: Runs of one chunk: sorting and writing them delays a commit by about two milliseconds.
 CHUNK_RUNS: Final = 4096
-#: Runs that may wait while the disk has no room for them; beyond that, the journal begins anew.
+#: Runs that may wait while the disk has no room for them; beyond that, the journal begins again.
 WAITING_RUNS_MAX: Final = 1_000_000
 #: Era, last stored at, number of subjects.
 _FIXED: Final = struct.Struct(">QQQI")
@@ -119,7 +119,7 @@ class IdJournal:
 
     def _begin_anew(self, offset: int) -> None:
         """Forget what waits: a start reads frames until the window has moved past them."""
-        _log.warning("journal of ids begins anew: offset=%d runs=%d", offset, self._waiting_runs)
+        _log.warning("journal of ids begins again: offset=%d runs=%d", offset, self._waiting_runs)
         self._waiting, self._waiting_runs = [], 0
         self._journal.restart(offset)
 

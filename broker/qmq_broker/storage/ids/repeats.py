@@ -112,7 +112,7 @@ class Verdict(msgspec.Struct, kw_only=True, eq=False):
 
 
 class RepeatFinder:
-    """Judges the frames of one append, in order. Made anew for each append."""
+    """Judges the frames of one append, in order. Created for each append."""
 
     def __init__(
         self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame | Withdrawn]

@@ -1,6 +1,6 @@
 """The dedupe window: which message ids were stored lately, and in which frame.
 
-An id is remembered together with its subject: the same id under another subject is another message, so whoever may
+An id is remembered together with its subject: the same id under another subject is another message, so a caller that may
 send to one subject has no say over those of another.
 
 An id is a producer instance and a dense counter, so the ids of a frame are a few runs of counters,

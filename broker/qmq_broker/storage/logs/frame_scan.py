@@ -64,7 +64,7 @@ class ScanSource(Protocol):
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A good frame as part of a larger read: whoever keeps it keeps the whole block."""
+    """A good frame as part of a larger read: keeping it keeps the whole block."""
 
     offset: int
     header: FrameHeader
@@ -181,7 +181,7 @@ class FrameScan:
         return self._block[first : first + count]
 
     def _place(self, offset: int, count: int) -> int:
-        """Where `offset` lies in the block, which is read anew unless it holds enough."""
+        """Where `offset` lies in the block, which is read again unless it holds enough."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
             self._block = self._segments.read(offset, max(count, self._block_bytes()))

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError
 from qmq_broker.options import SEGMENT_MULTIPLE_BYTES
 from qmq_broker.storage.files.checkpoint import LogPoint
 from qmq_broker.storage.logs.log_recovery import LogFinding
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
+from qmq_client.clock import Clock
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, build_padding, stamp_frame
 
 #: A frame, and the first sequence of each of its subjects.

@@ -26,7 +26,7 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS, LOG_LIMITS, QUEUED_KINDS
 from qmq_broker.storage.logs.lost import lost_runs
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
-from qmq_client.wire.frame_kind import MESSAGE_KINDS
+from qmq_client.wire.frame_head import MESSAGE_KINDS
 
 #: Kinds with messages of the log; sequences in delayed ones mean nothing.
 _MESSAGE_KINDS: Final = COMMIT_KINDS & MESSAGE_KINDS

@@ -55,7 +55,7 @@ class Subjects:
             found = self._numbers.get(subject)
             if found is None:
                 found = len(self.names)
-                self.names.append(subject)  # first: whoever finds the number finds the name
+                self.names.append(subject)  # first: a thread that finds the number finds the name
                 self._numbers[subject] = found
             return found
 

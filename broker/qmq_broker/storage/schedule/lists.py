@@ -1,7 +1,7 @@
 """The message lists of schedule logs, read on their own, without the records before them.
 
 Each frame has a list of its messages with its own checksum. A damaged list hides its messages and
-no others: callers that can go on without them pass `on_damage` and are told. The next frame is
+no others: callers that can go on without them pass `on_damage`. The next frame is
 searched for behind it, but not too far: zeros from a disk may go on for long.
 """
 
@@ -29,7 +29,7 @@ from qmq_client.wire.frame import (
     read_header,
     verify_stamp,
 )
-from qmq_client.wire.frame_kind import mark_bytes
+from qmq_client.wire.frame_head import mark_bytes
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import Marks, read_marks
 
@@ -76,7 +76,7 @@ class BucketLists:
         self._behind: dict[int, dict[int, int]] = {}
 
     def forget(self, bucket: int) -> None:
-        """Read the lists of a bucket anew."""
+        """Read the lists of a bucket again."""
         self._known.pop(bucket, None)
         self._behind.pop(bucket, None)
 
@@ -107,7 +107,7 @@ class BucketLists:
                     if on_damage is None:
                         raise damage from error
                     on_damage(damage)
-                    position = self._go_on(bucket, position, next_position)
+                    position = self._continue_from(bucket, position, next_position)
                     continue
                 if frame is None:
                     frame = known[position] = _known(header, marks)
@@ -115,7 +115,7 @@ class BucketLists:
                     yield columns
             position += frame.frame_bytes
 
-    def _go_on(self, bucket: int, position: int, next_position: int) -> int:
+    def _continue_from(self, bucket: int, position: int, next_position: int) -> int:
         """Where the frame after a damaged one begins; `next_position` if none is near."""
         known = self._behind.setdefault(bucket, {})
         found = known.get(position)

@@ -178,11 +178,11 @@ def _format(disk: Disk, format_: Format, files: SmallFiles) -> None:
 def _names(disk: Disk, files: SmallFiles) -> None:
     for name in disk.names(layout.ROOT):
         if name.removesuffix(layout.DRAFT_SUFFIX) not in KNOWN_NAMES:
-            files.faults.append(ignored(name, "not a file of ours", "Nobody reads it."))
+            files.faults.append(ignored(name, "unknown file", "It is not read."))
     for name in disk.names(layout.STATE):
         path = f"{layout.STATE}/{name}"
         if path.removesuffix(layout.DRAFT_SUFFIX) not in _STATE_FILES:
-            files.faults.append(ignored(path, "not a file of ours", "Nobody reads it."))
+            files.faults.append(ignored(path, "unknown file", "It is not read."))
 
 
 def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:

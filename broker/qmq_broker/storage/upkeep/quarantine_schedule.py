@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
@@ -45,7 +44,8 @@ from qmq_broker.storage.schedule.columns import Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange
 from qmq_broker.storage.upkeep.quarantine_report import QuarantineReport, write_report
-from qmq_broker.storage.upkeep.verify_schedule import schedule_faults
+from qmq_broker.storage.upkeep.verify_journals import schedule_faults
+from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import os
 
 import msgspec
 
-from qmq_broker.clock import Clock
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
@@ -31,6 +30,7 @@ from qmq_broker.storage.queues.consume_queues import UNFLUSHED_BYTES_MAX, Consum
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
 from qmq_broker.storage.staging import stage_scanned
 from qmq_broker.storage.upkeep.inspect_files import inspect_files
+from qmq_client.clock import Clock
 from qmq_client.wire.errors import ProtocolError
 
 

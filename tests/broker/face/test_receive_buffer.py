@@ -1,4 +1,4 @@
-"""Bodies of the short way: received into their own memory, whatever the reads are and who wants them."""
+"""Bodies of the fast path: received into their own memory, whatever the reads are and who wants them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from qmq_broker.face.connection.landing import SHARED_BYTES, Landing, landing
 from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
+from qmq_broker.face.connection.receive_buffer import SHARED_BYTES, ReceivingProtocol, receiving
 from qmq_broker.face.exchanges.arriving import ArrivingBody
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
@@ -35,13 +35,15 @@ class Line:
         self.state = ServerState()
         self.wire = Wire()
         config = Config(client.app, interface="asgi3", lifespan="off", log_config=None, ws="none")
-        make = landing(bounded_protocol(client.app, FaceLimits()))
-        self.landing: Landing = make(config=config, server_state=self.state, app_state={})
-        self.landing.connection_made(self.wire)
+        make = receiving(bounded_protocol(client.app, FaceLimits()))
+        self.protocol: ReceivingProtocol = make(
+            config=config, server_state=self.state, app_state={}
+        )
+        self.protocol.connection_made(self.wire)
 
     @property
     def connection(self) -> BoundedProtocol:
-        """What `landing` hands on to."""
+        """What `receiving` hands on to."""
         (connection,) = self.state.connections
         assert isinstance(connection, BoundedProtocol)
         return connection
@@ -49,11 +51,11 @@ class Line:
     def receive(self, data: bytes, read_bytes: int) -> None:
         """Let data come in, in reads of at most so many bytes."""
         while data:
-            buffer = self.landing.get_buffer(-1)
+            buffer = self.protocol.get_buffer(-1)
             count = min(len(buffer), len(data), read_bytes)
             assert count
             buffer[:count] = data[:count]
-            self.landing.buffer_updated(count)
+            self.protocol.buffer_updated(count)
             data = data[count:]
 
     async def answered(self) -> list[tuple[int, bytes]]:
@@ -125,7 +127,7 @@ def told_to_await(client: Client, read_bytes: int) -> list[int]:
     async def look() -> list[int]:
         line, awaiting = Line(client), Awaiting()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(line.landing, "_socket", awaiting)
+            patch.setattr(line.protocol, "_socket", awaiting)
             line.receive(send(make_frame([b"x" * LONG])), read_bytes)
             await committed(client, line)
             assert sequences(await line.answered()) == [0]
@@ -188,7 +190,7 @@ def test_B10_bodies_lost_or_refused_in_their_middle_give_their_room_back(rig: Ri
             statuses += [status for line in lines for status, _ in answers_of(line.wire.written)]
             for line in lines:
                 connection = line.connection
-                line.landing.connection_lost(None)
+                line.protocol.connection_lost(None)
                 await asyncio.wait_for(all_answered(connection), 30)
         return statuses
 
@@ -202,10 +204,10 @@ def test_B10_the_memory_of_a_body_that_is_lost_in_its_middle_is_let_go_with_its_
         line = Line(client)
         line.receive(send(make_frame([b"x" * LONG]))[:-1], 1_000_000)
         await asyncio.sleep(0)  # the route asks for the body
-        held = gc.get_referents(line.landing.get_buffer(-1).obj)
+        held = gc.get_referents(line.protocol.get_buffer(-1).obj)
         (memory,) = [one for one in held if isinstance(one, BytesIO)]
         connection = line.connection
-        line.landing.connection_lost(None)
+        line.protocol.connection_lost(None)
         memory.close()  # refused as long as anybody has a view of it
         await asyncio.wait_for(all_answered(connection), 30)
         return memory

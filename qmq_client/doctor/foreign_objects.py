@@ -1,6 +1,6 @@
 """What others have put on our tables: triggers, rules, foreign keys, row security.
 
-Any of these may veto a statement of ours, with an error or silently, or alter what it stores. Most
+Any of these may veto one of our statements, with an error or silently, or alter what it stores. Most
 do neither. No catalog tells which ones do, so each is shown and a person decides.
 """
 
@@ -31,7 +31,7 @@ class _Stranger:
     fix: str
 
 
-def strangers(connection: sa.Connection, tables: Tables) -> Findings:
+def foreign_objects(connection: sa.Connection, tables: Tables) -> Findings:
     """Everything that may interfere with our statements. Requires: the tables exist."""
     kind = connection.dialect.name
     here = [each for table in tables.all for each in _FINDERS[kind](connection, table)]
@@ -94,7 +94,7 @@ def _of_sqlite(connection: sa.Connection, table: sa.Table) -> Iterator[_Stranger
     for owner in connection.scalars(owners, {"schema": schema, "name": table.name}):
         yield _Stranger(
             f"foreign key of {owner} to {table.name}",
-            f"make {owner} anew without it: SQLite cannot drop a foreign key",
+            f"recreate {owner} without it: SQLite cannot drop a foreign key",
         )
 
 

@@ -1,10 +1,10 @@
 """Between a transport and its connection: where incoming bytes are put.
 
-A transport asks for a buffer before each read. While the body of a request of the short way is
+A transport asks for a buffer before each read. While the body of a request of the fast path is
 expected, that is the body's own memory (`exchanges/arriving.py`); everything else is received into
 a buffer shared by the connections of a server and passed on to the parser. A long body comes in
 pieces as small as the sender's system makes them, and each would wake the loop. So once a read came
-short, the socket is told how much is expected. A read that fills its memory is followed by the next
+short, the expected length is set on the socket. A read that fills its memory is followed by the next
 one at once.
 """
 
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, Final, cast
 if TYPE_CHECKING:
     from qmq_broker.face.connection.protocol import BoundedProtocol
 
-#: One read of heads, small requests and everything outside the short way.
+#: One read of heads, small requests and everything outside the fast path.
 SHARED_BYTES: Final = 64 * 1024
 #: One read of a long body: half of a usual frame, so that one is on its way while another is read.
 AWAITED_BYTES: Final = 256 * 1024
 
 
-def landing(connection: Callable[..., BoundedProtocol]) -> Callable[..., Landing]:
+def receiving(connection: Callable[..., BoundedProtocol]) -> Callable[..., ReceivingProtocol]:
     """What a server creates for each connection, in place of `connection`. For one loop."""
     shared = memoryview(bytearray(SHARED_BYTES))
 
-    def land(**arguments: Any) -> Landing:
-        return Landing(connection(**arguments), shared)
+    def land(**arguments: Any) -> ReceivingProtocol:
+        return ReceivingProtocol(connection(**arguments), shared)
 
     return land
 
 
-class Landing(asyncio.BufferedProtocol):
+class ReceivingProtocol(asyncio.BufferedProtocol):
     """What a transport knows of one connection.
 
     `shared` may serve many connections of one loop: a read is finished when `buffer_updated`
@@ -61,7 +61,7 @@ class Landing(asyncio.BufferedProtocol):
 
     def get_buffer(self, _hint: int) -> memoryview:
         """The buffer for the next read."""
-        missing_bytes = self._connection.landing_bytes
+        missing_bytes = self._connection.missing_body_bytes
         self._is_shared = not missing_bytes
         room = self._connection.room(missing_bytes) if missing_bytes else self._shared
         self._room_bytes = len(room)
@@ -73,7 +73,7 @@ class Landing(asyncio.BufferedProtocol):
             self._connection.data_received(bytes(self._shared[:count]))
         else:
             self._connection.body_received(count)
-        missing_bytes = self._connection.landing_bytes
+        missing_bytes = self._connection.missing_body_bytes
         is_short = count < self._room_bytes
         if self._awaited_bytes > 1 or (is_short and missing_bytes > SHARED_BYTES):
             self._await(min(missing_bytes, AWAITED_BYTES))
