@@ -23,7 +23,7 @@ class AuditOptions:
     #: A message stored this long after its commit (or its due time, if delayed) is late.
     late_s: float = 60.0
     #: Whether every producer's outbox is among the databases: then a message without a row is a
-    #: ghost, whoever sent it.
+    #: ghost, no matter who sent it.
     is_closed_world: bool = False
     #: Whether accepted rows stay in every producer's and the watchdog's outbox until they are
     #: ingested: then a message of one of those producers without a row is a ghost. Also set by
@@ -60,7 +60,7 @@ class PipelineConfig:
     table_format: str = PARQUET
     #: Namespace of the session's catalog that is to have the tables, like `lake.qmq`; needed for Iceberg.
     namespace: str = ""
-    #: Bytes of log in one part of the tables at most; with another number a folder must be made anew.
+    #: Bytes of log in one part of the tables at most; with another number the folder must be made again.
     part_bytes: int = PART_BYTES
     #: An outbox row younger than this may still be preceded by a lower number that commits later;
     #: such rows are read again by the next run.

@@ -64,7 +64,7 @@ class LogWatch:
         return self.known
 
     def close(self) -> None:
-        """Forget it; the next check begins anew."""
+        """Forget it; the next check begins again."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self.known = None

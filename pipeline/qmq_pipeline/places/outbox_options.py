@@ -74,7 +74,7 @@ def parse_outbox_options(
 def _sections(
     options: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[DatabaseSection, ...]:
-    """The databases meant: by URL, by name in `qmq.toml`, or all of them; a job of ours gives all there is to know.
+    """The databases meant: by URL, by name in `qmq.toml`, or all of them; our own jobs pass everything that is known.
 
     Spark shows options in plans, except those whose names suggest a secret.
     """

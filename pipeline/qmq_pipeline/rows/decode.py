@@ -114,7 +114,7 @@ def pieces(frame: ScannedFrame) -> Iterator[Piece]:
 
 
 def _put_off_ms(frame: ScannedFrame) -> Numbers | None:
-    """The due times that a frame of delayed messages sets anew, -1 where it sets none."""
+    """The due times that a frame of delayed messages sets again, -1 where it sets none."""
     header = frame.header
     if header.kind not in SCHEDULED_KINDS:
         return None

@@ -6,7 +6,7 @@ hundred thousand messages. What is loaded when a reader begins stays until the p
 is taken out of the search, once.
 
 A scan frees the blocks that it read, and takes new ones of the same size. By itself glibc hands them back to the
-system in between, which then clears each page that it gives out anew: 26 for each thousand messages
+system in between, which then clears each page that it gives out again: 26 for each thousand messages
 of a KiB.
 """
 

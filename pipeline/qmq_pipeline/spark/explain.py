@@ -1,6 +1,6 @@
 """Finds, in 250 lines from a JVM, the one that says what happened.
 
-An error of ours that is raised in a worker comes back as text inside text: Python's traceback in
+One of our errors that is raised in a worker comes back as text inside text: Python's traceback in
 Spark's message in the JVM's stack. The last line of that traceback has our class and our words.
 """
 
@@ -24,7 +24,7 @@ _SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
 
 
 def explain(error: BaseException, log: str) -> QmqError:
-    """The error of ours inside this one, or a new one that says in a line what Spark or the system said.
+    """Our error inside this one, or a new one that says in a line what Spark or the system said.
 
     `log`: the file with the details; named if it has any.
     """

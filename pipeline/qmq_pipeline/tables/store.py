@@ -130,7 +130,7 @@ class Tables:
         return f"{self.root}/{table.layer}/{table.name}"
 
     def checkpoint(self, table: Table) -> str:
-        """The checkpoint of the stream that writes a table: whoever deletes the table has it read again."""
+        """The checkpoint of the stream that writes a table: if the table is deleted, everything is read again."""
         return f"{self.path(table)}/{_CHECKPOINT}"
 
     def exists(self, table: Table) -> bool:
