@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from qmq_pipeline.rows.gathered import BATCH_ROWS
+from qmq_pipeline.rows.decode import BATCH_ROWS
 from qmq_pipeline.tables.schemas import MESSAGES
 
 FORMAT = "qmq_floor"

@@ -74,7 +74,7 @@ def why_missing(needed: Sequence[str] = NEEDED) -> str | None:
     from pyspark import __version__
 
     from qmq_pipeline.errors import JavaError
-    from qmq_pipeline.spark.java import cache_folder, find_java
+    from qmq_pipeline.spark.session import cache_folder, find_java
 
     major, minor = (int(part) for part in __version__.split(".")[:2])
     try:

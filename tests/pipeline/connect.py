@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 def connect_environment(folder: Path, spark: tuple[int, int]) -> dict[str, str]:
     """The environment of a process that may use it, with a Java for this Spark; installs into `folder`."""
-    from qmq_pipeline.spark.java import cache_folder, find_java
+    from qmq_pipeline.spark.session import cache_folder, find_java
 
     paths = [str(_installed(folder)), *sys.path]
     return {

@@ -6,7 +6,7 @@ import io
 from threading import Event
 from typing import TYPE_CHECKING
 
-from qmq_pipeline.display import LINE_S, Display, watched_tasks
+from qmq_pipeline.command import LINE_S, Display, watched_tasks
 from qmq_pipeline.jobs.progress import Progress
 from tests.pipeline.world import WallClock
 

@@ -17,7 +17,7 @@ from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.jobs.audit_window import judged_window
+from qmq_pipeline.jobs.audit import judged_window
 from qmq_pipeline.jobs.batches import BatchWriter
 from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import PipelineConfig

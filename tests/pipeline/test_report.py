@@ -19,9 +19,16 @@ from qmq_pipeline.jobs.report import report
 from qmq_pipeline.jobs.report_gold import largest
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.report.buckets import buckets_of, held, length_text
-from qmq_pipeline.report.charts import bar_chart, line_chart, nice_end, round_places, time_chart
 from qmq_pipeline.report.facts import Bar, Grid, Series, TimeChart, Verdict
-from qmq_pipeline.report.page import banner, grid
+from qmq_pipeline.report.page import (
+    banner,
+    bar_chart,
+    grid,
+    line_chart,
+    nice_end,
+    round_places,
+    time_chart,
+)
 from qmq_pipeline.report.words import cell, number
 from qmq_pipeline.tables.store import Tables
 from tests.pipeline.browser import look_at

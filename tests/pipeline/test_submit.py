@@ -41,7 +41,7 @@ def test_P4_the_wheel_does_every_job_under_spark_submit_on_a_standalone_cluster_
 ) -> None:
     if not request.config.getoption("--release"):
         pytest.skip("builds the wheel and starts seven JVMs; --release does")
-    from qmq_pipeline.spark.java import cache_folder, find_java
+    from qmq_pipeline.spark.session import cache_folder, find_java
 
     code, home = shipped_code(tmp_path), spark_home(tmp_path / "spark")
     (program,) = re.findall(r"```\n(from qmq_pipeline.*?)```", PAGE, re.DOTALL)
