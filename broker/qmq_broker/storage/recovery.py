@@ -240,7 +240,7 @@ class Recovery:
             check=lambda frame: frame_actions(self._actions, frame),
         )
         said = f"the snapshot of the groups ends at {snapshot_offset}"
-        witnessed_offset = read_witness(self._disk, self._store_id)
+        witnessed_offset, _ = read_witness(self._disk, self._store_id)
         if witnessed_offset > snapshot_offset:
             said = f"{layout.ACTIONS_WITNESS} says synced up to offset {witnessed_offset}"
         if actions.next_offset < max(snapshot_offset, witnessed_offset):

@@ -194,6 +194,9 @@ def test_B4_a_short_bucket_that_the_log_has_not_is_reported_and_held(
     disk = OsDisk(str(tmp_path))
     (report,) = quarantine_damage(disk, FakeClock())
     assert (report.log, report.lost) == (log, ())
+    assert (report.delayed, report.may_hold_delayed) == (
+        (1, False) if log == "schedule" else (0, True)
+    )
     assert report.next_offset - report.first_offset == len(whole) - len(left)
     assert report in read_reports(disk)
     assert path.read_bytes() == left.ljust(len(whole), b"\0")

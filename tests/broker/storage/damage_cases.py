@@ -152,6 +152,11 @@ CASES: dict[str, Case] = {
         level=IGNORED,
         file="checkpoint.0",
     ),
+    "the witness of the actions flipped": Case(
+        harm=lambda d: d.change(layout.ACTIONS_WITNESS, flip(30)),
+        level=IGNORED,
+        file=layout.ACTIONS_WITNESS,
+    ),
     # commit log
     "a header flipped": Case(
         harm=lambda d: d.change(FIRST, flip(88 + 9)), level=DAMAGED, file=FIRST

@@ -134,18 +134,24 @@ def _overwrite(file: DiskFile, slot: bytes) -> None:
     file.sync()
 
 
-def read_witness(disk: Disk, store_id: bytes) -> int:
-    """How far the action log was durable, according to its witness; 0 without a whole one."""
+def read_slot(file: DiskFile, store_id: bytes) -> tuple[Checkpoint | None, str]:
+    """The slot, or why there is none: it is not whole, or of another store."""
+    slot, named = decode_slot(file.read(0, SLOT_BYTES))
+    if is_foreign(named, store_id):
+        return None, f"of store {named.hex()}"
+    return slot, "" if slot else "not a whole slot"
+
+
+def read_witness(disk: Disk, store_id: bytes) -> tuple[int, str]:
+    """How far the action log was durable according to its witness, 0 without one; why it is not whole."""
     if layout.ACTIONS_WITNESS.rpartition("/")[2] not in disk.names(layout.STATE):
-        return 0
+        return 0, ""
     file = disk.open(layout.ACTIONS_WITNESS)
     try:
-        slot, named = decode_slot(file.read(0, SLOT_BYTES))
+        slot, why_not = read_slot(file, store_id)
     finally:
         file.close()
-    if slot is None or is_foreign(named, store_id):
-        return 0
-    return slot.action_log.durable_offset
+    return (slot.action_log.durable_offset if slot else 0), why_not
 
 
 def is_foreign(found: bytes, store_id: bytes) -> bool:

@@ -190,7 +190,7 @@ class _Backup:
     def _take_actions(self, point: LogPoint) -> LogEnd:
         """Copy the newest snapshot and the log after it; repeat if that was given up meanwhile."""
         durable_offset = max(
-            point.durable_offset, read_witness(self._source, self._format.store_id)
+            point.durable_offset, read_witness(self._source, self._format.store_id)[0]
         )
         for _ in range(_TRIES_MAX):
             snapshot = self._newest_snapshot()

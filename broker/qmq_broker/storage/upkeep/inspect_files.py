@@ -14,10 +14,8 @@ import msgspec
 from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import (
-    SLOT_BYTES,
     Checkpoint,
-    decode_slot,
-    is_foreign,
+    read_slot,
     read_witness,
 )
 from qmq_broker.storage.files.disk_port import Disk
@@ -128,11 +126,7 @@ def slots(disk: Disk, store_id: bytes) -> list[tuple[str, Checkpoint | None, str
         if path in there:
             file = disk.open(path)
             try:
-                slot, named = decode_slot(file.read(0, SLOT_BYTES))
-                if is_foreign(named, store_id):
-                    found.append((path, None, f"of store {named.hex()}"))
-                else:
-                    found.append((path, slot, "" if slot else "not a whole slot"))
+                found.append((path, *read_slot(file, store_id)))
             finally:
                 file.close()
     return found
@@ -189,7 +183,10 @@ def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:
     found = slots(disk, format_.store_id)
     whole = [slot for _, slot, _ in found if slot is not None]
     files.checkpoint = max(whole, key=lambda slot: slot.generation, default=None)
-    files.witnessed_offset = read_witness(disk, format_.store_id)
+    files.witnessed_offset, why_not = read_witness(disk, format_.store_id)
+    if why_not:
+        what = "Until the next start an older action log that is copied in goes unnoticed."
+        files.faults.append(ignored(layout.ACTIONS_WITNESS, why_not, what))
     meaning = (
         "The other slot serves."
         if whole

@@ -57,6 +57,8 @@ class _ShortFile(NamedTuple):
     bucket: int
     there_bytes: int
     synced_bytes: int
+    #: Pending messages that are in no other part of the file.
+    lost: int
 
 
 class ScheduleQuarantine:
@@ -161,6 +163,8 @@ class ScheduleQuarantine:
             reason=f"{short.synced_bytes} bytes were synced, {short.there_bytes} are there",
             lost=(),
             log=short.log,
+            delayed=short.lost,
+            may_hold_delayed=short.log == layout.DISPATCH,
         )
         write_report(self._disk, report)
         directory = layout.bucket_directory(short.log, short.bucket)
@@ -191,7 +195,14 @@ class ScheduleQuarantine:
         for log, synced_bytes in lengths:
             there_bytes = self._files.length(log, state.bucket)
             if there_bytes < synced_bytes:
-                yield _ShortFile(log, state.bucket, there_bytes, synced_bytes)
+                lost = self._lost(state, there_bytes) if log == layout.SCHEDULE else 0
+                yield _ShortFile(log, state.bucket, there_bytes, synced_bytes, lost)
+
+    def _lost(self, state: BucketState, there_bytes: int) -> int:
+        """Pending messages of a bucket that are not in the first bytes of its file."""
+        left = msgspec.structs.replace(state, schedule_bytes=there_bytes)
+        readable = sum(self._pending([left]).values())
+        return state.next_sequence - state.dispatched - readable
 
     def _first_source(self, bucket: int) -> int | None:
         """Where the bucket's first record is in the commit log; None if nobody can say."""
