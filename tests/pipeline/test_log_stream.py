@@ -11,7 +11,7 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.errors import ExpiredRangeError, SourceError
 from qmq_pipeline.places.options import parse_log_options
 from qmq_pipeline.sources.log_batches import LogPartition
-from qmq_pipeline.sources.log_source import LogStreamReader
+from qmq_pipeline.sources.log_stream import LogStreamReader
 from tests.pipeline.world import FORGETFUL, DataDirectory, messages
 
 

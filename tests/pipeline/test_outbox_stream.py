@@ -21,7 +21,7 @@ from qmq_pipeline.rows.outbox import (
     id_ranges,
     plan_scan,
 )
-from qmq_pipeline.sources.outbox_source import Offset, OutboxStreamReader
+from qmq_pipeline.sources.outbox_stream import Offset, OutboxStreamReader
 from tests.pipeline.streams import take_what_is_there
 from tests.pipeline.world import FAR_MS, START_MS, OutboxDatabase, messages, outbox_rows
 from tests.services.databases import Database
