@@ -7,6 +7,7 @@ and version, so the page may hold results of several commits and says so for eac
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 from benchmarks.plot import draw
@@ -14,6 +15,8 @@ from benchmarks.report import BUSY, circumstances, decode_report, encode_report,
 from benchmarks.result import Conditions, Report, Result, Row, number
 from benchmarks.suite import BENCHMARKS
 
+#: Of a line of text, as on all pages.
+COLUMNS_MAX: Final = 120
 _INTRODUCTION: Final = """\
 # Benchmarks
 
@@ -82,7 +85,7 @@ def section(result: Result) -> str:
     parts = [
         f"## {result.number}: {result.summary}",
         f"Goal: {result.goal}.",
-        f"{circumstances(result)}.",
+        fill(f"{circumstances(result)}.", COLUMNS_MAX, break_on_hyphens=False),
     ]
     if result.effort != "full":
         parts.append(f"**Run with effort «{result.effort}»: a look, not a figure to rely on.**")
