@@ -51,7 +51,8 @@ def test_B10_over_the_room_of_unread_answers_nothing_is_handed_out(rig: Rig) -> 
     async def run() -> None:
         is_read = asyncio.Event()
         unread = await pull_unread(rig, client, is_read)
-        refused = await pull(client)
+        while "under way" in (refused := await pull(client)).json["message"]:
+            await asyncio.sleep(0)  # the answer of the first is being made
         assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
         assert "unread" in refused.json["message"]
         assert in_flight(rig) == 1
@@ -59,6 +60,18 @@ def test_B10_over_the_room_of_unread_answers_nothing_is_handed_out(rig: Rig) -> 
         assert (await unread).status == 200
         assert (await pull(client)).status == 200
         assert in_flight(rig) == 2
+
+    asyncio.run(run())
+
+
+def test_B10_an_answer_takes_room_while_it_is_made(rig: Rig) -> None:
+    rig.send(b"x" * 100_000, b"y" * 100_000)
+    client = Client(rig, FaceLimits(answers_bytes=200_000))
+
+    async def run() -> None:
+        first, second = pull(client), pull(client)
+        assert sorted([(await first).status, (await second).status]) == [200, 503]
+        assert in_flight(rig) == 1
 
     asyncio.run(run())
 

@@ -157,13 +157,14 @@ class HotRoutes:
             )
         if given is None:
             given = delivery.nothing(request, stale)
-        elif given.is_final:
-            await asyncio.to_thread(self._broker.sync_actions)
-        reply = head.answer_encoding()
-        if reply is Encoding.FRAME:
-            body = build_deliveries(given.head, given.records.lengths, given.records.parts)
-        else:
-            body = await self._aside(sum(given.records.lengths), partial(deliveries_to_json, given))
+        reply, given_bytes = head.answer_encoding(), sum(given.records.lengths)
+        with self._room.answer(given_bytes, exchange.scope):  # while it is made
+            if given.is_final:
+                await asyncio.to_thread(self._broker.sync_actions)
+            if reply is Encoding.FRAME:
+                body = build_deliveries(given.head, given.records.lengths, given.records.parts)
+            else:
+                body = await self._aside(given_bytes, partial(deliveries_to_json, given))
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
         with self._room.answer(len(body), exchange.scope), self._room.waiting():
