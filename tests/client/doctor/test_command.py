@@ -126,7 +126,7 @@ def test_a_sound_broker_is_said_to_be_sound_and_what_was_asked(tmp_path: Path) -
         done = doctor("--broker", broker.url)
     assert done.exit_code == 0, done.output
     assert done.output.startswith(
-        "broker: sound (11 checks; of delayed messages and archives only "
+        "broker: sound (12 checks; of delayed messages and archives only "
     )
 
 

@@ -111,7 +111,7 @@ def test_X1_a_foreign_key_that_keeps_rows_is_found_on_sqlite_too(
     finding = finding_of(engine, "table.trigger")
     assert finding is not None
     assert finding.read == "foreign key of audit log to qmq_outbox"
-    assert finding.fix.startswith("make audit log anew without it")
+    assert finding.fix.startswith("recreate audit log without it")
 
 
 def test_X1_a_user_of_mysql_who_sees_no_trigger_is_told_so(databases: Databases) -> None:
