@@ -242,9 +242,9 @@ class MemoryBroker:
         """Apply outcomes."""
         check_request(request)
         with self._changed:
-            settled, stale = self._group(request.subject, group_of(request)).settle(
-                request.consumer, request.settlements, now_ms=self._clock.now_ms()
-            )
+            group, now_ms = self._group(request.subject, group_of(request)), self._clock.now_ms()
+            group.instances.seen(now_ms)
+            settled, stale = group.settle(request.consumer, request.settlements, now_ms=now_ms)
             self._changed.notify_all()
         return SettleAnswer(settled=settled, stale=tuple(stale))
 
@@ -260,7 +260,7 @@ class MemoryBroker:
         conflict = group.agree(request)
         if conflict:
             raise refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
-        if not group.instances.admits(request):
+        if not group.instances.admits(request, self._clock.now_ms()):
             raise refused(409, "consumer_replaced", replaced_text(request))
         return group
 

@@ -16,6 +16,8 @@ from qmq_client.wire.requests import BroadcastMember, PullRequest, SettleRequest
 _BETWEEN: Final = "@"
 #: Processes under one name that are remembered: far more than anybody starts by mistake.
 _REPLACED_MAX: Final = 16
+#: Longer than a pull may wait: a process that said nothing for so long, and for a lease, is gone.
+_SILENT_MS: Final = 60_000
 
 
 def group_of(request: PullRequest | SettleRequest) -> str:
@@ -29,24 +31,34 @@ class Instances:
     """Which process is one consumer of a broadcast: the latest to come; those that it replaced are refused.
 
     So a process that is started again, also after a crash, gets its messages at once, and of two that
-    run under one name by mistake, one gets an error.
+    run under one name by mistake, one gets an error. A request of a dead process may be late and arrive after
+    those of its successor: so a replaced process is admitted again once the other one has been silent.
     """
 
-    __slots__ = ("_current", "_replaced")
+    __slots__ = ("_current", "_replaced", "_seen_ms")
 
     def __init__(self) -> None:
         self._current = ""
         self._replaced: deque[str] = deque(maxlen=_REPLACED_MAX)
+        self._seen_ms = 0
 
-    def admits(self, request: PullRequest) -> bool:
+    def seen(self, now_ms: int) -> None:
+        """Note a sign of life: a settlement, which does not say of which process."""
+        self._seen_ms = now_ms
+
+    def admits(self, request: PullRequest, now_ms: int) -> bool:
         """Whether this pull comes from the latest process; one that does not say is let through."""
         if not isinstance(request.broadcast, BroadcastMember):
             return True
         instance = request.broadcast.instance
+        silent_ms, is_replaced = now_ms - self._seen_ms, instance in self._replaced
+        if is_replaced and silent_ms <= max(_SILENT_MS, request.lease_ms):
+            return False
+        self._seen_ms = now_ms
         if instance == self._current:
             return True
-        if instance in self._replaced:
-            return False
+        if is_replaced:
+            self._replaced.remove(instance)
         if self._current:
             self._replaced.append(self._current)
         self._current = instance

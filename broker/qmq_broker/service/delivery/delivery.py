@@ -315,6 +315,8 @@ class Delivery:
             terms = self._terms(nobody, now_ms)
             return plan_settlements(nobody, request.consumer, settlements, terms)
         group.note_seen(request.consumer, now_ms)
+        if settlements:
+            group.instances.seen(now_ms)
         self._end_leases(group, now_ms)
         plan = plan_settlements(
             group.state, request.consumer, settlements, self._terms(group.state, now_ms)

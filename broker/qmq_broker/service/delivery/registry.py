@@ -174,7 +174,7 @@ class Groups:
             group = self._make(request, key, now_ms, owner)
         else:
             self._agree(group.state, request, now_ms)
-        if not group.instances.admits(request):
+        if not group.instances.admits(request, now_ms):
             raise ConsumerReplacedError(request)
         group.note_seen(request.consumer, now_ms)
         self._check_room_for_consumer(group.state, request.consumer, now_ms)
