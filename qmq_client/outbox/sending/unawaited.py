@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction, registry
@@ -24,18 +24,24 @@ _log = logging.getLogger("qmq.producer")
 #: Key in the `info` of sessions.
 _UNAWAITED: Final = "qmq_unawaited"
 
+_Value = TypeVar("_Value")
 #: Writes rows where nothing has to be awaited: inside `run_sync`, or in an event of the session.
 WriteNow = Callable[[Session, Sequence[OutboxRow]], object]
 
 
-class _AsCoroutine:
+class _AsCoroutine(Generic[_Value]):
     """What `asyncio.create_task` and task groups take, which want more than something to be awaited."""
 
     _pending: Pending | None
     _steps: Generator[Any, None, Any] | None = None
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        raise NotImplementedError
+    #: Makes a plain value of it.
+    _plain: Callable[[], _Value]
+
+    def __await__(self) -> Generator[Any, None, _Value]:
+        if self._pending is not None:
+            yield from self._pending.write().__await__()
+        return self._plain()
 
     def send(self, value: Any) -> Any:
         """Go on with the await until it waits."""
@@ -57,7 +63,7 @@ class _AsCoroutine:
             self._steps.close()
 
 
-class Sent(_AsCoroutine, str):
+class Sent(_AsCoroutine[str], str):
     """The id of a message that was sent, 32 hex digits; `await` it after a send in an `AsyncSession`."""
 
     _pending: Pending | None
@@ -68,22 +74,18 @@ class Sent(_AsCoroutine, str):
         made._pending = pending
         return made
 
-    def __await__(self) -> Generator[Any, None, str]:
-        if self._pending is not None:
-            yield from self._pending.write().__await__()
+    def _plain(self) -> str:
         return str(self)
 
 
-class SentMany(_AsCoroutine, list[str]):
+class SentMany(_AsCoroutine[list[str]], list[str]):
     """The ids of messages that were sent together; `await` it after a send in an `AsyncSession`."""
 
     def __init__(self, ids: Sequence[str], pending: Pending | None = None) -> None:
         list.__init__(self, ids)
         self._pending = pending
 
-    def __await__(self) -> Generator[Any, None, list[str]]:
-        if self._pending is not None:
-            yield from self._pending.write().__await__()
+    def _plain(self) -> list[str]:
         return list(self)
 
 
