@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,15 @@ from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.record import decode_record
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig
-from tests.broker.delay.test_quarantine_delayed import HARMS, flip, given_up_but_for_one, kill
+from tests.broker.delay.test_backup_and_damage import waiting
+from tests.broker.delay.test_quarantine_delayed import (
+    HARMS,
+    damage_log,
+    flip,
+    given_up_but_for_one,
+    kill,
+    three_sent,
+)
 from tests.broker.service.rig import SUBJECT
 from tests.kit.clock import FakeClock
 
@@ -159,3 +169,40 @@ def test_B4_a_log_that_ends_before_what_was_copied_is_damaged_and_can_be_given_u
     rig.pass_and_release(LATE_MS)
     assert bodies(rig) == [b"long"]
     rig.close()
+
+
+@pytest.mark.parametrize("log", ["schedule", "dispatch"])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_B4_D3_a_hole_among_other_messages_costs_no_delayed_one(
+    tmp_path: Path, log: str, harm: Callable[[Path], object]
+) -> None:
+    """At the first try: the log has all that was in the files."""
+    rig, due = waiting(tmp_path)
+    offset = rig.send(b"other").physical_offset
+    rig.close()
+    flip(max((tmp_path / layout.COMMIT_LOG).glob("0*")), offset + 70)
+    shutil.rmtree(tmp_path / layout.IDS)
+    for path in sorted((tmp_path / log).rglob("2*/*")):
+        harm(path)
+    assert quarantine(tmp_path) == [layout.COMMIT_LOG]
+    assert quarantine(tmp_path) == [], "nothing is left to be mended"
+    rig.start()
+    for _ in range(12):
+        rig.pass_and_release(HOUR_MS)
+    assert sorted(one for one in bodies(rig) if one in due) == sorted(due)
+    rig.close()
+
+
+def test_B4_a_hole_that_held_a_delayed_message_is_one_for_every_later_run(tmp_path: Path) -> None:
+    rig, _ = three_sent(tmp_path)
+    offset = rig.store.durable_offset
+    rig.close()  # all three are in their files
+    assert offset > FIRST_FRAME
+    damage_log(rig, FIRST_FRAME)
+    for path in sorted((tmp_path / "schedule").rglob("2*/*")):
+        path.unlink()
+    for expected in (["schedule"] * 3 + [layout.COMMIT_LOG], []):
+        assert quarantine(tmp_path) == expected
+        rig.start()
+        assert rig.broker.delayed.query.status().pending == 3, "the files may be put back"
+        rig.close()

@@ -62,6 +62,7 @@ from qmq_broker.storage.upkeep.quarantine_report import (
     by_segment,
     lost_delayed,
     read_reports,
+    touches_delayed,
 )
 from qmq_broker.storage.upkeep.quarantine_schedule import ScheduleQuarantine
 from qmq_broker.storage.upkeep.rebuild import remove_index
@@ -104,7 +105,7 @@ def quarantine_damage(
                 next_offset=verdict.next_offset,
             )
             stack.callback(delayed.close)
-            delayed.prepare(verdict.damaged)
+            delayed.prepare(messages.holes_of_delayed())
             reports = delayed.run()
             reports += messages.run() if verdict.damaged else []
             return reports + (of_actions.run() if actions.damaged else [])
@@ -129,6 +130,16 @@ class _Quarantine(LogQuarantine):
         self._lost_runs = self._lost(holes)
         self._frames = [self._cover.frames(hole, self._lost_runs[hole]) for hole in holes]
 
+    def holes_of_delayed(self) -> list[DamagedRange]:
+        """Where the log lacks something about delayed messages: now, or given up earlier."""
+        earlier = [
+            DamagedRange(report.first_offset, report.next_offset, report.reason)
+            for report in read_reports(self._disk)
+            if report.log == layout.COMMIT_LOG and report.touches_delayed
+        ]
+        now = [hole for hole in self._verdict.damaged if touches_delayed(self._segments, hole)]
+        return earlier + now
+
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
@@ -140,6 +151,7 @@ class _Quarantine(LogQuarantine):
                 [hole],
                 self._lost_runs[hole],
                 lost_delayed(self._segments, hole, copied_offset),
+                touches_delayed=touches_delayed(self._segments, hole),
             )
             for hole in holes
         ]

@@ -63,6 +63,8 @@ class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int = 0
     #: … and whether a part of it cannot be read that may have held more, or what became of some.
     may_hold_delayed: bool = False
+    #: Whether it held, or may have held, anything about delayed messages, also what is in their files.
+    touches_delayed: bool = True
 
 
 def write_report(
@@ -111,6 +113,24 @@ def lost_delayed(segments: Segments, hole: DamagedRange, copied_offset: int) -> 
     return LostDelayed(count, may_be_more)
 
 
+#: Frames that neither hold delayed messages nor say what became of some.
+_OF_OTHERS: Final = frozenset({FrameKind.MESSAGES, FrameKind.PADDING, FrameKind.SEGMENT_HEAD})
+
+
+def touches_delayed(segments: Segments, hole: DamagedRange) -> bool:
+    """Whether a hole of the commit log held, or may have held, anything about delayed messages."""
+    offset = hole.first_offset
+    while offset < hole.next_offset:
+        try:
+            header = read_stamp(segments, offset)
+        except ProtocolError:
+            return True
+        if header.kind not in _OF_OTHERS:
+            return True
+        offset += header.frame_bytes
+    return False
+
+
 class LogQuarantine:
     """What giving up damage has in common for both logs: what it knows, how it stamps and reports.
 
@@ -142,6 +162,8 @@ class LogQuarantine:
         parts: Sequence[DamagedRange],
         lost: Sequence[LostRun],
         delayed: LostDelayed = NO_DELAYED,
+        *,
+        touches_delayed: bool = False,
     ) -> QuarantineReport:
         """Report and keep a range, of which these are the parts; durable on return."""
         report = QuarantineReport(
@@ -154,6 +176,7 @@ class LogQuarantine:
             log=self._log,
             delayed=delayed.messages,
             may_hold_delayed=delayed.may_be_more,
+            touches_delayed=touches_delayed,
         )
         write_report(self._disk, report, keep=lambda: self._keep(parts))
         return report
