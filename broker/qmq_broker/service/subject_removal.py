@@ -61,7 +61,7 @@ class SubjectRemoval:
             on_done(outcome)
 
         self._writer.change(
-            lambda: self._removed(last), done, refusals=(NotEmptyError, NoRoomError)
+            lambda: self._removed(last), done, refusals=(BusyError, NotEmptyError, NoRoomError)
         )
 
     def _last(self, subject: str) -> SubjectStatus:
@@ -97,6 +97,8 @@ class SubjectRemoval:
         if not self._store.remove_subject(last.subject):
             queue = self._store.queue(last.subject)
             left = 0 if queue is None else queue.next_sequence - queue.first_sequence
+            if left == 0:
+                raise BusyError("retention is removing segments of the log", retry_after_s=1.0)
             raise _has_messages(last.subject, left)
         return last
 

@@ -162,6 +162,17 @@ def test_B12_a_message_that_comes_first_keeps_the_subject(rig: Rig) -> None:
     assert rig.pull(subject=OLD, group="newer").sequences == [3]
 
 
+def test_B10_while_retention_is_under_way_it_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_empty(rig)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store.retention, "step", lambda: False)
+        with pytest.raises(BusyError, match="retention is removing"):
+            remove(rig)
+    assert remove(rig).next_sequence == 3
+
+
 def test_B10_removing_makes_room_for_another_subject(tmp_path: Path) -> None:
     limits = ServiceLimits(subjects=3, subjects_per_token=1)
     rig = Rig(tmp_path, store_options=RETAINING, limits=limits)

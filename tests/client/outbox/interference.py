@@ -19,7 +19,7 @@ LOCK_ROWS: Final = 300
 JOIN_S_MAX: Final = 30
 _KILL: Final = {
     "mysql": "KILL CONNECTION {}",
-    "postgresql": "SELECT pg_terminate_backend({}, 5000)",
+    "postgresql": "SELECT pg_terminate_backend({})",
 }
 
 
@@ -67,6 +67,8 @@ def kill_driver(world: World, driver: Any) -> None:
         suppress(pymysql.err.OperationalError),  # it is gone already
     ):
         cursor.execute(statement)
+        while world.kind == "postgresql" and cursor.fetchone()[0]:  # until the server knows it no more
+            cursor.execute(statement)
 
 
 class Fate:

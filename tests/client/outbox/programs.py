@@ -29,7 +29,13 @@ TRANSACTIONS_MAX: Final = 6
 CANCEL_AWAITS_MAX: Final = 40
 CANCEL_TURNS_MAX: Final = 6
 #: What ends a transaction and not the program.
-SURVIVED: Final = (AbandonError, OutboxError, sa.exc.DBAPIError, sa.exc.InvalidRequestError)
+SURVIVED: Final = (
+    AbandonError,
+    OutboxError,
+    sa.exc.DBAPIError,
+    sa.exc.InvalidRequestError,
+    ConnectionError,  # of a killed session, which pg8000 does not make its own
+)
 
 Kind = Callable[[], Coroutine[Any, Any, None]]
 

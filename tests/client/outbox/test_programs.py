@@ -97,6 +97,7 @@ def sweep_what_is_left(world: World) -> None:
 
 
 async def run_programs(world: World, seeds: list[int], face: str) -> list[Program]:
+    gc.freeze()  # what is collected after a cancelled task is this program's alone
     fate = Fate(world)
     programs = [Program(world, fate, seed) for seed in seeds]
     try:
@@ -107,6 +108,7 @@ async def run_programs(world: World, seeds: list[int], face: str) -> list[Progra
             assert await all_given_back(world), story_of(program)
     finally:
         fate.close()
+        gc.unfreeze()
         if world.is_async:
             await world.engine.dispose()
     return programs
