@@ -23,7 +23,7 @@ from tests.kit.asking import asks_for_spark
 from tests.kit.company import put_back
 from tests.kit.listening import left_behind
 from tests.kit.parsing import parse_undisturbed
-from tests.kit.surroundings import quieten
+from tests.kit.surroundings import keep_files_in_memory, quieten
 from tests.services.databases import KINDS, Database, Databases
 from tests.services.ladder import ServiceMissingError
 from tests.services.orphans import end_with_this_process
@@ -47,6 +47,7 @@ MakeServer = Callable[..., PrivateServer]
 
 parse_undisturbed()
 quieten(os.environ)  # before other modules of tests are imported, which may read it
+keep_files_in_memory(os.environ)
 # An example may take as long as it likes on a busy machine; a failure prints how to repeat it.
 settings.register_profile(
     "qmq",
