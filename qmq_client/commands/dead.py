@@ -21,6 +21,7 @@ from qmq_client.commands.broker_json import (
 )
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.message_view import message_lines, shortened
+from qmq_client.commands.named import GROUP, SUBJECT
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
@@ -41,8 +42,8 @@ def dead() -> None:
 
 
 @dead.command(name="list")
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @click.option("--first", type=click.IntRange(0), default=0, help="First sequence.")
 @click.option(
     "--limit",
@@ -84,8 +85,8 @@ def list_(
 
 
 @dead.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @click.argument("sequence", type=click.IntRange(0))
 @broker_options
 def show(
@@ -122,8 +123,8 @@ def _change_options(function: _Function) -> _Function:
     """The arguments and options of a command that changes a range of dead letters."""
     for option in reversed(
         (
-            click.argument("subject"),
-            click.argument("group"),
+            click.argument("subject", type=SUBJECT),
+            click.argument("group", type=GROUP),
             click.option("--first", type=click.IntRange(0), help="First sequence."),
             click.option(
                 "--next", "next_", type=click.IntRange(0), help="Sequence to stop before."

@@ -5,7 +5,7 @@ Asks the broker; what a command changed is durable when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,11 +20,11 @@ from qmq_client.commands.broker_json import (
     print_json,
 )
 from qmq_client.commands.exit_codes import ATTENTION
-from qmq_client.commands.message_view import body_text, shortened
+from qmq_client.commands.message_view import body_text, by_subject, shortened
+from qmq_client.commands.named import MESSAGE_ID, SUBJECT
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
 from qmq_client.wire.delayed import CANCELLED_PER_REQUEST_MAX
-from qmq_client.wire.message_id import format_message_id, parse_message_id
 
 #: As many as the broker gives at once.
 _LISTED_MAX: Final = 1_000
@@ -42,7 +42,7 @@ def delayed() -> None:
 
 
 @delayed.command(name="list")
-@click.option("--subject", help="Only messages of this subject.")
+@click.option("--subject", type=SUBJECT, help="Only messages of this subject.")
 @click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Due before this time.")
 @click.option(
@@ -77,33 +77,27 @@ def list_(
 
 
 @delayed.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show one message and every time it was scheduled for.
+    """Show one message and every time it was scheduled for; of each subject that has one with this id.
 
     Exit code 1 when there is none, or when it cannot be read.
     """
-    wanted = _checked(message_id)
     address = broker_address(broker, config_file)
-    answer = get_json(address, f"/v1/delayed/{wanted}", {}, known=("places",))
-    damage = answer.get("damage")
+    answer = get_json(address, f"/v1/delayed/{message_id}", {}, known=("places", "messages"))
     if as_json:
         print_json(answer)
     else:
-        for line in table_lines(_COLUMNS, [_row(one) for one in answer["places"]]):
+        for line in _shown(answer):
             click.echo(line)
-        if answer.get("message"):
-            click.echo(f"body  {shortened(body_text(answer['message']))}")
-        if damage:
-            click.echo(f"held  {damage['message']}. {damage.get('remedy', '')}".rstrip())
-    if damage:
+    if any(one.get("damage") for one in answer["messages"]):
         raise SystemExit(ATTENTION)
 
 
 @delayed.command()
-@click.argument("message_ids", nargs=-1, required=True)
-@click.option("--subject", help="Only messages of this subject.")
+@click.argument("message_ids", type=MESSAGE_ID, nargs=-1, required=True)
+@click.option("--subject", type=SUBJECT, help="Only messages of this subject.")
 @broker_options
 def cancel(
     *,
@@ -114,21 +108,24 @@ def cancel(
     as_json: bool,
 ) -> None:
     """Cancel messages. Exit code 1 when any of them was already released, or is unknown."""
-    wanted = [_checked(message_id) for message_id in message_ids]
     address = broker_address(broker, config_file)
     outcomes: list[str] = []
-    for first in range(0, len(wanted), CANCELLED_PER_REQUEST_MAX):
-        part = wanted[first : first + CANCELLED_PER_REQUEST_MAX]
+    for first in range(0, len(message_ids), CANCELLED_PER_REQUEST_MAX):
+        part = message_ids[first : first + CANCELLED_PER_REQUEST_MAX]
         body = {"message_ids": part, "subject": subject}
         answer = post_json(address, "/v1/delayed/cancel", body, known=("outcomes",))
         outcomes += answer["outcomes"]
-    _tell(wanted, outcomes, as_json, done="cancelled")
+    _tell(message_ids, outcomes, as_json, done="cancelled")
 
 
 @delayed.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @click.argument("deliver_at", type=TIME)
-@click.option("--subject", help="Of this subject; needed if several have a message with this id.")
+@click.option(
+    "--subject",
+    type=SUBJECT,
+    help="Of this subject; needed if several have a message with this id.",
+)
 @broker_options
 def reschedule(
     *,
@@ -140,15 +137,14 @@ def reschedule(
     as_json: bool,
 ) -> None:
     """Change when a message is due. Exit code 1 when it was already released or cancelled."""
-    wanted = _checked(message_id)
     address = broker_address(broker, config_file)
-    body = {"message_id": wanted, "deliver_at_ms": deliver_at, "subject": subject}
+    body = {"message_id": message_id, "deliver_at_ms": deliver_at, "subject": subject}
     answer = post_json(address, "/v1/delayed/reschedule", body, known=("outcomes",))
-    _tell([wanted], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED)
+    _tell([message_id], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED)
 
 
 @delayed.command()
-@click.option("--subject", help="Only messages of this subject.")
+@click.option("--subject", type=SUBJECT, help="Only messages of this subject.")
 @click.option("--from", "first_ms", type=TIME, help="Due at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Due before this time.")
 @click.option(
@@ -253,16 +249,24 @@ def accept_clock(broker: str | None, config_file: Path | None, as_json: bool) ->
         click.echo(f"messages held, at most: {answer['clock_held']}")
 
 
+def _shown(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Subject by subject: the places, and what is known of the message."""
+    for number, (places, waiting) in enumerate(by_subject(answer)):
+        if number:
+            yield ""
+        yield from table_lines(_COLUMNS, [_row(one) for one in places])
+        if found := waiting.get("message"):
+            yield f"body  {shortened(body_text(found))}"
+        if damage := waiting.get("damage"):
+            yield f"held  {damage['message']}. {damage.get('remedy', '')}".rstrip()
+
+
 def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:
     return time_text(one["due_at_ms"]), one["message_id"], one["subject"], one["state"]
 
 
-def _checked(message_id: str) -> str:
-    return format_message_id(parse_message_id(message_id.lower()))
-
-
 def _tell(
-    wanted: list[str],
+    wanted: Sequence[str],
     outcomes: list[str],
     as_json: bool,
     *,

@@ -41,10 +41,14 @@ _BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (BrokerOlderError, ATTENTION),
     (TransportError, UNREACHABLE),
 )
+#: What no broker would take, whatever it holds: of no form, too large, a value that is not allowed.
+_MALFORMED: Final = frozenset({400, 413, 422})
 
 
 def exit_code_of(error: QmqError) -> int:
     """The exit code for a command that ended with this error."""
+    if isinstance(error, BrokerRefusedError) and error.status in _MALFORMED:
+        return WRONG_CALL
     for kind, exit_code in _BY_ERROR:
         if isinstance(error, kind):
             return exit_code

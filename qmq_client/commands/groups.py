@@ -20,6 +20,7 @@ from qmq_client.commands.broker_json import (
     print_json,
 )
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.named import GROUP, SUBJECT
 from qmq_client.commands.table import table_lines
 from qmq_client.commands.times import TIME
 from qmq_client.errors import ConfigurationError
@@ -69,8 +70,8 @@ _LAG_COLUMNS: Final = ("subject", "group", "lag", "lag_s", "state")
 
 
 @click.group(invoke_without_command=True)
-@click.option("--subject", help="Only groups of this subject.")
-@click.option("--group", help="Only groups of this name.")
+@click.option("--subject", type=SUBJECT, help="Only groups of this subject.")
+@click.option("--group", type=GROUP, help="Only groups of this name.")
 @broker_options
 @click.pass_context
 def groups(
@@ -87,8 +88,8 @@ def groups(
 
 
 @groups.command(name="list")
-@click.option("--subject", help="Only groups of this subject.")
-@click.option("--group", help="Only groups of this name.")
+@click.option("--subject", type=SUBJECT, help="Only groups of this subject.")
+@click.option("--group", type=GROUP, help="Only groups of this name.")
 @broker_options
 def list_(
     subject: str | None,
@@ -102,8 +103,8 @@ def list_(
 
 
 @groups.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @broker_options
 def pause(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
@@ -118,8 +119,8 @@ def pause(
 
 
 @groups.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @broker_options
 def resume(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
@@ -131,8 +132,8 @@ def resume(
 
 
 @groups.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @click.argument("to", type=START)
 @broker_options
 def seek(
@@ -152,8 +153,8 @@ def seek(
 
 
 @groups.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @click.option("--tag", "any_tags", multiple=True, help="Only messages with one of these tags.")
 @click.option("--all-tag", "all_tags", multiple=True, help="Only messages with all of these tags.")
 @click.option("--no-tags", is_flag=True, help="Remove the filter: messages with any tags, or none.")
@@ -193,8 +194,8 @@ def configure(
 
 
 @groups.command()
-@click.argument("subject")
-@click.argument("group")
+@click.argument("subject", type=SUBJECT)
+@click.argument("group", type=GROUP)
 @click.option("--yes", is_flag=True, help="Confirm; without it nothing is removed.")
 @broker_options
 def remove(
@@ -221,8 +222,8 @@ def remove(
 
 
 @click.command()
-@click.option("--subject", help="Only groups of this subject.")
-@click.option("--group", help="Only groups of this name.")
+@click.option("--subject", type=SUBJECT, help="Only groups of this subject.")
+@click.option("--group", type=GROUP, help="Only groups of this name.")
 @click.option(
     "--messages-max", type=click.IntRange(0), help="Exit with 1 when a group is further behind."
 )

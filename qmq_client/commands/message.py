@@ -6,7 +6,9 @@ standard error: what is not listed may then be there nevertheless.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,37 +16,40 @@ import click
 
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION
-from qmq_client.commands.message_view import NO_GROUP, message_lines, message_table, why_text
+from qmq_client.commands.message_view import (
+    NO_GROUP,
+    by_subject,
+    message_lines,
+    message_table,
+    why_text,
+)
+from qmq_client.commands.named import MESSAGE_ID, SUBJECT
 from qmq_client.commands.outbox import row_told, rows_of_message
 from qmq_client.commands.settings import database_option, loaded
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
-from qmq_client.errors import BrokerRefusedError, ConfigurationError
+from qmq_client.errors import BrokerRefusedError, ConfigurationError, TransportError
+from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.address import BrokerAddress
-from qmq_client.wire.message_id import format_message_id, parse_message_id
+from qmq_client.wire.message_id import parse_message_id
+from qmq_client.wire.shown import printable
 
 
-def waiting_message(address: BrokerAddress, message_id: str) -> dict[str, Any] | None:
-    """What the broker knows about a delayed message; None if it is not one, or may not be seen."""
-    try:
-        return get_json(address, f"/v1/delayed/{message_id}", {}, known=("places",))
-    except BrokerRefusedError as error:
-        if error.status not in (403, 404):
-            raise
-        return None
-
-
-def waiting_lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Every time it was scheduled for, and the message itself while it waits."""
-    for place in answer["places"]:
+def waiting_lines(places: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any]) -> Iterator[str]:
+    """Every time a subject's message was scheduled for, and the message itself while it waits."""
+    for place in places:
         yield f"{place['state']:<11} due {time_text(place['due_at_ms'])}"
-    last = answer["places"][-1]
-    if found := answer.get("message"):
+    last = places[-1]
+    if found := waiting.get("message"):
         yield from message_lines({**found, "subject": last["subject"], "sequence": None})
         return
     for name in ("message_id", "subject"):
         yield f"{name:<10} {last[name]}"
-    yield f"{'message':<10} not kept any more"
+    if damage := waiting.get("damage"):
+        yield f"{'held':<10} {printable(damage['message'])}"
+    else:
+        kept = "not shown" if last["state"] == "pending" else "not kept any more"
+        yield f"{'message':<10} {kept}"
 
 
 Step = Mapping[str, Any]
@@ -145,9 +150,9 @@ def message() -> None:
 
 
 @message.command()
-@click.option("--id", "message_id", metavar="ID", help="Id of the message.")
+@click.option("--id", "message_id", type=MESSAGE_ID, metavar="ID", help="Id of the message.")
 @click.option("--key", help="Messages with this key; needs --subject.")
-@click.option("--subject", help="Subject of the messages with that key.")
+@click.option("--subject", type=SUBJECT, help="Subject of the messages with that key.")
 @click.option("--from", "first_ms", type=TIME, help="Stored at this time or later.")
 @click.option("--to", "next_ms", type=TIME, help="Stored before this time.")
 @click.option(
@@ -186,14 +191,15 @@ def find(
             remedy="Give --id alone: an id names one message.",
         )
     question = {
-        "id": _checked(message_id),
+        "id": message_id,
         "subject": subject,
         "key": key,
         "from": times["first_ms"],
         "to": times["next_ms"],
         "count": limit,
     }
-    answer = _ask(broker, config_file, question)
+    address = broker_address(broker, config_file)
+    answer = get_json(address, "/v1/messages", question, known=("messages", "is_complete"))
     if as_json:
         print_json(answer)
     else:
@@ -205,7 +211,7 @@ def find(
 
 
 @message.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @database_option
 @broker_options
 def show(
@@ -218,32 +224,23 @@ def show(
 ) -> None:
     """Show everything known about one message, and what became of it in each group.
 
-    A message that was sent again after the dedupe window is shown once for each copy, a delayed one
-    as waiting, and one that no broker has yet as its row in an outbox. Exit code 1 when there is no such
-    message.
+    A message that was sent again after the dedupe window is shown once for each copy, one of several subjects
+    with the same id once for each, a delayed one as waiting, and one that no broker has yet as its row in an
+    outbox. Exit code 1 when there is no such message.
     """
-    answer = _ask(broker, config_file, {"id": _checked(message_id), "count": _FOUND_MAX})
-    if not answer["messages"] and _show_elsewhere(
-        database, broker, config_file, message_id, as_json=as_json
-    ):
-        return
-    if as_json:
-        print_json(answer)
-    else:
-        for number, found in enumerate(answer["messages"]):
-            if number:
-                click.echo()
-            for line in message_lines(found):
-                click.echo(line)
+    address, outboxes = broker_address(broker, config_file), _outboxes(database, config_file)
+    with _outbox_without_broker(message_id, outboxes, as_json):
+        question = {"id": message_id, "count": _FOUND_MAX}
+        answer = get_json(address, "/v1/messages", question, known=("messages", "is_complete"))
+        stored = {found["subject"] for found in answer["messages"]}
+        delayed = _delayed(address, message_id, stored)
+    blocks = [message_lines(found) for found in answer["messages"]]
+    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
     _warn(answer)
-    if not answer["messages"]:
-        if not as_json:
-            click.echo(_not_here(message_id), err=True)
-        raise SystemExit(ATTENTION)
 
 
 @message.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @database_option
 @broker_options
 def trace(
@@ -256,73 +253,123 @@ def trace(
 ) -> None:
     """Tell the story of one message: when it was stored, who got it, what they did, where it is.
 
-    Says so where the story begins before the broker's records, and where it has not begun: in an
-    outbox. Exit code 1 when there is no such message.
+    If several subjects have one with this id, that of each. Says so where the story begins before the broker's
+    records, and where it has not begun: in an outbox. Exit code 1 when there is no such message.
     """
-    wanted = _checked(message_id)
-    address = broker_address(broker, config_file)
-    try:
-        answer = get_json(address, f"/v1/messages/{wanted}/trace", {}, known=("places",))
-    except BrokerRefusedError as error:
-        if error.status != 404:
-            raise
-        if _show_elsewhere(database, broker, config_file, message_id, as_json=as_json):
-            return
-        click.echo(_not_here(message_id), err=True)
-        raise SystemExit(ATTENTION) from error
-    stories = [story_of(answer["message_id"], place) for place in answer["places"]]
-    missing = [text for place in answer["places"] for text in what_is_missing(place)]
-    if not answer["is_complete"] and not missing:
+    address, outboxes = broker_address(broker, config_file), _outboxes(database, config_file)
+    with _outbox_without_broker(message_id, outboxes, as_json):
+        places, is_complete = _traced(address, message_id)
+        delayed = _delayed(address, message_id, {place["subject"] for place in places})
+    stories = [story_of(message_id, place) for place in places]
+    missing = [text for place in places for text in what_is_missing(place)]
+    if not is_complete and not missing:
         missing = ["not everything was looked at; ask again later"]
-    if as_json:
-        print_json({"stories": stories, "missing": missing})
-        return
-    for line in (line for steps in stories for line in story_lines(steps)):
-        click.echo(line)
-    for text in missing:
+    is_one = len(stories) == 1 and not delayed
+    blocks = [
+        chain(() if is_one else [f"{place['subject']} {place['sequence']}"], story_lines(steps))
+        for place, steps in zip(places, stories, strict=True)
+    ]
+    answer = {"stories": stories, "missing": missing}
+    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
+    for text in () if as_json else missing:
         click.echo(text, err=True)
 
 
-def _show_elsewhere(
-    database: str | None,
-    broker: str | None,
-    config_file: Path | None,
+def _traced(address: BrokerAddress, message_id: str) -> tuple[list[dict[str, Any]], bool]:
+    """The places of a message with what happened there, and whether those are all."""
+    try:
+        path = f"/v1/messages/{message_id}/trace"
+        answer = get_json(address, path, {}, known=("places", "is_complete"))
+    except BrokerRefusedError as error:
+        if error.status != 404:
+            raise
+        return [], True
+    return answer["places"], answer["is_complete"]
+
+
+def _delayed(
+    address: BrokerAddress, message_id: str, stored: Collection[str]
+) -> dict[str, Any] | None:
+    """What waits for its time under this id, or did; None for nothing, and for what is `stored` in its subject.
+
+    Where something is stored, a broker that cannot say more is told on standard error.
+    """
+    try:
+        answer = get_json(address, f"/v1/delayed/{message_id}", {}, known=("places", "messages"))
+    except BrokerRefusedError as error:
+        if error.status not in (403, 404):
+            raise
+        return None
+    except TransportError as error:
+        if not stored:
+            raise
+        click.echo(f"not known whether it is delayed in another subject: {error}", err=True)
+        return None
+    pending = {place["subject"] for place in answer["places"] if place["state"] == "pending"}
+    passed = set(stored) - pending
+    told = {
+        name: [one for one in answer[name] if one["subject"] not in passed]
+        for name in ("places", "messages")
+    }
+    return told if told["places"] else None
+
+
+def _tell(
     message_id: str,
-    *,
+    answer: Mapping[str, Any],
+    blocks: Sequence[Iterable[str]],
+    delayed: Mapping[str, Any] | None,
+    outboxes: Sequence[DatabaseSection],
     as_json: bool,
-) -> bool:
-    """Show a message that is in no subject: it waits, or no broker has it yet; whether it was found."""
-    return _show_waiting(broker, config_file, message_id, as_json) or _show_outbox(
-        database, config_file, message_id, as_json
-    )
-
-
-def _show_waiting(
-    broker: str | None, config_file: Path | None, message_id: str, as_json: bool
-) -> bool:
-    """Show a delayed message that was not released; whether there is one."""
-    delayed = waiting_message(broker_address(broker, config_file), str(_checked(message_id)))
-    if delayed is None:
-        return False
+) -> None:
+    """Print what the broker has of a message; if nothing, its rows in outboxes, or that there are none."""
+    if delayed is not None:
+        answer = {**answer, "delayed": delayed}
+        blocks = [*blocks, *(waiting_lines(*one) for one in by_subject(delayed))]
+    rows = [] if blocks else list(rows_of_message(parse_message_id(message_id), outboxes))
     if as_json:
-        print_json(delayed)
+        print_json({**answer, "outbox": rows} if rows else answer)
     else:
-        for line in waiting_lines(delayed):
+        _print(blocks or [[row_told(row)] for row in rows])
+    if not blocks and not rows:
+        if not as_json:
+            click.echo(_not_here(message_id), err=True)
+        raise SystemExit(ATTENTION)
+
+
+def _print(blocks: Sequence[Iterable[str]]) -> None:
+    for number, lines in enumerate(blocks):
+        if number:
+            click.echo()
+        for line in lines:
             click.echo(line)
-    return True
 
 
-def _show_outbox(
-    database: str | None, config_file: Path | None, message_id: str, as_json: bool
-) -> bool:
-    """Show a message that the broker has not got from its row in an outbox; whether there is one."""
-    known = loaded(config_file, () if database is None else (database,)).config.databases
-    rows = list(rows_of_message(parse_message_id(message_id.lower()), known))
-    if rows and as_json:
-        print_json({"outbox": rows})
-    for row in () if as_json else rows:
-        click.echo(row_told(row))
-    return bool(rows)
+def _outboxes(database: str | None, config_file: Path | None) -> Sequence[DatabaseSection]:
+    """The databases in which a message may wait that no broker has."""
+    return loaded(config_file, () if database is None else (database,)).config.databases
+
+
+@contextmanager
+def _outbox_without_broker(
+    message_id: str, outboxes: Sequence[DatabaseSection], as_json: bool
+) -> Iterator[None]:
+    """Where the broker does not answer, tell what the outboxes have; then the error goes on."""
+    try:
+        yield
+    except TransportError:
+        rows = list(rows_of_message(parse_message_id(message_id), outboxes))
+        if as_json and outboxes:
+            print_json({"outbox": rows})
+        for row in () if as_json else rows:
+            click.echo(row_told(row))
+        names = ", ".join(section.name for section in outboxes)
+        if names and not rows:
+            click.echo(f"{message_id} is not in the outbox of {names}", err=True)
+        elif not names:
+            click.echo("no outbox was looked at: give --database", err=True)
+        click.echo("the broker could not be asked:", err=True)
+        raise
 
 
 def _not_here(message_id: str) -> str:
@@ -330,18 +377,6 @@ def _not_here(message_id: str) -> str:
         f"{message_id} is in no subject of this broker, and does not wait for a due time; "
         "nor is it in the outbox of a database that is configured or given with --database"
     )
-
-
-def _ask(
-    broker: str | None, config_file: Path | None, question: Mapping[str, object]
-) -> dict[str, Any]:
-    address = broker_address(broker, config_file)
-    return get_json(address, "/v1/messages", question, known=("messages", "is_complete"))
-
-
-def _checked(message_id: str | None) -> str | None:
-    """The id, if it can be one: a slip is reported here, without asking anybody."""
-    return None if message_id is None else format_message_id(parse_message_id(message_id.lower()))
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

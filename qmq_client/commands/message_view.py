@@ -40,6 +40,16 @@ def message_table(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     return table_lines(_COLUMNS, rows)
 
 
+def by_subject(
+    answer: Mapping[str, Any],
+) -> Iterator[tuple[list[dict[str, Any]], Mapping[str, Any]]]:
+    """Places and message of each subject that has a delayed message with the id that was asked for."""
+    waiting = {one["subject"]: one for one in answer["messages"]}
+    for subject in dict.fromkeys(place["subject"] for place in answer["places"]):
+        places = [place for place in answer["places"] if place["subject"] == subject]
+        yield places, waiting.get(subject, {})
+
+
 def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """All that is known of one message."""
     lines: list[tuple[str, str]] = [

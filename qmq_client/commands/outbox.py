@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.named import MESSAGE_ID
 from qmq_client.commands.settings import database_options, json_option, the_database
 from qmq_client.commands.table import table_lines
 from qmq_client.database.engine import open_engine, section_tables
@@ -177,7 +178,7 @@ def _filter_options(function: _Function) -> _Function:
     return function
 
 
-_ids_argument = click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]...")
+_ids_argument = click.argument("message_ids", type=MESSAGE_ID, nargs=-1, metavar="[MESSAGE_ID]...")
 
 
 @click.group()
@@ -234,7 +235,7 @@ def list_(
 
 @outbox.command()
 @database_options
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @json_option
 def show(database: str | None, config_file: Path | None, message_id: str, as_json: bool) -> None:
     """Show one row and its message.
@@ -242,7 +243,7 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
     Of a long body the beginning. Exit code 1 when the row is not there.
     """
     with open_outbox(the_database(database, config_file)) as store:
-        rows = store.list_rows(RowFilter(message_ids=[parse_message_id(message_id.lower())]))
+        rows = store.list_rows(RowFilter(message_ids=[parse_message_id(message_id)]))
         record = store.read_record(rows[0].message_id) if rows else None
     if record is None:
         click.echo(
@@ -338,7 +339,7 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any])
         raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
     if len(message_ids) > ROW_FILTER_IDS_MAX:
         raise click.UsageError(f"{len(message_ids)} message ids; at most {ROW_FILTER_IDS_MAX}.")
-    ids = [parse_message_id(message_id.lower()) for message_id in message_ids] or None
+    ids = [parse_message_id(message_id) for message_id in message_ids] or None
     return RowFilter(message_ids=ids, **filters)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +16,11 @@ from qmq_client.commands.broker_json import (
     print_json,
 )
 from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.named import SUBJECT
 from qmq_client.commands.table import table_lines
 from qmq_client.transport.address import BrokerAddress
 
-_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages")
+_COLUMNS: Final = ("subject", "first_sequence", "next_sequence", "messages", "delayed")
 
 
 @click.group(invoke_without_command=True)
@@ -40,7 +42,7 @@ def list_(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 
 
 @subjects.command()
-@click.argument("subject")
+@click.argument("subject", type=SUBJECT)
 @click.option("--yes", is_flag=True, help="Confirm; without it nothing is removed.")
 @broker_options
 def remove(
@@ -53,8 +55,7 @@ def remove(
     address = broker_address(broker, config_file)
     if not yes:
         found = _list(address, as_json, only=subject)
-        missing = f"there is no subject {subject}"
-        click.echo("nothing was removed; add --yes to do it" if found else missing, err=True)
+        click.echo(_preview(address, subject, found), err=True)
         raise SystemExit(ATTENTION)
     answer = post_json(
         address, "/v1/subjects/remove", {"subject": subject}, known=("subject", "next_sequence")
@@ -65,24 +66,51 @@ def remove(
         click.echo(f"{subject} is removed")
 
 
-def _list(address: BrokerAddress, as_json: bool, *, only: str | None = None) -> bool:
-    """Print the subjects, or only this one; whether there are any."""
+def _preview(address: BrokerAddress, subject: str, found: Sequence[dict[str, Any]]) -> str:
+    """What a removal would do."""
+    if not found:
+        return f"there is no subject {subject}"
+    groups = get_json(address, "/v1/groups", {"subject": subject}, known=("groups",))["groups"]
+    left = {
+        "messages": sum(map(_messages, found)),
+        "delayed messages": sum(map(_delayed, found)),
+        "groups": len(groups),
+    }
+    told = ", ".join(f"{name}: {count}" for name, count in left.items() if count)
+    if told:
+        return f"nothing was removed, and cannot be: it still has {told}"
+    return "nothing was removed; add --yes to do it"
+
+
+def _messages(one: dict[str, Any]) -> int:
+    return int(one["next_sequence"] - one["first_sequence"])
+
+
+def _delayed(one: dict[str, Any]) -> int:
+    return int(one.get("delayed", 0))  # an older broker does not tell
+
+
+def _list(
+    address: BrokerAddress, as_json: bool, *, only: str | None = None
+) -> Sequence[dict[str, Any]]:
+    """Print the subjects, or only this one, and return them."""
     answer = get_json(address, "/v1/subjects", {}, known=("subjects",))
     found: list[dict[str, Any]] = [
         one for one in answer["subjects"] if only in (None, one["subject"])
     ]
     if as_json:
         print_json(answer | {"subjects": found})
-        return bool(found)
+        return found
     rows = [
         (
             one["subject"],
             one["first_sequence"],
             one["next_sequence"],
-            one["next_sequence"] - one["first_sequence"],
+            _messages(one),
+            _delayed(one),
         )
         for one in found
     ]
     for line in table_lines(_COLUMNS, rows):
         click.echo(line)
-    return bool(found)
+    return found

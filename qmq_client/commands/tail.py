@@ -15,6 +15,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json
 from qmq_client.commands.exit_codes import UNREACHABLE, exit_code_of
 from qmq_client.commands.message_view import body_text
+from qmq_client.commands.named import SUBJECT
 from qmq_client.commands.table import time_text
 from qmq_client.errors import BrokerRefusedError, TransportError
 from qmq_client.transport.address import BrokerAddress
@@ -29,7 +30,7 @@ _AWAY_S: Final = 1.0
 
 
 @click.command()
-@click.argument("subject")
+@click.argument("subject", type=SUBJECT)
 @click.option(
     "-n",
     "--count",

@@ -79,8 +79,8 @@ class Broker:
             backoff=settings.backoff,
         )
         self.changes = Changes(store, self.delivery, settings.limits)
-        self.query = Query(store, self.delivery)
         self.intake = _intake(store, self.serving, settings, self.time, self.delivery)
+        self.query = Query(store, self.delivery, self.intake)
         self.writer = CommitWriter(
             store,
             clock,

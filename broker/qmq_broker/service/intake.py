@@ -54,7 +54,7 @@ class Intake:
         self._subjects_max = limits.subjects
         self._reserve_bytes = reserve_bytes
         self._latest_ms = latest_ms
-        self._subjects = set(store.subjects())
+        self._subjects = {*store.subjects(), *store.schedule.pending_by_subject()}
         self._known_room_bytes = 0
 
     def check(
@@ -94,6 +94,10 @@ class Intake:
     def subjects_count(self) -> int:
         """How many subjects there are, as far as the bound of them is concerned."""
         return len(self._subjects)
+
+    def subjects(self) -> list[str]:
+        """Those subjects, in any order. For any thread."""
+        return list(self._subjects)
 
     def knows(self, subject: str) -> bool:
         """Whether there is such a subject."""

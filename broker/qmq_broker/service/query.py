@@ -20,6 +20,7 @@ from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
 from qmq_broker.service.delivery.groups import GroupState
+from qmq_broker.service.intake import Intake
 from qmq_broker.service.trace import Trace, trace
 from qmq_broker.storage.index.key_search import FoundRecord, KeySearch
 from qmq_broker.storage.logs.copies import Copy, unpack_copy
@@ -48,6 +49,8 @@ class SubjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     first_sequence: int
     next_sequence: int
+    #: Delayed messages that wait for their time: they are in no range yet.
+    delayed: int = 0
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,28 +133,34 @@ class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Query:
     """Queries on one store and its groups. Belongs to the loop thread."""
 
-    def __init__(self, store: Store, delivery: Delivery) -> None:
+    def __init__(self, store: Store, delivery: Delivery, intake: Intake) -> None:
         self._store = store
         self._delivery = delivery
+        self._intake = intake
         #: Messages of which only copies are left.
         self.copies = CopySearch(store, delivery)
 
     def subjects(self) -> list[SubjectStatus]:
-        """Every subject, by name. For any thread."""
-        found = [(name, self._store.queue(name)) for name in sorted(self._store.subjects())]
+        """Every subject, by name; also one that has only delayed messages, or none any more. For any thread."""
+        delayed = self._store.schedule.pending_by_subject()
+        found = [(name, self._store.queue(name)) for name in sorted(self._names(delayed))]
         return [
             SubjectStatus(
                 subject=name,
-                first_sequence=queue.first_sequence,
-                next_sequence=queue.next_sequence,
+                first_sequence=0 if queue is None else queue.first_sequence,
+                next_sequence=0 if queue is None else queue.next_sequence,
+                delayed=delayed.get(name, 0),
             )
             for name, queue in found
-            if queue is not None and not name.startswith(OWN_PREFIX)
         ]
 
     def subjects_count(self) -> int:
         """How many subjects there are, not counting the broker's own."""
-        return sum(not name.startswith(OWN_PREFIX) for name in self._store.subjects())
+        return len(self._names(self._store.schedule.pending_by_subject()))
+
+    def _names(self, delayed: Iterable[str]) -> set[str]:
+        names = {*self._store.subjects(), *delayed, *self._intake.subjects()}
+        return {name for name in names if not name.startswith(OWN_PREFIX)}
 
     def groups_count(self) -> int:
         """How many groups there are, not counting the broker's own."""
@@ -245,6 +254,8 @@ class Query:
     def records(self, subject: str, *, first_sequence: int, count: int) -> Peeked:
         """Up to `count` stored messages, skipping lost ones; raises `NotFoundError`."""
         queue = self._store.queue(subject)
+        if queue is None and self._has_none_yet(subject):
+            return Peeked([], first_sequence)
         if queue is None:
             raise NotFoundError(f"there is no subject {subject}")
         first_sequence = max(first_sequence, queue.first_sequence)
@@ -261,6 +272,11 @@ class Query:
             next_sequence = sequence + 1
         records = self._store.read_records(list(entries.values()), subject=subject)
         return Peeked(list(zip(entries, records, strict=True)), next_sequence)
+
+    def _has_none_yet(self, subject: str) -> bool:
+        """Whether there is such a subject, of which all messages wait for their time."""
+        pending = self._store.schedule.pending_by_subject()
+        return subject in pending or self._intake.knows(subject)
 
     @property
     def search(self) -> KeySearch:

@@ -294,7 +294,7 @@ def test_people_see_subjects_groups_dead_letters_and_messages(rig: Rig, client: 
     rig.settle(rig.pull(max_messages=1, max_attempts=1).reject("no"))
     rig.pull(max_messages=1, max_attempts=1)
     assert client.get("/v1/subjects").json["subjects"] == [
-        {"subject": SUBJECT, "first_sequence": 0, "next_sequence": 3}
+        {"subject": SUBJECT, "first_sequence": 0, "next_sequence": 3, "delayed": 0}
     ]
     (group,) = client.get(f"/v1/groups?subject={SUBJECT}").json["groups"]
     expected = {"cursor": 2, "lag": 1, "in_flight": 1, "dead": 1, "redelivery": 0}

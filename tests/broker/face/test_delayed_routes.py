@@ -253,10 +253,12 @@ def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_told_and_what_is
         file.write(b"A")
     client = Client(rig)
     reply = client.get(f"/v1/delayed/{name}")
-    assert (reply.status, reply.json["message"]) == (200, None)
+    assert reply.status == 200
+    (told,) = reply.json["messages"]
+    assert told["message"] is None
     (place,) = reply.json["places"]
     assert (place["state"], place["due_at_ms"]) == ("pending", due_ms)
-    damage = reply.json["damage"]
+    damage = told["damage"]
     assert damage["code"] == "corruption"
     assert "qmq store verify" in damage["remedy"]
     file_name, offset = re.findall(r"(\S+) is damaged at offset ([0-9]+)", damage["message"])[0]
@@ -266,7 +268,7 @@ def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_told_and_what_is
     with path.open("r+b") as file:
         file.seek(position)
         file.write(b"a")
-    shown = client.get(f"/v1/delayed/{name}").json
+    (shown,) = client.get(f"/v1/delayed/{name}").json["messages"]
     assert (shown["message"]["message_id"], shown["damage"]) == (name, None)
     rig.close()
 
@@ -281,7 +283,7 @@ def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_told(rig: DelayRig)
         rig.pass_and_release(1_000)
     shown = client.get(f"/v1/delayed/{again.hex()}").json
     assert [place["state"] for place in shown["places"]] == ["released", "pending"]
-    assert shown["message"]["message_id"] == again.hex()
+    assert [one["message"]["message_id"] for one in shown["messages"]] == [again.hex()]
     assert cancel(client, again.hex()) == ["cancelled"]
     assert rig.pass_and_release(HOUR_MS // 2) == 0
     assert rig.bodies().count(b"again") == 1

@@ -167,7 +167,7 @@ def test_a_refusal_and_a_broker_that_is_not_there_have_their_exit_codes(
     broker: BrokerProcess,
 ) -> None:
     refused = qmq(broker, "find", "--subject", "..", "--key", "k")
-    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
     gone = qmq("http://127.0.0.1:9", "show", HEX[0])
     assert (gone.returncode, "Traceback" in gone.stderr) == (3, False)
     assert qmq("nonsense", "show", HEX[0]).returncode == 2

@@ -152,7 +152,7 @@ def test_a_message_may_be_sent_for_later_and_for_a_time_only(
         (["shop", "{", "--as", "json"], "is not JSON"),
         (["shop", "x", "--header", "tenant"], "NAME=VALUE"),
         (["shop", "x", "--lines"], "--lines"),
-        (["shop", "x", "--id", "7"], "message_id"),
+        (["shop", "x", "--id", "7"], "32 lower-case hex digits. Leave it out"),
     ],
     ids=["subject", "ttl", "json", "header", "lines", "id"],
 )
@@ -199,9 +199,9 @@ def test_subjects_are_listed_with_their_messages(broker: BrokerProcess, subject:
     (found,) = [
         one for one in answer_of(broker, "subjects")["subjects"] if one["subject"] == subject
     ]
-    assert found == {"subject": subject, "first_sequence": 0, "next_sequence": 4}
+    assert found == {"subject": subject, "first_sequence": 0, "next_sequence": 4, "delayed": 0}
     (line,) = [one for one in qmq(broker, "subjects").stdout.splitlines() if subject in one]
-    assert line.split() == [subject, "0", "4", "4"]
+    assert line.split() == [subject, "0", "4", "4", "0"]
 
 
 def test_lag_is_in_messages_and_over_a_bound_it_needs_attention(

@@ -48,7 +48,13 @@ def test_subjects_are_listed(tmp_path: Path, command: list[str]) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         there = ("--broker", process.url)
         assert run("send", "orders", "1", *there).exit_code == 0
-        assert run(*command, *there).output.splitlines()[1].split() == ["orders", "0", "1", "1"]
+        assert run(*command, *there).output.splitlines()[1].split() == [
+            "orders",
+            "0",
+            "1",
+            "1",
+            "0",
+        ]
 
 
 def test_a_subject_in_use_is_not_removed_and_the_answer_says_why(tmp_path: Path) -> None:
@@ -56,12 +62,55 @@ def test_a_subject_in_use_is_not_removed_and_the_answer_says_why(tmp_path: Path)
         there = ("--broker", process.url)
         assert run("send", "orders", "1", *there).exit_code == 0
         asked = run("subjects", "remove", "orders", *there)
-        assert (asked.exit_code, "add --yes" in asked.output) == (1, True)
+        assert (asked.exit_code, "it still has messages: 1\n" in asked.output) == (1, True)
         refused = run("subjects", "remove", "orders", "--yes", *there)
         assert refused.exit_code == 1
         assert "messages: 1" in refused.output
         missing = run("subjects", "remove", "bills", "--yes", *there)
         assert (missing.exit_code, "there is no subject bills" in missing.output) == (1, True)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["", "after a restart"])
+def test_a_subject_that_has_only_delayed_messages_is_listed_and_says_so(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        there = ("--broker", process.url)
+        for _ in range(2):
+            assert run("send", "later", "x", "--delay", "3600", *there).exit_code == 0
+        if is_restarted:
+            process.kill()
+            process.start()
+            there = ("--broker", process.url)
+        (listed,) = json.loads(run("subjects", "--json", *there).output)["subjects"]
+        assert listed == {"subject": "later", "first_sequence": 0, "next_sequence": 0, "delayed": 2}
+        used = {
+            one["name"]: one["used"]
+            for one in httpx.get(f"{process.url}/v1/room", timeout=DEADLINE_S).json()["bounds"]
+        }
+        assert used["subjects"] == 1
+        asked = run("subjects", "remove", "later", *there)
+        assert asked.exit_code == 1
+        assert asked.output.splitlines()[1].split() == ["later", "0", "0", "0", "2"]
+        assert "it still has delayed messages: 2\n" in asked.output
+        refused = run("subjects", "remove", "later", "--yes", *there)
+        assert (refused.exit_code, "delayed messages: 2" in refused.output) == (1, True)
+        assert run("tail", "later", *there).exit_code == 0
+        (waiting,) = {one["subject"] for one in _delayed(process)}
+        assert waiting == "later"
+        ids = [one["message_id"] for one in _delayed(process)]
+        assert run("delayed", "cancel", *ids, *there).exit_code == 0
+        asked = run("subjects", "remove", "later", *there)
+        assert (asked.exit_code, "add --yes" in asked.output) == (1, True)
+        assert run("subjects", "remove", "later", "--yes", *there).exit_code == 0
+        assert run("subjects", *there).output == "none\n"
+
+
+def _delayed(process: BrokerProcess) -> list[dict[str, str]]:
+    listed: list[dict[str, str]] = json.loads(
+        run("delayed", "list", "--json", "--broker", process.url).output
+    )["delayed"]
+    return listed
 
 
 def test_B12_an_empty_subject_is_removed_for_good(tmp_path: Path) -> None:

@@ -176,7 +176,8 @@ def test_help_inside_the_group_is_the_same_text() -> None:
         (OutboxMissingError("no table"), exit_codes.WRONG_CALL),
         (DatabaseUnavailableError("away"), exit_codes.UNREACHABLE),
         (BrokerUnreachableError("away"), exit_codes.UNREACHABLE),
-        (BrokerRefusedError(422, ErrorAnswer(code="a", message="b")), exit_codes.ATTENTION),
+        (BrokerRefusedError(422, ErrorAnswer(code="a", message="b")), exit_codes.WRONG_CALL),
+        (BrokerRefusedError(409, ErrorAnswer(code="a", message="b")), exit_codes.ATTENTION),
         (ProtocolError("odd"), exit_codes.ATTENTION),
     ],
 )

@@ -27,6 +27,7 @@ from qmq_broker.face.routes.queries import NUMBER_MAX, number
 from qmq_broker.face.routes.rules import sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found, HeldError
+from qmq_broker.service.query import LISTED_BYTES_MAX
 from qmq_broker.storage.schedule.cancelled import (
     CANCELLED_MAX,
     NOTHING_WITHDRAWN,
@@ -56,19 +57,31 @@ LOOKS_MAX: Final = 2
 _LISTED: Final = 100
 #: Looks for one message that somebody else puts off, takes back or releases at the same moment.
 TRIES_MAX: Final = 4
+#: Of the subjects that have a message with one id: so many are shown with it.
+SUBJECTS_SHOWN_MAX: Final = 10
 
 T = TypeVar("T")
+
+
+class JsonWaiting(msgspec.Struct, frozen=True, kw_only=True):
+    """One subject's message with the id that was asked for."""
+
+    subject: str
+    #: The message itself while it is pending …
+    message: JsonDelivered | None = None
+    #: … or why it cannot be read: as a refusal says it, with file and offset. It is held until it can.
+    damage: ErrorAnswer | None = None
 
 
 class JsonDelayed(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `GET /v1/delayed/{message_id}`."""
 
-    #: All places of the message, the newest last: more than one when it was rescheduled.
+    #: All places, the newest last: more than one when a message was rescheduled, or when several subjects have
+    #: one with this id.
     places: list[DelayedStatus]
-    #: The message itself while it is pending …
-    message: JsonDelivered | None = None
-    #: … or why it cannot be read: as a refusal says it, with file and offset. It is held until it can.
-    damage: ErrorAnswer | None = None
+    #: One for each subject of the places, that of the newest place last; of very many, or very large ones,
+    #: only the newest: see `SUBJECTS_SHOWN_MAX` and `LISTED_BYTES_MAX`.
+    messages: list[JsonWaiting]
 
 
 def delayed_routes(broker: Broker) -> list[Route]:
@@ -126,18 +139,12 @@ class _Delayed:
         found = [one for one in found if sees(one.message.subject)]
         if not found:
             raise NotFoundError(f"message {text} is not delayed, or was released long ago")
-        last = found[-1]
-        message = damage = None
-        if last.fate is Fate.PENDING:
-            try:
-                record = await self._look_on(lambda: self._query.record(last.message))
-                message = record_to_json(last.message.subject, record, 0)
-            except (
-                CorruptionError
-            ) as error:  # where it stands and when it is due is known all the same
-                damage = error_answer(error)
         places = [self._query.shown(one) for one in found]
-        return _json(JsonDelayed(places=places, message=message, damage=damage))
+        messages = await self._waiting(_newest_of_subjects(found))
+        answer = JsonDelayed(places=places, messages=messages)
+        return Response(
+            await asyncio.to_thread(msgspec.json.encode, answer), media_type=JSON_CONTENT_TYPE
+        )
 
     async def retry(self, _: Request) -> Response:
         """Look again at what could not be read; the status tells soon what came of it."""
@@ -204,6 +211,24 @@ class _Delayed:
         if found and await self._is_stored(message_id, sees):
             return _json(RescheduleAnswer(outcomes=(Rescheduling.TOO_LATE,)))
         raise NotFoundError(f"message {wanted.message_id} is not delayed, or no longer")
+
+    async def _waiting(self, newest: Sequence[Found]) -> list[JsonWaiting]:
+        """The messages of these places, those of the last ones if they are too many or too large."""
+        messages: list[JsonWaiting] = []
+        room_bytes = LISTED_BYTES_MAX
+        for one in newest[: -SUBJECTS_SHOWN_MAX - 1 : -1]:
+            subject, message, damage = one.message.subject, None, None
+            if one.fate is Fate.PENDING:
+                try:
+                    record = await self._look_on(partial(self._query.record, one.message))
+                    room_bytes -= len(record)
+                    if room_bytes < 0 and messages:
+                        break
+                    message = record_to_json(subject, record, 0)
+                except CorruptionError as error:  # where it stands and when it is due is known
+                    damage = error_answer(error)
+            messages.append(JsonWaiting(subject=subject, message=message, damage=damage))
+        return messages[::-1]
 
     async def _take_back(
         self,
@@ -294,6 +319,15 @@ class _Delayed:
             return await asyncio.to_thread(look)
 
 
+def _newest_of_subjects(found: Sequence[Found]) -> list[Found]:
+    """The newest place in each subject."""
+    newest: dict[str, Found] = {}
+    for one in found:
+        newest.pop(one.message.subject, None)
+        newest[one.message.subject] = one
+    return list(newest.values())
+
+
 def _cancelled(found: Found) -> Cancelled:
     message = found.message
     return Cancelled(
@@ -378,7 +412,7 @@ def _check_one_subject(found: Sequence[Found]) -> None:
             field="subject",
             limit="the subject of the message, if several have one with its id",
             value=shorten(", ".join(sorted(subjects))),
-            remedy="Name one of them.",
+            remedy="Name one of them: in the request as subject, in a command with --subject.",
         )
 
 

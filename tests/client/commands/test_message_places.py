@@ -1,0 +1,145 @@
+"""`qmq message show | trace` and `qmq delayed show` of an id that several subjects have, and without a broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner, Result
+from sqlalchemy.orm import Session
+
+from qmq_client import Message, Producer, create_tables
+from qmq_client.commands.root import root
+from tests.kit.broker_process import BrokerProcess
+from tests.kit.waiting import DEADLINE_S
+
+HOUR_MS = 3_600_000
+#: Nobody listens there.
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as running:
+        yield running
+
+
+def send(broker: BrokerProcess, message_id: str, **bodies: str) -> None:
+    """One message for each subject; what ends in `_later` is delayed."""
+    for name, body in bodies.items():
+        message: dict[str, Any] = {
+            "subject": name.removesuffix("_later"),
+            "body": body,
+            "message_id": message_id,
+        }
+        if name.endswith("_later"):
+            message["delay_ms"] = HOUR_MS
+        sent = httpx.post(f"{broker.url}/v1/send", json={"messages": [message]}, timeout=DEADLINE_S)
+        assert sent.status_code == 200
+
+
+def run(broker: BrokerProcess | str, *words: str, code: int = 0) -> Result:
+    url = broker if isinstance(broker, str) else broker.url
+    ended = CliRunner().invoke(root, [*words, "--broker", url])
+    assert ended.exit_code == code, (ended.output, ended.exception)
+    return ended
+
+
+def blocks(text: str) -> list[str]:
+    return text.strip().split("\n\n")
+
+
+def test_each_subjects_delayed_message_is_shown_with_its_own_states_and_body(
+    broker: BrokerProcess,
+) -> None:
+    one = "a1" * 16
+    send(broker, one, gate_later="of the gate", seat_later="of the seat")
+    run(broker, "delayed", "cancel", one, "--subject", "gate")
+    for command in (["delayed", "show"], ["message", "show"], ["message", "trace"]):
+        gate, seat = blocks(run(broker, *command, one).stdout)
+        assert ("cancelled" in gate, "pending" in gate) == (True, False), gate
+        assert ("cancelled" in seat, "pending" in seat) == (False, True), seat
+        assert "gate" in gate
+        assert "seat" in seat
+        assert ("of the seat" in seat, "of the gate" in gate) == (True, False)
+    told = json.loads(run(broker, "delayed", "show", one, "--json").stdout)
+    assert {one["subject"]: bool(one["message"]) for one in told["messages"]} == {
+        "gate": False,
+        "seat": True,
+    }
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_what_is_stored_in_one_subject_and_waits_in_another_is_shown_at_both(
+    broker: BrokerProcess, command: str
+) -> None:
+    one = {"show": "b1", "trace": "b2"}[command] * 16
+    send(broker, one, orders="of the orders", bills_later="of the bills")
+    orders, bills = blocks(run(broker, "message", command, one).stdout)
+    assert "orders" in orders
+    assert "bills" not in orders
+    assert "pending" in bills
+    assert "of the bills" in bills
+    told = json.loads(run(broker, "message", command, one, "--json").stdout)
+    assert [place["subject"] for place in told["delayed"]["places"]] == ["bills"]
+    assert len(told["messages" if command == "show" else "stories"]) == 1
+
+
+def test_a_trace_of_two_subjects_says_which_is_which(broker: BrokerProcess) -> None:
+    one = "c1" * 16
+    send(broker, one, left="1", right="2")
+    told = blocks(run(broker, "message", "trace", one).stdout)
+    assert sorted(block.splitlines()[0] for block in told) == ["left 0", "right 0"]
+    assert len(blocks(run(broker, "message", "show", one).stdout)) == 2
+
+
+def test_one_message_is_shown_as_ever(broker: BrokerProcess) -> None:
+    one = "d1" * 16
+    send(broker, one, alone="x")
+    assert len(blocks(run(broker, "message", "show", one).stdout)) == 1
+    told = run(broker, "message", "trace", one).stdout
+    assert told.splitlines()[0].split() == ["at", "group", "what", "attempt", "consumer", "why"]
+    assert "delayed" not in json.loads(run(broker, "message", "show", one, "--json").stdout)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> tuple[str, str]:
+    """An outbox with one row, and the id of its message."""
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    with Producer(engine, NOWHERE) as producer, Session(engine) as session:
+        message_id = producer.send(Message("orders", "unsent"), session=session)
+        session.commit()
+    engine.dispose()
+    return url, message_id
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_without_a_broker_the_outbox_is_looked_into_all_the_same(
+    database: tuple[str, str], command: str
+) -> None:
+    url, message_id = database
+    ended = run(NOWHERE, "message", command, message_id, "--database", url, code=3)
+    assert f"{message_id} is in the outbox of shop: live, due " in ended.stdout
+    assert "the broker could not be asked" in ended.stderr
+    assert "no connection" in ended.stderr
+    ended = run(NOWHERE, "message", command, message_id, "--database", url, "--json", code=3)
+    (row,) = json.loads(ended.stdout)["outbox"]
+    assert (row["message_id"], row["database"]) == (message_id, "shop")
+    ended = run(NOWHERE, "message", command, "0" * 32, "--database", url, code=3)
+    assert (ended.stdout, "is not in the outbox of shop" in ended.stderr) == ("", True)
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_without_a_broker_and_a_database_the_option_is_named(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run(NOWHERE, "message", command, "0" * 32, code=3)
+    assert "give --database" in ended.stderr
