@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.record import RECORD_FIXED_BYTES
-from qmq_client.wire.requests import Natural
+from qmq_client.wire.requests import MessageId, Name, Natural
 
 _DUE: Final = struct.Struct(">Q")
 _FLAGS_POSITION: Final = 20
@@ -67,6 +67,7 @@ def _ahead(span_ms: int) -> str:
 
 #: Messages in one request; each may mean a search through everything that waits.
 CANCELLED_PER_REQUEST_MAX: Final = 100
+_COUNT_FORM: Final = {"minItems": 1, "maxItems": CANCELLED_PER_REQUEST_MAX}
 
 
 class Cancellation(StrEnum):
@@ -104,11 +105,11 @@ class CancelRequest(
 ):
     """Take delayed messages back."""
 
-    message_ids: tuple[str, ...]
+    message_ids: Annotated[tuple[MessageId, ...], msgspec.Meta(extra_json_schema=_COUNT_FORM)]
     #: When they are due, if the caller knows: then fewer files are searched.
     deliver_at_ms: Natural | None = None
     #: Only messages of this subject; None for all subjects that the caller may send to.
-    subject: str | None = None
+    subject: Name | None = None
     #: Whether their outbox has given them up, so that they are not sent any more: what is unknown
     #: is not stored either when an earlier send of it to `subject` arrives later.
     withdrawn: bool = False
@@ -123,11 +124,11 @@ class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class RescheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give a pending message another due time."""
 
-    message_id: str
+    message_id: MessageId
     #: Milliseconds since 1970 UTC; a past time means at once.
     deliver_at_ms: Natural
     #: The message of this subject; needed only if several have one with this id.
-    subject: str | None = None
+    subject: Name | None = None
 
 
 class RescheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,8 @@ from qmq_client.wire.shown import shorten
 OWN_PREFIX: Final = "_qmq."
 #: The broker's subject for copies of messages that were set aside.
 COPIES: Final = "_qmq.copies"
-_NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}\Z")
+NAME_PATTERN: Final = rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}"
+_NAME: Final = re.compile(rf"{NAME_PATTERN}\Z")
 #: Names met again and again: subjects, tags and header names of every message.
 _NAMES_KEPT_MAX: Final = 4096
 

@@ -10,24 +10,30 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from qmq_client.wire.requests import Backoff, Natural, Tags
+from qmq_client.wire.names import NAME_PATTERN
+from qmq_client.wire.requests import Backoff, Name, Natural, StartText, Tags
 
 _BEHIND_ALL = 2**63 - 1
 #: Of the words that a change of state is given.
 REASON_CHARACTERS_MAX: Final = 500
 
+GROUP_FORM: Final = {"pattern": f"^{NAME_PATTERN}(@{NAME_PATTERN})?$"}
+#: A group as listings name it.
+GroupName = Annotated[str, msgspec.Meta(extra_json_schema=GROUP_FORM)]
+_StoreId = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9a-f]{32}$"})]
+
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One group: to be paused, resumed or removed."""
 
-    subject: str
-    group: str
+    subject: Name
+    group: GroupName
 
 
 class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One subject: to be removed."""
 
-    subject: str
+    subject: Name
 
 
 class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,10 +43,9 @@ class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     place or behind it are taken back, because their messages come again.
     """
 
-    subject: str
-    group: str
-    #: See `start.py`.
-    to: str
+    subject: Name
+    group: GroupName
+    to: StartText
 
 
 class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +54,8 @@ class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     A filter holds for messages that the group has not come to yet.
     """
 
-    subject: str
-    group: str
+    subject: Name
+    group: GroupName
     tags: Tags | UnsetType = UNSET
     max_attempts: Annotated[int, msgspec.Meta(ge=1)] | UnsetType = UNSET
     backoff: Backoff | UnsetType = UNSET
@@ -59,8 +64,8 @@ class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class DeadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Dead letters of one group, by sequence, half open: to be replayed or purged."""
 
-    subject: str
-    group: str
+    subject: Name
+    group: GroupName
     first: Natural = 0
     next: Natural = _BEHIND_ALL
 
@@ -80,9 +85,9 @@ class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Everything below these offsets is kept elsewhere; retention waits for the rest."""
 
     #: The holder's name; the same characters as a group's.
-    name: str
+    name: Name
     #: Of which store, 32 hex digits: offsets of another one mean nothing.
-    store_id: str
+    store_id: _StoreId
     #: Of the commit log …
     kept_offset: Natural
     #: … and of the action log.
@@ -92,7 +97,7 @@ class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One keeper: to be waited for no longer."""
 
-    name: str
+    name: Name
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

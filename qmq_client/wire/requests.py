@@ -22,6 +22,8 @@ from msgspec import UNSET, UnsetType
 
 from qmq_client.wire.errors import EncodingError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, parse_frame
+from qmq_client.wire.limits import NAME_BYTES_MAX
+from qmq_client.wire.names import NAME_PATTERN
 from qmq_client.wire.shown import shorten
 
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
@@ -34,6 +36,14 @@ _LENGTH: Final = struct.Struct(">I")
 
 #: A count, sequence, offset or time: never negative, always within a signed 64-bit field.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+#: Forms of texts, for JSON schemas only: who decodes them checks them with an error that says more.
+NAME_FORM: Final = {"pattern": f"^{NAME_PATTERN}$", "maxLength": NAME_BYTES_MAX}
+MESSAGE_ID_FORM: Final = {"pattern": "^[0-9a-f]{32}$"}
+START_FORM: Final = {"pattern": "^(earliest|latest|(time|sequence):[0-9]{1,18})$"}
+Name = Annotated[str, msgspec.Meta(extra_json_schema=NAME_FORM)]
+MessageId = Annotated[str, msgspec.Meta(extra_json_schema=MESSAGE_ID_FORM)]
+#: See `start.py`.
+StartText = Annotated[str, msgspec.Meta(extra_json_schema=START_FORM)]
 #: `first`, `next`: a half open range of pull sequences.
 Range = tuple[Natural, Natural]
 
@@ -79,8 +89,8 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which messages a group wants: those with one at least of `any` and with all of `all`."""
 
     #: Empty: whichever.
-    any: tuple[str, ...] = ()
-    all: tuple[str, ...] = ()
+    any: tuple[Name, ...] = ()
+    all: tuple[Name, ...] = ()
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,9 +117,9 @@ class BroadcastMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one consumer of a group did with what it was given."""
 
-    subject: str
-    group: str
-    consumer: str
+    subject: Name
+    group: Name
+    consumer: Name
     settlements: tuple[Settlement, ...]
     #: As in the pull that gave the messages.
     broadcast: Broadcast | UnsetType = UNSET
@@ -128,9 +138,9 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Fifteen fields and no more: with sixteen every request begins with another byte, whatever is
     # said in it. What comes next goes into a struct of its own.
 
-    subject: str
-    group: str
-    consumer: str
+    subject: Name
+    group: Name
+    consumer: Name
     max_messages: Natural = 100
     max_bytes: Natural = 1024 * 1024
     #: How long the broker may hold the request while there is nothing to give.
@@ -139,8 +149,8 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_ms: Natural = 30_000
     #: Hand-outs of one message before it becomes a dead letter of the group.
     max_attempts: Natural = 16
-    #: Where a group that does not exist yet begins, see `start.py`.
-    start: str = "earliest"
+    #: Where a group that does not exist yet begins.
+    start: StartText = "earliest"
     settlements: tuple[Settlement, ...] = ()
     #: Kept with the group: naming another filter than it has is refused, and naming none takes the
     #: one that it has.

@@ -1,7 +1,7 @@
-"""The broker as one ASGI application: three hot routes by hand, the rest through Starlette.
+"""The broker's application: from a request to the row of the table of routes that serves it.
 
-The last line of defence: an unforeseen error is logged with its place and answered with a 500 that
-says nothing about the inside.
+The three hot routes read and answer for themselves; the others are a Starlette application. The last line of
+defence: an unforeseen error is logged with its place and answered with a 500 that says nothing about the inside.
 """
 
 from __future__ import annotations
@@ -10,12 +10,25 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from starlette.requests import ClientDisconnect
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
-from qmq_broker.face.answers import INTERNAL, RequestRefusedError, error_code
+from qmq_broker.face.answers import (
+    INTERNAL,
+    RequestRefusedError,
+    error_answer,
+    error_code,
+    error_headers,
+    error_status,
+    refuse,
+)
 from qmq_broker.face.callers.door import Door
 from qmq_broker.face.exchanges.exchange import AsgiExchange, Exchange, KeptAnswer
 from qmq_broker.face.exchanges.requests import (
@@ -28,11 +41,19 @@ from qmq_broker.face.exchanges.requests import (
 )
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
-from qmq_broker.face.routes.admin import admin_app
-from qmq_broker.face.routes.hot import HotRoutes, Route, answer_error
+from qmq_broker.face.routes.hot import HotRoutes, answer_error
+from qmq_broker.face.routes.queries import check_once
+from qmq_broker.face.routes.route import ROUTE, Route, authorize
+from qmq_broker.face.routes.table import ADMIN_ROUTES, HOT_ROUTES, ROUTES, Handler, Handlers
 from qmq_broker.service.broker import Broker
+from qmq_client.wire.errors import QmqError
+from qmq_client.wire.requests import JSON_CONTENT_TYPE, UNKNOWN_ROUTES, ErrorAnswer
 
 _LOG: Final = logging.getLogger(__name__)
+_OPEN: Final = frozenset(route.path for route in ROUTES if route.is_open)
+_HOT: Final = {route.path.encode(): route for route in HOT_ROUTES}
+
+HotRoute = Callable[[Exchange], Awaitable[None]]
 
 
 class App:
@@ -47,8 +68,8 @@ class App:
         self._hot = HotRoutes(broker, limits, self._room, self._door, instance=instance)
         # Pulls that wait ask again whether they may
         self._door.on_changed = broker.delivery.waiting.wake_all
-        self._admin = admin_app(broker)
         self._refused = broker.measures.refused
+        self._admin = self._admin_app(Handlers(broker, has_tokens=self._door.has_tokens))
         self._failures = Repeats()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,9 +83,14 @@ class App:
         else:
             await self.serve(exchange, partial(self._ask, exchange, receive))
 
-    def hot_route(self, path: bytes) -> Route | None:
+    def hot_route(self, path: bytes) -> HotRoute | None:
         """The hot route of this path; None if it is not one of the three."""
-        return self._hot.find(path)
+        route = _HOT.get(path)
+        return None if route is None else partial(self._serve_hot, route)
+
+    async def _serve_hot(self, route: Route[Any], exchange: Exchange) -> None:
+        exchange.scope[ROUTE] = route
+        await self._hot.serve(partial(route.handler, self._hot), exchange)
 
     async def _ask(self, exchange: AsgiExchange, receive: Receive) -> None:
         """Let the other routes answer, if there is room for their answer."""
@@ -82,7 +108,7 @@ class App:
         """Let a known caller in, run the work, and answer whatever goes wrong."""
         scope = exchange.scope
         try:
-            self._door.authenticate(scope)
+            self._door.authenticate(scope, is_open=scope["path"] in _OPEN)
             await work()
         except RequestRefusedError as refusal:
             self._refused[error_code(refusal)] += 1
@@ -103,3 +129,59 @@ class App:
                 )
             if not exchange.is_answering:
                 await exchange.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
+
+    def _admin_app(self, handlers: Handlers) -> Starlette:
+        """The routes of people and tools."""
+        application = Starlette(
+            routes=[
+                StarletteRoute(
+                    route.path, _guarded(route, route.handler(handlers)), methods=[route.method]
+                )
+                for route in ADMIN_ROUTES
+            ],
+            exception_handlers={QmqError: self._on_refused, HTTPException: _on_http},
+        )
+        # A redirect would lead to whatever host the request named
+        application.router.redirect_slashes = False
+        # Answered in our words instead of the framework's; it is raised on, and `serve` logs it
+        application.add_exception_handler(Exception, _on_unforeseen)
+        return application
+
+    async def _on_refused(self, _: Request, error: Exception) -> Response:
+        assert isinstance(error, QmqError)
+        self._refused[error_code(error)] += 1
+        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+        return _error(error_status(error), error_answer(error), headers)
+
+
+def _guarded(route: Route[Any], handler: Handler) -> Handler:
+    async def ask(request: Request) -> Response:
+        request.scope[ROUTE] = route
+        check_once(request)
+        authorize(request)
+        return await handler(request)
+
+    return ask
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing at this path", 405: "this method is not for this path"}
+    refused = refuse(
+        error.status_code,
+        UNKNOWN_ROUTES.get(error.status_code, "request"),
+        what.get(error.status_code, "the request was refused"),
+        remedy="GET /openapi.json lists what there is.",
+    )
+    return _error(refused.status, refused.answer, dict(error.headers or {}))
+
+
+async def _on_unforeseen(_: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        raise error  # there is nobody to answer
+    return _error(500, INTERNAL, {})
+
+
+def _error(status: int, answer: ErrorAnswer, headers: dict[str, str]) -> Response:
+    content = msgspec.json.encode(answer)
+    return Response(content, status, headers=headers, media_type=JSON_CONTENT_TYPE)

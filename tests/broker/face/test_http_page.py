@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from starlette.routing import Route
+import msgspec
 
 from qmq_broker import errors
 from qmq_broker.errors import (
@@ -20,17 +20,12 @@ from qmq_broker.errors import (
     UnknownFormatError,
 )
 from qmq_broker.face.answers import INTERNAL, status_of
-from qmq_broker.face.callers.door import Door
-from qmq_broker.face.exchanges.requests import BodyRoom
 from qmq_broker.face.exit_codes import ExitCode
-from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.routes.admin import admin_app
-from qmq_broker.face.routes.hot import HotRoutes
+from qmq_broker.face.routes.table import ROUTES
 from qmq_broker.service.delay import query as delayed_query
 from qmq_client.wire import errors as wire_errors
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.requests import UNKNOWN_ROUTES
-from tests.broker.service.rig import Rig
 from tests.conftest import require_program
 from tests.kit.broker_process import BrokerProcess
 from tests.tidy.house import product
@@ -48,18 +43,20 @@ NOT_ANSWERED = {
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
-def test_the_page_lists_every_route_and_no_other(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "data")
-    limits = FaceLimits()
-    hot = HotRoutes(rig.broker, limits, BodyRoom(limits), Door(None, int), instance=1)
-    routes = {f"POST {path}" for path in hot.paths}
-    for route in admin_app(rig.broker).routes:
-        assert isinstance(route, Route)
-        assert route.methods is not None
-        method = "POST" if "POST" in route.methods else "GET"
-        routes.add(f"{method} {route.path}")
-    assert set(re.findall(r"^\| `((?:GET|POST) /\S+)` \|", PAGE, re.MULTILINE)) == routes
-    rig.close()
+def test_the_page_lists_every_route_with_what_it_takes_and_no_other() -> None:
+    rows: dict[str, str] = {}
+    for name, takes in re.findall(
+        r"^\| `((?:GET|POST) /\S+)` \|[^|]*\|([^|]*)\|", PAGE, re.MULTILINE
+    ):
+        rows[name] = rows.get(name, "") + takes
+    assert rows.keys() == {route.name for route in ROUTES}
+    for route in ROUTES:
+        takes = set(re.findall(r"`(\w+)`", rows[route.name]))
+        named = {one.name for one in route.query}
+        enumerated = {value for one in route.query for value in one.schema.get("enum", ())}
+        if route.body is not None and not route.has_frames:
+            named |= {field.name for field in msgspec.structs.fields(route.body)}
+        assert named | (enumerated - {""}) <= takes, route.name
 
 
 def test_the_page_has_every_code_of_a_refusal_with_its_status() -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.routing import Route
 
 from qmq_broker.errors import DiskFullError
-from qmq_broker.face.routes.admin import admin_app
-from qmq_broker.face.routes.operations import OPERATIONS
-from qmq_broker.face.routes.rules import HOT_ROUTES, route_name
+from qmq_broker.face.routes.route import Route
+from qmq_broker.face.routes.table import ROUTES
+from qmq_broker.face.strict_json import read_json
 from tests.broker.face.asgi import Client
-from tests.broker.face.test_http_page import PAGE
+from tests.broker.face.guarded import Guarded
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 MESSAGE_ID = "ab" * 16
@@ -45,11 +46,8 @@ def operations(document: Any) -> dict[str, Any]:
     }
 
 
-def test_it_has_every_route_and_no_other(rig: Rig, document: Any) -> None:
-    routes = [route for route in admin_app(rig.broker).routes if isinstance(route, Route)]
-    served = {*HOT_ROUTES, *map(route_name, routes)}
-    assert operations(document).keys() == served
-    assert served == OPERATIONS.keys()
+def test_it_has_every_route_and_no_other(document: Any) -> None:
+    assert operations(document).keys() == {route.name for route in ROUTES}
 
 
 def references(value: Any) -> Iterator[str]:
@@ -73,14 +71,52 @@ def test_whatever_it_refers_to_is_in_it(document: Any) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_the_page_has_the_same_parameters() -> None:
-    for name, operation in OPERATIONS.items():
-        rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
-        cells = " ".join(row.split("|")[3] for row in rows)
-        assert [one.name for one in operation.query if f"`{one.name}`" not in cells] == [], name
+def test_a_token_is_asked_for_only_where_there_are_some(
+    rig: Rig, document: Any, tmp_path: Path
+) -> None:
+    assert "security" not in json.dumps(document)
+    guarded = Guarded(rig, tmp_path / "tokens.json")
+    told = guarded.ask("producer", "GET", "/openapi.json").json
+    assert list(told["components"]["securitySchemes"]) == ["token"]
+    free = {name for name, one in operations(told).items() if one["security"] == []}
+    assert free == {"GET /healthz", "GET /readyz"}
 
 
-QUESTIONS = [name for name, operation in OPERATIONS.items() if name.startswith("GET ")]
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_an_example_has_the_form_that_the_document_says(
+    client: Client, document: Any, route: Route[Any]
+) -> None:
+    if route.body is not None:
+        json_body = operations(document)[route.name]["requestBody"]["content"]["application/json"]
+        assert read_json(json.dumps(json_body["example"]).encode(), route.body) is not None
+    for one in operations(document)[route.name]["parameters"]:
+        if one["in"] == "query":
+            assert matches(one["example"], one["schema"]), one
+
+
+def matches(value: Any, schema: Any) -> bool:
+    if schema["type"] == "integer":
+        return bool(schema["minimum"] <= value <= schema["maximum"])
+    is_one = value in schema.get("enum", [value])
+    return is_one and re.search(schema.get("pattern", ""), value) is not None
+
+
+@pytest.mark.parametrize("text", ["", "a", "a@b", "-a", "a\n", "a" * 127, "a" * 128, "ä", "a b"])
+def test_a_name_is_taken_where_the_document_says_so(
+    client: Client, document: Any, text: str
+) -> None:
+    fields = document["components"]["schemas"]["PullRequest"]["properties"]
+    for field in ("subject", "group", "consumer"):
+        is_said = (
+            re.search(fields[field]["pattern"].replace("$", r"\Z"), text) is not None
+            and len(text) <= fields[field]["maxLength"]
+        )
+        body = {"subject": SUBJECT, "group": "g", "consumer": "c", field: text}
+        assert (client.post("/v1/pull", body).status == 200) is is_said, field
+
+
+OPERATIONS = {route.name: route for route in ROUTES}
+QUESTIONS = [name for name in OPERATIONS if name.startswith("GET ")]
 #: What is asked besides nothing at all and everything at once: a route may read less of these.
 MORE = {
     "GET /v1/messages": [

@@ -10,7 +10,7 @@ Pure: `token_file.py` says where tokens come from, `door.py` how callers are aut
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -81,20 +81,20 @@ class Caller:
         wanted = {Role.ADMIN, *roles}
         return any(right.role in wanted and right.covers(subject) for right in self.rights)
 
-    def check(self, role: Role, subject: str) -> None:
-        """Raise `RequestRefusedError` (403) unless the caller may act in this role there."""
-        if not self.may((role,), subject):
-            raise self.refusal((role,), subject)
+    def check(self, roles: Sequence[Role], subject: str) -> None:
+        """Raise `RequestRefusedError` (403) unless the caller may act in one of these roles, or as admin, there."""
+        if not self.may(roles, subject):
+            raise self._refusal(roles or (Role.ADMIN,), subject)
 
-    def check_any(self, role: Role) -> None:
-        """Raise `RequestRefusedError` (403) unless the caller may act in this role on some subject."""
-        if not any(right.role in (Role.ADMIN, role) for right in self.rights):
-            raise self.refusal((role,), ALL_SUBJECTS)
+    def check_any(self, roles: Sequence[Role]) -> None:
+        """The same of some subject, whichever."""
+        if not any(right.role in (Role.ADMIN, *roles) for right in self.rights):
+            raise self._refusal(roles or (Role.ADMIN,), ALL_SUBJECTS)
 
-    def refusal(self, roles: Iterable[Role], subject: str) -> Exception:
+    def _refusal(self, roles: Sequence[Role], subject: str) -> Exception:
         """The 403 that says which right is missing, and names the subject in `value`."""
         wanted = " or ".join(roles)
-        role = next(iter(roles)) + ("" if subject == ALL_SUBJECTS else ":SUBJECTS")
+        role = roles[0] + ("" if subject == ALL_SUBJECTS else ":SUBJECTS")
         what = "all subjects" if subject == ALL_SUBJECTS else f"subject {shorten(subject)}"
         return refuse(
             403,

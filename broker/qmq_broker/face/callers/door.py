@@ -1,8 +1,7 @@
 """The door: every request gets its caller here, before anything of it is looked at.
 
 A broker with tokens refuses everybody who shows none (401), always with the same answer. What a
-known caller may do is checked where the subject is known (`Caller.check`), and in `routes/rules.py`
-for the routes of people. A broker without tokens takes everybody as `ANYBODY`. A connection with a
+known caller may do is checked where the subject is known (`routes/route.py`). A broker without tokens takes everybody as `ANYBODY`. A connection with a
 verified client certificate may be identified by a name in it.
 """
 
@@ -22,8 +21,6 @@ CERTIFICATE_NAMES: Final = "certificate_names"
 _BEARER: Final = b"bearer "
 #: Longer than any token; longer values are not looked at.
 _HEADER_BYTES_MAX: Final = 200
-#: Open to everybody: they say nothing about the data.
-_OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
 class Door:
@@ -37,6 +34,11 @@ class Door:
         #: Called when the tokens have changed.
         self.on_changed: Callable[[], object] = lambda: None
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether callers need one."""
+        return self._tokens is not None
+
     def step(self) -> int:
         """Read changed tokens; returns how many requests were turned away since the last step."""
         if self._tokens is not None and self._tokens.step():
@@ -44,13 +46,16 @@ class Door:
         refused, self.refused = self.refused, 0
         return refused
 
-    def authenticate(self, scope: Scope) -> None:
-        """Put the caller into the scope; raises `RequestRefusedError` (401) for a caller without a valid token."""
+    def authenticate(self, scope: Scope, *, is_open: bool = False) -> None:
+        """Put the caller into the scope; raises `RequestRefusedError` (401) for one without a valid token.
+
+        What is open serves those too.
+        """
         if self._tokens is None:
             scope[CALLER] = ANYBODY
             return
         caller = self._known(self._tokens, scope)
-        if caller is None and scope["path"] not in _OPEN_PATHS:
+        if caller is None and not is_open:
             self.refused += 1
             raise _unknown()
         scope[CALLER] = caller or NOBODY

@@ -32,7 +32,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
-from qmq_broker.face.app import App
+from qmq_broker.face.app import App, HotRoute
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.connection.direct import DirectExchange, SteppedCoroutine, answer_head
 from qmq_broker.face.exchanges.requests import DROP
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from starlette.types import Scope
     from uvicorn.config import Config
     from uvicorn.server import ServerState
-
-    from qmq_broker.face.routes.hot import Route
 
 
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
@@ -322,7 +320,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
-    def _begin_direct(self, route: Route) -> None:
+    def _begin_direct(self, route: HotRoute) -> None:
         self.scope["method"], self.scope["path"] = "POST", self.url.decode()
         exchange = DirectExchange(
             cast("Scope", self.scope),

@@ -14,17 +14,15 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, CorruptionError, NotFoundError
 from qmq_broker.face.answers import error_answer
-from qmq_broker.face.callers.access import Role
 from qmq_broker.face.callers.door import caller_of
 from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
-from qmq_broker.face.routes.queries import NUMBER_MAX, number
-from qmq_broker.face.routes.rules import sight
+from qmq_broker.face.routes.queries import number
+from qmq_broker.face.routes.route import NUMBER_MAX, check_subject, route_of, sight
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.query import LISTED_MAX, SPANS_MS, DelayedStatus, Found, HeldError
 from qmq_broker.service.query import LISTED_BYTES_MAX
@@ -84,22 +82,9 @@ class JsonDelayed(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[JsonWaiting]
 
 
-def delayed_routes(broker: Broker) -> list[Route]:
-    """The routes, for the application of `admin.py`."""
-    delayed = _Delayed(broker)
-    return [
-        Route("/v1/delayed", delayed.listed),
-        Route("/v1/delayed/status", delayed.status),
-        Route("/v1/delayed/histogram", delayed.histogram),
-        Route("/v1/delayed/retry", delayed.retry, methods=["POST"]),
-        Route("/v1/delayed/accept-clock", delayed.accept_clock, methods=["POST"]),
-        Route("/v1/delayed/cancel", delayed.cancel, methods=["POST"]),
-        Route("/v1/delayed/reschedule", delayed.reschedule, methods=["POST"]),
-        Route("/v1/delayed/{message_id}", delayed.show),
-    ]
+class DelayedRoutes:
+    """Handlers of delayed messages."""
 
-
-class _Delayed:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._query = broker.delayed.query
@@ -134,7 +119,7 @@ class _Delayed:
         """One message, wherever it is scheduled."""
         text = request.path_params["message_id"]
         message_id = parse_message_id(text)
-        sees = sight(request, Role.CONSUMER)
+        sees = sight(request.scope)
         found = await self._look(lambda: self._query.find(message_id))
         found = [one for one in found if sees(one.message.subject)]
         if not found:
@@ -384,13 +369,12 @@ def _theirs(request: Request, subject: str | None) -> Callable[[str], bool]:
 
     Raises `RequestRefusedError` (403) if the caller may send to none of them, whether there are such messages or not.
     """
-    caller = caller_of(request.scope)
     if subject is not None:
         check_not_own(check_name(subject, field="subject"))
-        caller.check(Role.PRODUCER, subject)
+        check_subject(request.scope, subject)
         return lambda name: name == subject
-    caller.check_any(Role.PRODUCER)
-    sees = sight(request, Role.PRODUCER)
+    caller_of(request.scope).check_any(route_of(request.scope).roles)
+    sees = sight(request.scope)
     return lambda name: sees(name) and not name.startswith(OWN_PREFIX)
 
 

@@ -11,12 +11,10 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, NotFoundError
-from qmq_broker.face.callers.access import Role
-from qmq_broker.face.callers.door import caller_of
 from qmq_broker.face.routes.bodies import read_body
+from qmq_broker.face.routes.route import check_subject
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.query import GroupStatus
 from qmq_client.wire.groups import check_group
@@ -37,22 +35,9 @@ _DEAD_PER_TURN: Final = 1_000
 _R = TypeVar("_R", GroupRequest, SeekRequest, ConfigureRequest, DeadRequest)
 
 
-def group_routes(broker: Broker) -> list[Route]:
-    """The routes, for the application of `admin.py`."""
-    changes = _GroupRoutes(broker)
-    posts = {
-        "/v1/groups/pause": changes.pause,
-        "/v1/groups/resume": changes.resume,
-        "/v1/groups/seek": changes.seek,
-        "/v1/groups/configure": changes.configure,
-        "/v1/groups/remove": changes.remove,
-        "/v1/dead/replay": changes.replay,
-        "/v1/dead/purge": changes.purge,
-    }
-    return [Route(path, route, methods=["POST"]) for path, route in posts.items()]
+class GroupRoutes:
+    """Handlers of changes of groups and dead letters."""
 
-
-class _GroupRoutes:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
@@ -138,7 +123,7 @@ class _GroupRoutes:
     async def _read(self, request: Request, kind: type[_R]) -> _R:
         wanted = await read_body(request, kind)
         check_name(wanted.subject, field="subject")
-        caller_of(request.scope).check(Role.ADMIN, wanted.subject)
+        check_subject(request.scope, wanted.subject)
         check_group(wanted.group)
         self._broker.serving.check_delivers()
         return wanted

@@ -16,7 +16,6 @@ from starlette.types import Scope
 
 from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
-from qmq_broker.face.callers.access import Role
 from qmq_broker.face.callers.door import Door, caller_of
 from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
 from qmq_broker.face.exchanges.requests import (
@@ -32,6 +31,7 @@ from qmq_broker.face.exchanges.requests import (
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
+from qmq_broker.face.routes.route import check_subject
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
 from qmq_broker.service.delivery.delivery import HandOut, Settled
@@ -55,7 +55,6 @@ _STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
 _Work = Callable[[Head, Exchange], Awaitable[None]]
-Route = Callable[[Exchange], Awaitable[None]]
 
 
 class HotRoutes:
@@ -72,23 +71,9 @@ class HotRoutes:
         self._ids = MessageIds(instance)
         self._one_aside = asyncio.Lock()
         self._faults = Repeats()
-        self._routes: dict[bytes, Route] = {
-            b"/v1/send": partial(self._serve, self._send),
-            b"/v1/pull": partial(self._serve, self._pull),
-            b"/v1/settle": partial(self._serve, self._settle),
-        }
 
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the three routes."""
-        return [path.decode() for path in self._routes]
-
-    def find(self, path: bytes) -> Route | None:
-        """The route of this path, or None when it is not one of the three."""
-        return self._routes.get(path)
-
-    async def _serve(self, work: _Work, exchange: Exchange) -> None:
-        """Serve one request; every foreseen error becomes its answer."""
+    async def serve(self, work: _Work, exchange: Exchange) -> None:
+        """Serve one request by one of the three below; every foreseen error becomes its answer."""
         head = read_head(exchange.scope)
         try:
             if exchange.scope["method"] != "POST":
@@ -114,7 +99,8 @@ class HotRoutes:
             fields = {"path": path, "code": error.code, "reason": error, "times": times}
             log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
-    async def _send(self, head: Head, exchange: Exchange) -> None:
+    async def send(self, head: Head, exchange: Exchange) -> None:
+        """Store messages; answers once they are durable."""
         encoding, body_bytes_max = check_head(
             head,
             frame_bytes_max=self._broker.settings.wire.frame_bytes,
@@ -127,16 +113,17 @@ class HotRoutes:
             if encoding is Encoding.JSON:
                 data, message_ids = await self._aside(len(data), partial(self._frame_of, data))
             durable: Outcome[Placed] = exchange.outcome()
-            may_send = partial(head.caller.check, Role.PRODUCER)
+            may_send = partial(check_subject, exchange.scope)
             owner = head.caller.owner
             frame = self._broker.send(data, partial(make_known, durable), may_send, owner=owner)
             placed = await durable
         reply = head.answer_encoding()
         await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
-    async def _pull(self, head: Head, exchange: Exchange) -> None:
+    async def pull(self, head: Head, exchange: Exchange) -> None:
+        """Settle, and give messages, which may have to be waited for."""
         request = await self._read(head, exchange, PullRequest)
-        head.caller.check(Role.CONSUMER, request.subject)
+        check_subject(exchange.scope, request.subject)
         self._broker.serving.check_delivers()
         self._check_answer(request)
         delivery = self._broker.delivery
@@ -170,9 +157,10 @@ class HotRoutes:
         with self._room.answer(len(body), exchange.scope), self._room.waiting():
             await exchange.answer(200, reply, body)
 
-    async def _settle(self, head: Head, exchange: Exchange) -> None:
+    async def settle(self, head: Head, exchange: Exchange) -> None:
+        """Settle messages that were given."""
         request = await self._read(head, exchange, SettleRequest)
-        head.caller.check(Role.CONSUMER, request.subject)
+        check_subject(exchange.scope, request.subject)
         self._broker.serving.check_delivers()
         self._broker.delivery.check_settle(request)
         settled = await self._settled(request)
@@ -226,7 +214,7 @@ class HotRoutes:
         delivery = self._broker.delivery
         try:
             self._door.authenticate(scope)
-            caller_of(scope).check(Role.CONSUMER, request.subject)
+            check_subject(scope, request.subject)
             self._check_answer(request)
             owner = caller_of(scope).owner
             return delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)

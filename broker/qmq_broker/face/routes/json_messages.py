@@ -25,20 +25,20 @@ from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import LEAVE_OUT, format_message_id, parse_message_id
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
-from qmq_client.wire.requests import Natural
+from qmq_client.wire.requests import MessageId, Name, Natural
 from qmq_client.wire.shown import shorten
 
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a send."""
 
-    subject: str
+    subject: Name
     body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     key: str | None = None
-    tags: tuple[str, ...] = ()
-    headers: dict[str, str] = {}
-    message_id: str | None = None
+    tags: tuple[Name, ...] = ()
+    headers: dict[Name, str] = {}
+    message_id: MessageId | None = None
     #: Ms since 1970 UTC; not delivered from then on.
     expires_at_ms: Natural | None = None
     #: Delivered this many ms after the request …

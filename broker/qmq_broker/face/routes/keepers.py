@@ -12,7 +12,6 @@ from functools import partial
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from qmq_broker.face.exchanges.exchange import make_known
 from qmq_broker.face.routes.bodies import read_body
@@ -27,17 +26,9 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE
 from qmq_client.wire.shown import shorten
 
 
-def keeper_routes(broker: Broker) -> list[Route]:
-    """The routes, for the application of `admin.py`."""
-    keepers = _Keepers(broker)
-    return [
-        Route("/v1/keepers", keepers.listed),
-        Route("/v1/keepers/keep", keepers.keep, methods=["POST"]),
-        Route("/v1/keepers/remove", keepers.remove, methods=["POST"]),
-    ]
+class KeeperRoutes:
+    """Handlers of keepers."""
 
-
-class _Keepers:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 

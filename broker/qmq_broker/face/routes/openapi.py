@@ -1,130 +1,143 @@
-"""The OpenAPI document: which routes there are, what they take, what they answer.
-
-Made from the table in `operations.py` and the structs that decode and encode the bodies, so that a
-field cannot be in one and not in the other.
-"""
+"""The OpenAPI document, made from the table of routes and the types that decode and encode the bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from qmq_broker.face.callers.access import Role
-from qmq_broker.face.routes.operations import ALWAYS, GUARDED, OPERATIONS, Operation, structs
-from qmq_broker.face.routes.rules import RULES, About
-from qmq_client.wire.requests import FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE, ErrorAnswer
+from qmq_broker.face.routes.route import About, Route
+from qmq_client.wire.requests import (
+    FRAME_CONTENT_TYPE,
+    JSON_CONTENT_TYPE,
+    MESSAGE_ID_FORM,
+    ErrorAnswer,
+)
 
 _VERSION: Final = "3.1.0"
 _REFERENCE: Final = "#/components/schemas/{name}"
 _IN_PATH: Final = re.compile(r"{(\w+)}")
-#: Checked by the hot routes themselves.
-_HOT: Final = {
-    "POST /v1/send": (Role.PRODUCER,),
-    "POST /v1/pull": (Role.CONSUMER,),
-    "POST /v1/settle": (Role.CONSUMER,),
-}
+#: Any route: the request itself, its time, its query, its head, and trouble of the broker.
+_ALWAYS: Final = (400, 408, 422, 431, 500, 503)
+#: Those that need a token.
+_GUARDED: Final = (401, 403)
 #: Statuses after which one may come back later.
 _RETRIED: Final = frozenset({429, 503, 507})
+_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 
 
-def document(route_names: Iterable[str]) -> bytes:
-    """The document of these routes, as JSON."""
-    types = [*structs(), ErrorAnswer]
-    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    known = dict(zip(types, schemas, strict=True))
+class OpenApi:
+    """Serves the document of these routes."""
+
+    def __init__(self, routes: Sequence[Route[Any]], *, has_tokens: bool) -> None:
+        self._routes = routes
+        self._has_tokens = has_tokens
+        self._content: bytes | None = None
+
+    async def show(self, _: Request) -> Response:
+        """All routes, for programs."""
+        if self._content is None:
+            self._content = msgspec.json.encode(document(self._routes, has_tokens=self._has_tokens))
+        return Response(self._content, media_type=JSON_CONTENT_TYPE)
+
+
+def document(routes: Sequence[Route[Any]], *, has_tokens: bool) -> dict[str, Any]:
+    """The document of these routes; it asks for tokens only if the broker has some."""
+    kinds = [kind for route in routes for kind in _kinds(route)]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    # By their names in Python: list[int], for one, is a new object wherever it is written
+    known = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for name in route_names:
-        method, _, path = name.partition(" ")
-        operation = OPERATIONS.get(name)
-        if operation is not None:
-            shown = _operation(name, operation, known)
-            paths.setdefault(path, {})[method.lower()] = shown
-    return msgspec.json.encode(
-        {
-            "openapi": _VERSION,
-            "info": {"title": "QMQ broker", "version": "1"},
-            "paths": paths,
-            "components": {
-                "schemas": components,
-                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            },
-        }
-    )
+    for route in routes:
+        shown = _operation(route, known)
+        if has_tokens:
+            shown["security"] = [] if route.is_open else [{"token": []}]
+        paths.setdefault(route.path, {})[route.method.lower()] = shown
+    schemes = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+    return {
+        "openapi": _VERSION,
+        "info": {"title": "QMQ broker", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": components, **(schemes if has_tokens else {})},
+    }
 
 
-def _operation(name: str, operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
-    statuses = {*ALWAYS, *operation.statuses, *(() if operation.is_open else GUARDED)}
+def _kinds(route: Route[Any]) -> list[Any]:
+    answers = [route.answer] if isinstance(route.answer, type) else route.answer.values()
+    return [kind for kind in (ErrorAnswer, route.body, *answers) if kind is not None]
+
+
+def _operation(route: Route[Any], known: dict[str, Any]) -> dict[str, Any]:
+    statuses = {*_ALWAYS, *route.statuses, *(() if route.is_open else _GUARDED)}
     shown: dict[str, Any] = {
-        "operationId": re.sub(r"\W+", "_", name.lower()).strip("_"),
-        "summary": operation.about,
-        "parameters": _parameters(name, operation),
+        "operationId": re.sub(r"\W+", "_", route.name.lower()).strip("_"),
+        "summary": route.summary,
+        "parameters": _parameters(route),
         "responses": {
-            "200": {"description": "Done.", "content": _answer(operation, known)},
+            "200": {"description": "Done.", "content": _answer(route, known)},
             **{str(status): _refusal(status, known) for status in sorted(statuses)},
         },
-        "security": [] if operation.is_open else [{"token": []}],
     }
-    if not operation.is_open:
-        shown["x-roles"] = _roles(name)
-    if operation.body is not None:
-        content: dict[str, Any] = {JSON_CONTENT_TYPE: {"schema": known[operation.body]}}
-        if operation.has_frames:
-            content[FRAME_CONTENT_TYPE] = {"schema": {"type": "string", "format": "binary"}}
+    if not route.is_open:
+        is_for_all = route.about is About.NOTHING
+        shown["x-roles"] = list(Role) if is_for_all else [*route.roles, Role.ADMIN]
+    if route.body is not None:
+        schema = known[repr(route.body)]
+        content: dict[str, Any] = {JSON_CONTENT_TYPE: {"schema": schema, "example": route.example}}
+        if route.has_frames:
+            content[FRAME_CONTENT_TYPE] = _BYTES
         shown["requestBody"] = {"required": True, "content": content}
     return shown
 
 
-def _parameters(name: str, operation: Operation) -> list[dict[str, Any]]:
+def _parameters(route: Route[Any]) -> list[dict[str, Any]]:
     in_path = [
-        {"name": one, "in": "path", "required": True, "schema": {"type": "string"}}
-        for one in _IN_PATH.findall(name)
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", **MESSAGE_ID_FORM},
+        }
+        for name in _IN_PATH.findall(route.path)
     ]
     return in_path + [
         {
             "name": one.name,
             "in": "query",
             "required": one.is_required,
-            "description": one.about,
-            "schema": {"type": "integer", "minimum": 0} if one.is_number else {"type": "string"},
+            "description": one.summary,
+            "schema": one.schema,
+            "example": int(one.example) if one.is_number else one.example,
         }
-        for one in operation.query
+        for one in route.query
     ]
 
 
-def _answer(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
-    if operation.has_text:
-        return {"text/plain": {"schema": {"type": "string"}}}
-    if operation.has_bytes:
-        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    if isinstance(operation.answer, type):
-        schema = known[operation.answer]
+def _answer(route: Route[Any], known: dict[str, Any]) -> dict[str, Any]:
+    if route.media_type != JSON_CONTENT_TYPE:
+        is_text = route.media_type == "text/plain"
+        return {route.media_type: {"schema": {"type": "string"}} if is_text else _BYTES}
+    schema: dict[str, Any]
+    if isinstance(route.answer, type):
+        schema = known[repr(route.answer)]
     else:
-        schema = {"type": "object", "required": list(operation.answer)}
-    content: dict[str, Any] = {JSON_CONTENT_TYPE: {"schema": schema}}
-    if operation.has_frames:
-        content[FRAME_CONTENT_TYPE] = {"schema": {"type": "string", "format": "binary"}}
-    return content
+        fields = {name: known[repr(kind)] for name, kind in route.answer.items()}
+        schema = {"type": "object", "properties": fields, "required": list(fields)}
+    frames = {FRAME_CONTENT_TYPE: _BYTES} if route.has_frames else {}
+    return {JSON_CONTENT_TYPE: {"schema": schema}, **frames}
 
 
-def _refusal(status: int, known: dict[Any, Any]) -> dict[str, Any]:
+def _refusal(status: int, known: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "description": HTTPStatus(status).phrase,
-        "content": {JSON_CONTENT_TYPE: {"schema": known[ErrorAnswer]}},
+        "content": {JSON_CONTENT_TYPE: {"schema": known[repr(ErrorAnswer)]}},
     }
     if status in _RETRIED:
         shown["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     return shown
-
-
-def _roles(name: str) -> list[str]:
-    """Who may ask."""
-    rule = RULES.get(name)
-    if rule is None:
-        return [*_HOT.get(name, ()), Role.ADMIN]
-    if rule.about is About.NOTHING:
-        return list(Role)
-    return [*rule.roles, Role.ADMIN]

@@ -1,16 +1,12 @@
-"""The query string of a request: each name once, and numbers within their bounds."""
+"""The query string of a request: each name once, and numbers within the bounds of the table of routes."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from starlette.requests import Request
 
+from qmq_broker.face.routes.route import route_of
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.shown import shorten
-
-#: Highest sequence, offset and time.
-NUMBER_MAX: Final = 2**63 - 1
 
 
 def check_once(request: Request) -> None:
@@ -30,14 +26,14 @@ def check_once(request: Request) -> None:
     )
 
 
-def number(
-    request: Request, field: str, *, default: int | None = None, highest: int = NUMBER_MAX
-) -> int:
+def number(request: Request, field: str, *, default: int | None = None) -> int:
     """A number from 0 on; required if it has no default. Raises `InvalidMessageError`."""
     text = request.query_params.get(field)
     if text is None and default is not None:
         return default
     text = text or ""
+    parameter = next(one for one in route_of(request.scope).query if one.name == field)
+    highest: int = parameter.schema["maximum"]
     # Isdecimal alone would accept the digits of every script; 19 digits reach the highest number
     if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= highest:
         return int(text)

@@ -19,10 +19,9 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from qmq_broker.errors import BusyError, DiskError, NotFoundError
-from qmq_broker.face.routes.queries import NUMBER_MAX, number
+from qmq_broker.face.routes.queries import number
 from qmq_broker.service.broker import Broker
 from qmq_broker.storage.files import layout
 from qmq_client.wire.errors import InvalidMessageError
@@ -43,16 +42,9 @@ _SMALL_FILES: Final = frozenset({layout.FORMAT, layout.RETAINED, *layout.CHECKPO
 _DIRECTORIES: Final = frozenset({layout.ROOT, layout.STATE, *_LOGS})
 
 
-def range_routes(broker: Broker) -> list[Route]:
-    """The routes, for the application of `admin.py`."""
-    ranges = _Ranges(broker)
-    return [
-        Route("/v1/files", ranges.names),
-        Route("/v1/files/read", ranges.read),
-    ]
+class FileRoutes:
+    """Handlers of reads of the log files."""
 
-
-class _Ranges:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._reads = asyncio.Semaphore(READS_MAX)
@@ -73,8 +65,7 @@ class _Ranges:
         path = request.query_params.get("path", "")
         if not _is_readable(path):
             raise _not_readable("path", path)
-        first = number(request, "first", highest=NUMBER_MAX - READ_BYTES_MAX)  # no file is longer
-        count = number(request, "count", highest=READ_BYTES_MAX)
+        first, count = number(request, "first"), number(request, "count")
         content = await self._in_thread(lambda: self._bytes(path, first, count))
         return Response(content, media_type=_BYTES_CONTENT_TYPE)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from qmq_broker.errors import BusyError
 from qmq_broker.face.answers import refuse
@@ -43,11 +42,6 @@ class Scraper:
         finally:
             self._is_busy = False
         return Response(body, media_type=_TEXT)
-
-
-def metric_routes(broker: Broker) -> list[Route]:
-    """The route for scrapes."""
-    return [Route("/metrics", Scraper(broker).scrape)]
 
 
 def text_of(reading: Reading) -> bytes:
