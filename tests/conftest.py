@@ -6,6 +6,7 @@ with the reasons in the summary; where `CI` is set it fails.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -161,6 +162,8 @@ def pytest_runtest_call() -> Generator[None]:
 def pytest_runtest_teardown() -> Generator[None]:
     """A test must not have others go another way, of SQLAlchemy and of the outbox."""
     yield
+    if not gc.get_freeze_count():  # by a test that needed all to be looked at
+        gc.freeze()
     if names := left_behind():
         pytest.fail(
             f"all engines are listened to still ({', '.join(names)}): use tests.kit.listening",
@@ -183,6 +186,12 @@ def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:
     if environment.get("CI"):
         pytest.fail(f"{reason} (CI is set: a test may not be skipped for this)", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_collection_finish() -> None:
+    """What is there to stay, all tests of the house, is left out of each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:
