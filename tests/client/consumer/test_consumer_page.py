@@ -1,4 +1,4 @@
-"""The page about consumers is one program, and it runs; its table and its lists are the code's own."""
+"""The pages about consumers are one program, and it runs; its table and its lists are the code's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.kit.broker_process import ROOT, BrokerProcess
 from tests.tidy.markdown import blocks
 from tests.tidy.readme_blocks import DOCUMENTED_ADDRESS
 
-PAGE = (ROOT / "docs" / "consumer.md").read_text(encoding="utf-8")
+#: What a reader goes through in this order.
+PAGES = ("consumer.md", "consumer-reference.md", "consumer-behaviour.md")
+PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
 RUN_S_MAX = 120
 #: Of `@consumer` itself, not of `ConsumerOptions`.
 OWN = {"inbox": "None", "on_stale": "None", "middleware": "()"}
