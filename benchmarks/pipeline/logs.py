@@ -14,9 +14,9 @@ from typing import Any, Final
 from benchmarks.result import Conditions
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import Acked, Action, GroupDefined, Pulled
 from qmq_broker.storage.store import Store
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.group.actions import Acked, Action, GroupDefined, Pulled
 from qmq_client.outbox.table import SENT, create_tables
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.deliveries import DeliveryRun

@@ -9,10 +9,10 @@ order of the records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import Final
+from itertools import accumulate, count, islice
+from typing import Final, overload
 
 import msgspec
 
@@ -64,6 +64,65 @@ class Deliveries:
 
     head: DeliveriesHead
     messages: tuple[Delivered, ...]
+
+
+class Records(Sequence[bytes]):
+    """Encoded records in the order they were asked for; single records are cut out only when taken."""
+
+    __slots__ = ("_counts", "lengths", "parts")
+
+    def __init__(
+        self, parts: Sequence[bytes | memoryview], counts: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """Requires: each part holds as many records, back to back, as its count says."""
+        #: Together, the bytes of all records.
+        self.parts = parts
+        self._counts = counts
+        #: The length of each record.
+        self.lengths = lengths
+
+    @classmethod
+    def of(cls, records: Sequence[bytes]) -> Records:
+        """These records, each as a part of its own."""
+        return cls(records, [1] * len(records), list(map(len, records)))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part, lengths in self._stretches():
+            first = 0
+            for length in lengths:
+                yield bytes(part[first : first + length])
+                first += length
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        return list(self)[index]
+
+    def column(self, place: int) -> bytes:
+        """The byte at `place` of each record. Requires: every record is long enough."""
+        cut = []
+        for part, lengths in self._stretches():
+            if _is_even(lengths):
+                cut.append(bytes(part[place :: lengths[0]]))
+            else:
+                positions = accumulate(lengths[:-1], initial=place)
+                cut.append(bytes([part[position] for position in positions]))
+        return b"".join(cut)
+
+    def _stretches(self) -> Iterator[tuple[bytes | memoryview, Sequence[int]]]:
+        first = 0
+        for part, records in zip(self.parts, self._counts, strict=True):
+            yield part, self.lengths[first : first + records]
+            first += records
+
+
+def _is_even(lengths: Sequence[int]) -> bool:
+    return lengths.count(lengths[0]) == len(lengths)
 
 
 def build_deliveries(

@@ -16,12 +16,12 @@ from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs import frame_scan, log_recovery
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, claims_behind
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.recovery import Recovery
 from qmq_broker.storage.schedule.copy import ScheduleCopier
+from qmq_client.group.actions import Action
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameHeader, FrameKind, read_header
 from tests.crash.recording_disk import RecordingDisk

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import LogOffsets, limited_to
-from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import Action
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Image, PassingDisk

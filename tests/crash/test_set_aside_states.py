@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.service.broker import Broker, BrokerSettings
-from qmq_broker.service.delivery.aside import Aside
 from qmq_broker.service.delivery.delivery import HandOut
-from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.storage.store import Store
+from qmq_client.group.aside import Aside
+from qmq_client.group.redelivery import Redelivery
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds

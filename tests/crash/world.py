@@ -14,8 +14,8 @@ from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import LogOffsets
-from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.group.actions import Acked, Action
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record

@@ -11,7 +11,7 @@ from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.strict_json import JSON_DEPTH_MAX
 from qmq_broker.service.delivery.delivery import HandOut
-from qmq_broker.storage.reading import Records
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import (
     CONTROL_BYTES_MAX,

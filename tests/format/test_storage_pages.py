@@ -15,12 +15,12 @@ from qmq_broker.storage.files import checkpoint, format_file, keepers, retained,
 from qmq_broker.storage.files.small_file import unseal
 from qmq_broker.storage.logs import lost
 from qmq_broker.storage.logs import segments as segment_files
-from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.queues import consume_queue, queue_table
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.schedule import bucket as schedule_bucket
 from qmq_broker.storage.schedule import cancelled
 from qmq_broker.storage.upkeep import quarantine_report
+from qmq_client.group.actions import Action
 from tests.format.pages import (
     PAGES,
     box,

@@ -15,11 +15,11 @@ from qmq_broker.errors import StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, decode_slot, encode_slot
 from qmq_broker.storage.keepers import LogOffsets
-from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.quarantine_report import read_reports
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.group.actions import Acked
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import FrameKind, build_frame

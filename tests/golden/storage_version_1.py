@@ -13,7 +13,11 @@ from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles, Log
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.actions import (
+from qmq_broker.storage.logs.log_recovery import LogFinding
+from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
+from qmq_broker.storage.logs.segments import Segments
+from qmq_broker.storage.queues.consume_queues import ConsumeQueues
+from qmq_client.group.actions import (
     Acked,
     Action,
     Dead,
@@ -23,10 +27,6 @@ from qmq_broker.storage.logs.actions import (
     Nacked,
     Pulled,
 )
-from qmq_broker.storage.logs.log_recovery import LogFinding
-from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
-from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_client.wire.deliveries import DeliveryRun
 from tests.golden.version_1 import golden
 

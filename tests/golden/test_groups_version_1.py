@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Action,
     BackoffTerms,
     BroughtBack,

@@ -17,14 +17,14 @@ from qmq_broker.storage.files.retained import Retained
 from qmq_broker.storage.files.small_file import replace_file, unseal
 from qmq_broker.storage.files.snapshots import SnapshotFiles
 from qmq_broker.storage.logs.action_log import ACTION_KINDS, ActionLog
-from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.log_recovery import examine
 from qmq_broker.storage.logs.segmented_log import LogSettings, SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.queues.consume_queues import ConsumeQueues
 from qmq_broker.storage.recovery import write_clean_stop
+from qmq_client.group.actions import Action
+from qmq_client.group.queue import Entry
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from tests.golden.storage_version_1 import (
     ACTIONS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from qmq_broker.storage.logs.actions import Acked, Action, Dead, Pulled
+from qmq_client.group.actions import Acked, Action, Dead, Pulled
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.places.config import PipelineConfig

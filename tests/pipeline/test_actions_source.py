@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from qmq_broker.storage.logs.actions import Acked, Paused
+from qmq_client.group.actions import Acked, Paused
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.places.options import parse_log_options
 from qmq_pipeline.sources.log_batches import batch_reader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Acked,
     Action,
     Configured,

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Acked,
     Action,
     Configured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Action,
     BroughtBack,
     Dead,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Acked,
     Action,
     BroughtBack,

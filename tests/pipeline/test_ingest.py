@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from qmq_broker.storage.logs.actions import Acked, Dead, GroupDefined, Nacked, Pulled
+from qmq_client.group.actions import Acked, Dead, GroupDefined, Nacked, Pulled
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.frame import FrameKind

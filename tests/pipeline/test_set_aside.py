@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qmq_broker.storage.logs.actions import (
-    Action,
-    BroughtBack,
-    Ended,
-    SetAside,
-    Skipped,
-    Sought,
-)
+from qmq_client.group.actions import Action, BroughtBack, Ended, SetAside, Skipped, Sought
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.jobs.audit import audit
 from qmq_pipeline.jobs.ingest import ingest

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import Action
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import Action
 from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, SENT, create_tables
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.wire.frame import (

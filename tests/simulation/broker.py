@@ -14,10 +14,10 @@ from typing import Final
 from qmq_broker.errors import DiskFullError, NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
-from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import GroupStatus
 from qmq_broker.storage.store import Placed, Store
+from qmq_client.group.redelivery import Backoff
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.image import Image

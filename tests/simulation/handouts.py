@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from qmq_broker.service.delivery.delivery import HandOut
-from qmq_broker.service.delivery.history import LEASE_ENDED
-from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
-from qmq_broker.service.delivery.settling import Stale
+from qmq_client.group.history import LEASE_ENDED
+from qmq_client.group.redelivery import SUSPECT_AFTER
+from qmq_client.group.settling import Stale
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import decode_record

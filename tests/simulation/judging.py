@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Container
 from typing import Final
 
-from qmq_broker.service.delivery.dead_letters import EXPIRED
 from qmq_broker.storage.store import Store
+from qmq_client.group.dead_letters import EXPIRED
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from tests.kit.checker import check
 from tests.kit.events import Acked, AnyEvent, DeadLetter, Delivered, Effect, Parked, Stored, Truth

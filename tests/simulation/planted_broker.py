@@ -16,30 +16,31 @@ from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.delayed import DelayChanges, OnCancelled
 from qmq_broker.service.delay.near import Wheel
 from qmq_broker.service.delay.releasing import Releaser
-from qmq_broker.service.delivery import delivery, moves, picking
+from qmq_broker.service.delivery import delivery
 from qmq_broker.service.delivery.changes import Changes
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.history import GIVEN_BACK
 from qmq_broker.service.delivery.journal import Journal
-from qmq_broker.service.delivery.lanes import KeyLanes
-from qmq_broker.service.delivery.moves import apply_action
 from qmq_broker.service.delivery.needed_log import NeededLog
-from qmq_broker.service.delivery.picking import Picked
-from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group, Groups
-from qmq_broker.service.delivery.settling import Plan, plan_settlements
-from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.serving import ServingState
 from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.storage import keepers
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.ids.window import DedupeWindow
-from qmq_broker.storage.logs.actions import Action, Nacked, Skipped
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_client.group import apply, picking
+from qmq_client.group.actions import Action, Nacked, Skipped
+from qmq_client.group.apply import apply_action
+from qmq_client.group.history import GIVEN_BACK
+from qmq_client.group.lanes import KeyLanes
+from qmq_client.group.picking import Picked
+from qmq_client.group.redelivery import Redelivery
+from qmq_client.group.settling import Plan, plan_settlements
+from qmq_client.group.state import GroupState
+from qmq_client.group.suspects import Suspects
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import PullRequest
 
@@ -100,15 +101,14 @@ def pauses_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_out = delivery._hand_out
 
     def hand_out_as_first(
         state: GroupState, request: PullRequest, picked: Picked, epoch: int, now_ms: int
     ) -> list[Action]:
         picked.runs = tuple(msgspec.structs.replace(run, attempt=1) for run in picked.runs)
-        return hand_out(state, request, picked, epoch, now_ms)
+        return picking.hand_out(state, request, picked, epoch, now_ms)
 
-    monkeypatch.setattr(delivery, "_hand_out", hand_out_as_first)
+    monkeypatch.setattr(delivery, "hand_out", hand_out_as_first)
 
 
 def what_comes_back_untried_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,14 +203,14 @@ def what_keepers_lose_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def what_groups_lose_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    skip = moves._on_skipped
+    skip = apply._on_skipped
 
     def skip_silently(state: GroupState, action: Skipped) -> None:
         before = state.lost_count
         skip(state, action)
         state.lost_count = before
 
-    monkeypatch.setattr(moves, "_on_skipped", skip_silently)
+    monkeypatch.setattr(apply, "_on_skipped", skip_silently)
 
 
 def room_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

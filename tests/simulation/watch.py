@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.delivery.delivery import HandOut, Settled
-from qmq_broker.service.delivery.settling import Stale
+from qmq_client.group.settling import Stale
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tidy.house import Source, product
 
 DRIVERS = {
@@ -15,10 +17,10 @@ DRIVERS = {
 FRAMEWORKS = {"starlette", "uvicorn", "fastapi", "flask", "django"}
 SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
 
-#: The wire computes; it neither waits, reads the clock, nor opens anything.
-WIRE_MAY_USE = {
+#: Wire and group compute; they neither wait, read the clock, nor open anything.
+PURE_MAY_USE = {
     "__future__", "array", "binascii", "bisect", "collections", "dataclasses", "enum", "functools",
-    "hashlib", "ipaddress", "itertools", "json", "operator", "re", "string", "struct", "types", "typing",
+    "hashlib", "heapq", "ipaddress", "itertools", "json", "operator", "re", "string", "struct", "types", "typing",
     "unicodedata", "zlib", "fastcrc", "msgspec", "qmq_client",
 }  # fmt: skip
 
@@ -40,7 +42,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(output.split())
 
 
-def foreign_to_the_wire(source: Source) -> list[str]:
+def impure(source: Source) -> list[str]:
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -50,7 +52,7 @@ def foreign_to_the_wire(source: Source) -> list[str]:
         else:
             continue
         for name in names:
-            if name.partition(".")[0] not in WIRE_MAY_USE:
+            if name.partition(".")[0] not in PURE_MAY_USE:
                 faults.append(f"{source.path}:{node.lineno} imports {name}")
     return faults
 
@@ -98,10 +100,11 @@ def test_a_session_is_told_of_the_sources_without_what_reading_needs() -> None:
     assert "httpx" not in loaded_by("import qmq_pipeline.sources.log_batches")
 
 
-def test_the_wire_stands_on_computation_alone() -> None:
-    wire = [source for source in product("qmq_client") if "/wire/" in source.path]
-    assert wire
-    assert [fault for source in wire for fault in foreign_to_the_wire(source)] == []
+@pytest.mark.parametrize("package", ["wire", "group"])
+def test_the_wire_and_the_group_stand_on_computation_alone(package: str) -> None:
+    sources = [source for source in product("qmq_client") if f"/{package}/" in source.path]
+    assert sources
+    assert [fault for source in sources for fault in impure(source)] == []
 
 
 def test_a_planted_import_is_found() -> None:
@@ -110,4 +113,4 @@ def test_a_planted_import_is_found() -> None:
     planted = Source(
         path="a.py", text="import struct\nimport os.path\nfrom time import monotonic\n"
     )
-    assert foreign_to_the_wire(planted) == ["a.py:2 imports os.path", "a.py:3 imports time"]
+    assert impure(planted) == ["a.py:2 imports os.path", "a.py:3 imports time"]

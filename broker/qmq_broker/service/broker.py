@@ -19,7 +19,6 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.service.delay.delayed import Delayed
 from qmq_broker.service.delivery.changes import Changes
 from qmq_broker.service.delivery.delivery import Delivery
-from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.housekeeping import ActionSync, Housekeeping
 from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
@@ -36,6 +35,7 @@ from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.clock import Clock
+from qmq_client.group.redelivery import Backoff
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.requests import SendAnswer, SubjectPlace

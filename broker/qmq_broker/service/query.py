@@ -19,15 +19,15 @@ from qmq_broker.errors import CorruptionError, NotFoundError
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
-from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.trace import Trace, trace
 from qmq_broker.storage.index.key_search import FoundRecord, KeySearch
 from qmq_broker.storage.logs.copies import Copy, unpack_copy
-from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.schedule.columns import Columns
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
+from qmq_client.group.queue import Entry
+from qmq_client.group.state import GroupState
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.names import COPIES, OWN_PREFIX
 from qmq_client.wire.record import decode_record, record_message_id

@@ -36,18 +36,18 @@ from qmq_broker.errors import BusyError, CorruptionError, NoRoomError, PoisonedE
 from qmq_broker.service.delay.delayed import Delayed
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
-from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.logs.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
 from qmq_broker.storage.logs.copies import Copy, pack_copy, unpack_copy
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
-from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.clock import Clock
+from qmq_client.group.actions import Action, BroughtBack, GroupDefined, Passed, SetAside
+from qmq_client.group.queue import Entry
+from qmq_client.group.redelivery import Redelivery
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.names import COPIES

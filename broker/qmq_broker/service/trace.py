@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qmq_broker.errors import CorruptionError, DiskError
-from qmq_broker.service.delivery.dead_letters import REJECTED
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.actions import (
+from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
+from qmq_client.group.actions import (
     Acked,
     Action,
     Dead,
@@ -29,8 +30,7 @@ from qmq_broker.storage.logs.actions import (
     Skipped,
     Sought,
 )
-from qmq_broker.storage.logs.frame_seek import LogRange
-from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES
+from qmq_client.group.dead_letters import REJECTED
 
 #: Bytes of the action log that one trace reads: about a second.
 READ_BYTES_MAX: Final = 128 * 1024 * 1024

@@ -10,76 +10,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress, count
+from itertools import compress, count
 from operator import add, ne
-from typing import Final, overload
+from typing import Final
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
-from qmq_broker.storage.queues.consume_queue import Place
+from qmq_client.group.queue import Place
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.columns import checksums, first_broken
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.record import RECORD_FIXED_BYTES
 
 #: Neighbouring records with a smaller gap than this are read together: a second read costs more.
 READ_GAP_BYTES: Final = 16 * 1024
 #: The longest single read; bounds the memory of a pull.
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
-
-
-class Records(Sequence[bytes]):
-    """Encoded records in the order they were asked for; single records are cut out only when taken."""
-
-    __slots__ = ("_counts", "lengths", "parts")
-
-    def __init__(
-        self, parts: Sequence[bytes | memoryview], counts: Sequence[int], lengths: Sequence[int]
-    ) -> None:
-        """Requires: each part holds as many records, back to back, as its count says."""
-        #: Together, the bytes of all records.
-        self.parts = parts
-        self._counts = counts
-        #: The length of each record.
-        self.lengths = lengths
-
-    @classmethod
-    def of(cls, records: Sequence[bytes]) -> Records:
-        """These records, each as a part of its own."""
-        return cls(records, [1] * len(records), list(map(len, records)))
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part, lengths in self._stretches():
-            first = 0
-            for length in lengths:
-                yield bytes(part[first : first + length])
-                first += length
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        return list(self)[index]
-
-    def column(self, place: int) -> bytes:
-        """The byte at `place` of each record. Requires: every record is long enough."""
-        cut = []
-        for part, lengths in self._stretches():
-            if _is_even(lengths):
-                cut.append(bytes(part[place :: lengths[0]]))
-            else:
-                positions = accumulate(lengths[:-1], initial=place)
-                cut.append(bytes([part[position] for position in positions]))
-        return b"".join(cut)
-
-    def _stretches(self) -> Iterator[tuple[bytes | memoryview, Sequence[int]]]:
-        first = 0
-        for part, records in zip(self.parts, self._counts, strict=True):
-            yield part, self.lengths[first : first + records]
-            first += records
 
 
 class RecordReader:
@@ -166,7 +112,3 @@ def _broken(part: bytes | memoryview, lengths: Sequence[int], seed: int) -> int 
             return index
         first += length
     return None
-
-
-def _is_even(lengths: Sequence[int]) -> bool:
-    return lengths.count(lengths[0]) == len(lengths)

@@ -34,14 +34,15 @@ from qmq_broker.storage.logs.log_settings import log_settings
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.spares import SpareMaker
 from qmq_broker.storage.logs.summaries import Summaries
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
-from qmq_broker.storage.reading import Records
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.cancelled import NOTHING_WITHDRAWN, Cancelled, WithdrawnIds
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_client.clock import Clock
+from qmq_client.group.queue import Place
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.frame import MessageFrame
 
 __all__ = ["Placed", "RecoveryReport", "Store"]

@@ -1,6 +1,6 @@
 """The actions of one group, as steps on sequences: what the group did with which messages.
 
-The broker keeps the same state while it runs (`service/delivery/groups.py`). An ack names pull sequences of a
+The broker keeps the same state while it runs (`qmq_client/group/state.py`). An ack names pull sequences of a
 consumer; here it becomes the sequences that were pulled. What a group passes on its way is found here, too. A step
 says nothing of single messages: a range of a million is one step. `blocks.py` applies steps to messages.
 

@@ -19,17 +19,9 @@ import msgspec
 import pyarrow as pa
 
 from qmq_broker.errors import UnknownFormatError
-from qmq_broker.storage.logs.actions import (
-    Acked,
-    Action,
-    Dead,
-    Expired,
-    Extended,
-    Nacked,
-    Pulled,
-    decode_actions,
-)
+from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
+from qmq_client.group.actions import Acked, Action, Dead, Expired, Extended, Nacked, Pulled
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.requests import sized_part

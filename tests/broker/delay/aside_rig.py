@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_broker.service.delivery.groups import GroupState
+from qmq_client.group.state import GroupState
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import GROUP, SUBJECT
 

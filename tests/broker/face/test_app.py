@@ -16,7 +16,7 @@ from qmq_broker.errors import DiskError, PoisonedError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
-from qmq_broker.storage.logs.actions import Action, Pulled
+from qmq_client.group.actions import Action, Pulled
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
 from qmq_client.wire.marks import Marks, pack_marks

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from qmq_broker.service.delivery.dead_letters import REJECTED, DeadLetter
+from qmq_client.group.dead_letters import REJECTED, DeadLetter
 from qmq_client.wire.requests import PullRequest, encode_control
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import SUBJECT, Rig, make_frame

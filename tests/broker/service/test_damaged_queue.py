@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
+from qmq_client.group.queue import Place
 from qmq_client.wire.names import COPIES
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
 from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import NotFoundError
-from qmq_broker.service.delivery import history as history_module
-from qmq_broker.service.delivery.history import (
-    ATTEMPTS_KEPT_MAX,
-    Attempt,
-    History,
-    extended,
-    kept_of_each,
-)
 from qmq_broker.service.limits import ServiceLimits
+from qmq_client.group import history as history_module
+from qmq_client.group.history import ATTEMPTS_KEPT_MAX, Attempt, History, extended, kept_of_each
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import Nack, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qmq_broker.service.delivery.journal import DeadTally, NewlyDead
-from qmq_broker.storage.logs.actions import Dead
+from qmq_client.group.actions import Dead
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
 MINUTE_S = 60.0

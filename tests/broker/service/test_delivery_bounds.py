@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import BusyError, NoRoomError
-from qmq_broker.service.delivery.holding import move_back, must_move_back
 from qmq_broker.service.limits import ServiceLimits
+from qmq_client.group.holding import move_back, must_move_back
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import PullRequest, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig

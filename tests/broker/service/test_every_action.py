@@ -12,23 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from qmq_broker.service.delivery.dead_letters import LETTER_BYTES
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.holding import move_back, must_move_back
-from qmq_broker.service.delivery.moves import apply_action, groups_at_end
-from qmq_broker.service.delivery.snapshot import GroupImage, SnapshotImage, encode_groups
-from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import (
-    Acked,
-    Action,
-    Keyed,
-    MovedBack,
-    Passed,
-    Pulled,
-    Purged,
-    Sought,
+from qmq_broker.service.delivery.snapshot import (
+    GroupImage,
+    SnapshotImage,
+    encode_groups,
+    groups_at_end,
 )
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.frame_seek import LogRange
+from qmq_client.group.actions import Acked, Action, Keyed, MovedBack, Passed, Pulled, Purged, Sought
+from qmq_client.group.apply import apply_action
+from qmq_client.group.dead_letters import LETTER_BYTES
+from qmq_client.group.holding import move_back, must_move_back
+from qmq_client.group.state import GroupState
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags
 from qmq_client.wire.start import parse_start

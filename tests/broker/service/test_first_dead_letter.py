@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import random
 
-from qmq_broker.service.delivery.dead_letters import (
-    LEAVING_MAX,
-    REJECTED,
-    DeadLetter,
-    DeadLetters,
-)
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.holding import first_needed
+from qmq_client.group.dead_letters import LEAVING_MAX, REJECTED, DeadLetter, DeadLetters
+from qmq_client.group.holding import first_needed
+from qmq_client.group.state import GroupState
 
 COUNT = 10_000
 

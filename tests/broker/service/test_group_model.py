@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from qmq_broker.service.delivery.redelivery import SUSPECT_AFTER
-from qmq_broker.service.delivery.settling import UNTRIED_WAIT_MS
+from qmq_client.group.redelivery import SUSPECT_AFTER
+from qmq_client.group.settling import UNTRIED_WAIT_MS
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from qmq_client.wire.start import parse_start

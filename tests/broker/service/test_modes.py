@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import NotFoundError
-from qmq_broker.service.delivery.dead_letters import EXPIRED
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import Dead
+from qmq_client.group.actions import Dead
+from qmq_client.group.dead_letters import EXPIRED
 from qmq_client.wire.errors import InvalidMessageError, TooLargeError
 from qmq_client.wire.operations import ConfigureRequest
 from qmq_client.wire.requests import Backoff, Tags

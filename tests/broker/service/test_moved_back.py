@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.logs.actions import BroughtBack, MovedBack, SetAside
+from qmq_client.group.actions import BroughtBack, MovedBack, SetAside
 from qmq_client.wire.frame import FRAME_HEADER_BYTES
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 

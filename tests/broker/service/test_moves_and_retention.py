@@ -11,7 +11,8 @@ import pytest
 from qmq_broker.errors import NoRoomError
 from qmq_broker.storage import retention
 from qmq_broker.storage.files.beside import Work, at_once
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Place
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
+from qmq_client.group.queue import Place
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.start import Start, StartKind
 from tests.broker.service.retaining import (

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import GroupConflictError
-from qmq_broker.service.delivery.lanes import KeyLanes, key_number
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.queues.consume_queue import Place
-from qmq_broker.storage.reading import RecordReader, Records
+from qmq_broker.storage.reading import RecordReader
+from qmq_client.group.lanes import KeyLanes, key_number
+from qmq_client.group.queue import Place
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig

@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.service.delivery.aside import AsideRun
-from qmq_broker.service.delivery.history import LEASE_ENDED
-from qmq_broker.service.delivery.redelivery import (
-    SUSPECT_AFTER,
-    Backoff,
-    Redelivery,
-    RedeliveryHeap,
-)
+from qmq_client.group.aside import AsideRun
+from qmq_client.group.history import LEASE_ENDED
+from qmq_client.group.redelivery import SUSPECT_AFTER, Backoff, Redelivery, RedeliveryHeap
 
 
 def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelivery:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import BusyError
-from qmq_broker.service.delivery.groups import Deadlines
-from qmq_broker.service.delivery.leases import ACKED_TOKENS_MAX, Lease, PullLog
 from qmq_broker.service.limits import ServiceLimits
+from qmq_client.group.leases import ACKED_TOKENS_MAX, Deadlines, Lease, PullLog
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 from tests.kit.calls import called_by

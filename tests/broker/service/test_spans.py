@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.service.delivery.spans import RangeSet, Spans
+from qmq_client.group.ranges import RangeSet, Spans
 
 NUMBERS = 40
 

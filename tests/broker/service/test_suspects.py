@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from qmq_broker.service.delivery.suspects import EMPTYING_MS_MAX
+from qmq_client.group.suspects import EMPTYING_MS_MAX
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
 LEASE_MS = 1_000

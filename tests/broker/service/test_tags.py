@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.errors import GroupConflictError
-from qmq_broker.service.delivery.filters import TagFilter
+from qmq_client.group.settings import TagFilter
 from qmq_client.wire.operations import ConfigureRequest
 from qmq_client.wire.record import tag_hash
 from qmq_client.wire.requests import Tags

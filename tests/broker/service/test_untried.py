@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from qmq_broker.service.delivery.settling import UNTRIED_WAIT_MS
 from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
+from qmq_client.group.settling import UNTRIED_WAIT_MS
 from qmq_client.wire.requests import Nack, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 

@@ -7,11 +7,11 @@ import pytest
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.format_file import read_format
-from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, FrameScan
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import Acked
 from qmq_client.wire.frame import MessageFrame, build_message_frame, parse_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, encode_record

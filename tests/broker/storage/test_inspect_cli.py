@@ -17,8 +17,8 @@ from qmq_broker.face.commands.store import DUMPED, MENDED_AT_START, end_with_par
 from qmq_broker.face.commands.store_dump import KINDS
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import GroupDefined
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import GroupDefined
 from qmq_client.wire.frame import parse_message_frame
 from qmq_client.wire.record import BodyKind
 from tests.broker.face.test_process import HEADERS, pull_all

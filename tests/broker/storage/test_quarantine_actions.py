@@ -15,10 +15,10 @@ from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import Acked, Action
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.verify import verify_store
+from qmq_client.group.actions import Acked, Action
 from tests.broker.service.rig import SUBJECT, Rig
 from tests.broker.storage.damage_cases import (
     EMPTY_GROUPS,

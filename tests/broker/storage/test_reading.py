@@ -9,8 +9,8 @@ import pytest
 from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage import reading
-from qmq_broker.storage.reading import Records
 from qmq_broker.storage.store import Store
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import make_frame

@@ -9,8 +9,8 @@ import pytest
 
 from qmq_broker.errors import ClosedError, CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.queues.consume_queue import Entry
 from qmq_broker.storage.store import Store
+from qmq_client.group.queue import Entry
 from qmq_client.wire.frame import (
     FRAME_HEADER_BYTES,
     FrameKind,

@@ -10,9 +10,9 @@ from typing import Any
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
-from qmq_broker.storage.logs.actions import Acked
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import Acked
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.recording_disk import Operation, RecordingDisk
 from tests.crash.world import OPTIONS, World, make_frame

@@ -67,7 +67,9 @@ def kill_driver(world: World, driver: Any) -> None:
         suppress(pymysql.err.OperationalError),  # it is gone already
     ):
         cursor.execute(statement)
-        while world.kind == "postgresql" and cursor.fetchone()[0]:  # until the server knows it no more
+        while (
+            world.kind == "postgresql" and cursor.fetchone()[0]
+        ):  # until the server knows it no more
             cursor.execute(statement)
 
 

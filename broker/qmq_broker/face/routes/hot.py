@@ -35,10 +35,10 @@ from qmq_broker.face.routes.route import check_subject
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.broker import Broker, send_answer
 from qmq_broker.service.delivery.delivery import HandOut, Settled
-from qmq_broker.service.delivery.settling import Stale
 from qmq_broker.service.delivery.waiting import WaitingPull
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.store import Placed
+from qmq_client.group.settling import Stale
 from qmq_client.wire.deliveries import build_deliveries
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.groups import group_of

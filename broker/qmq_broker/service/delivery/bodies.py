@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.storage.logs.copies import original_record
-from qmq_broker.storage.queues.consume_queue import ConsumeQueue, Entry, Place
-from qmq_broker.storage.reading import Records
+from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_broker.storage.store import Store
+from qmq_client.group.queue import Entry, Place
+from qmq_client.group.state import GroupState
+from qmq_client.wire.deliveries import Records
 from qmq_client.wire.names import COPIES
 
 
@@ -21,10 +22,11 @@ class _CopyEntry(Entry):
     """An entry of the queue of copies."""
 
 
-class GroupQueue:
+class StoredQueue:
     """The queue of a subject as one group reads it. Only reads."""
 
     def __init__(self, store: Store, state: GroupState, queue: ConsumeQueue) -> None:
+        self._store, self._state = store, state
         self._own = queue
         self._copies = state.aside.copies
         self._copy_queue = store.queue(COPIES) if self._copies else None
@@ -48,6 +50,10 @@ class GroupQueue:
             return self.entries(first_sequence, count)
         return self._own.places(first_sequence, count)
 
+    def read(self, entries: Sequence[Place]) -> Records:
+        """The records of these entries; raises `CorruptionError`."""
+        return read_messages(self._store, self._state, entries)
+
     def _copied(self, sequence: int) -> list[Entry]:
         queue = self._copy_queue
         found = [] if queue is None else queue.entries(self._copies[sequence], 1)
@@ -59,14 +65,14 @@ class GroupQueue:
         return [_CopyEntry(0, 0, 0)]
 
 
-def group_queue(store: Store, state: GroupState) -> GroupQueue | None:
+def group_queue(store: Store, state: GroupState) -> StoredQueue | None:
     """The queue of a group's subject; None until it has a visible message."""
     queue = store.queue(state.subject)
-    return None if queue is None else GroupQueue(store, state, queue)
+    return None if queue is None else StoredQueue(store, state, queue)
 
 
 def read_messages(store: Store, state: GroupState, entries: Sequence[Place]) -> Records:
-    """The records of these entries of a `GroupQueue`, copies unpacked; raises `CorruptionError`."""
+    """The records of these entries of a `StoredQueue`, copies unpacked; raises `CorruptionError`."""
     subject = state.subject
     if not state.aside.copies:
         return store.read_together(entries, subject=subject)

@@ -13,8 +13,8 @@ from collections import Counter
 from typing import Final
 
 from qmq_broker.errors import BusyError
-from qmq_broker.service.delivery.groups import GroupState
 from qmq_broker.service.limits import ServiceLimits
+from qmq_client.group.state import GroupState
 
 #: A caller with too many groups, or too much in them, may try again after this long.
 RETRY_AFTER_S: Final = 60.0

@@ -16,11 +16,10 @@ from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.checks import check_attempts, check_backoff, check_tags
 from qmq_broker.service.delivery.delivery import Delivery
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.lanes import key_number
 from qmq_broker.service.delivery.registry import Group, position_of, tags_kept
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import (
+from qmq_broker.storage.store import Store
+from qmq_client.group.actions import (
     Action,
     BackoffTerms,
     Configured,
@@ -30,8 +29,9 @@ from qmq_broker.storage.logs.actions import (
     Replayed,
     Sought,
 )
-from qmq_broker.storage.queues.consume_queue import Entry
-from qmq_broker.storage.store import Store
+from qmq_client.group.lanes import key_number
+from qmq_client.group.queue import Entry
+from qmq_client.group.state import GroupState
 from qmq_client.wire.operations import ConfigureRequest, DeadAnswer, DeadRequest
 from qmq_client.wire.record import record_key
 from qmq_client.wire.start import Start
@@ -63,7 +63,7 @@ class Changes:
         group = self._group(subject, name)
         sequence = position_of(self._store, subject, start)
         # The group passes what went by force, and nobody could count it later.
-        self._delivery.skip_what_is_gone(group.state, now_ms)
+        self._delivery.skip_what_is_gone(group, now_ms)
         self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
         return sequence
 

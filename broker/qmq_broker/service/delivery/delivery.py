@@ -16,19 +16,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from qmq_broker.errors import NoRoomError
+from qmq_broker.errors import BusyError, NoRoomError
+from qmq_broker.service.delivery.bodies import group_queue
 from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.checks import check_pull, check_settle, ranges_of
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.handing_out import room_for
-from qmq_broker.service.delivery.holding import must_move_back
 from qmq_broker.service.delivery.journal import Journal
-from qmq_broker.service.delivery.moves import groups_at_end
 from qmq_broker.service.delivery.needed_log import NeededLog
-from qmq_broker.service.delivery.picking import Picked, Picker
-from qmq_broker.service.delivery.redelivery import Backoff
 from qmq_broker.service.delivery.registry import Group, Groups
-from qmq_broker.service.delivery.settling import (
+from qmq_broker.service.delivery.slices import in_slices
+from qmq_broker.service.delivery.snapshot import encode_image, groups_at_end, image_of
+from qmq_broker.service.delivery.subject_shares import SubjectShares
+from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.store import Store
+from qmq_client.group.actions import MovedBack
+from qmq_client.group.holding import must_move_back
+from qmq_client.group.picking import Picked, Room, hand_out
+from qmq_client.group.redelivery import Backoff
+from qmq_client.group.settling import (
     ERROR_CHARACTERS_MAX,
     ERROR_CHARACTERS_MIN,
     Plan,
@@ -37,16 +42,8 @@ from qmq_broker.service.delivery.settling import (
     plan_ended_leases,
     plan_settlements,
 )
-from qmq_broker.service.delivery.slices import in_slices
-from qmq_broker.service.delivery.snapshot import encode_image, image_of
-from qmq_broker.service.delivery.subject_shares import SubjectShares
-from qmq_broker.service.delivery.suspects import Turn
-from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
-from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import Acked, Action, MovedBack, Pulled
-from qmq_broker.storage.reading import Records
-from qmq_broker.storage.store import Store
-from qmq_client.wire.deliveries import DeliveriesHead
+from qmq_client.group.state import GroupState
+from qmq_client.wire.deliveries import DeliveriesHead, Records
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, Settlement, SettleRequest
@@ -110,7 +107,6 @@ class Delivery:
         #: Which token brought a subject into being.
         self.subject_shares = SubjectShares(limits, self.journal)
         self.needed_log = NeededLog(store, self.registry)
-        self._picker = Picker(store, self.journal, unsettled_max=limits.unsettled_per_group)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, Callable[[], bytes]]:
@@ -157,10 +153,10 @@ class Delivery:
         group = self.registry.find(subject, name)
         return None if group is None else group.state
 
-    def skip_what_is_gone(self, state: GroupState, now_ms: int) -> None:
+    def skip_what_is_gone(self, group: Group, now_ms: int) -> None:
         """Count what this group has lost by force, as its next pull would do."""
-        if (queue := self._store.queue(state.subject)) is not None:
-            self._picker.skip_what_is_gone(state, queue.first_sequence, now_ms)
+        if (queue := self._store.queue(group.state.subject)) is not None:
+            group.picker.skip_what_is_gone(queue.first_sequence, now_ms)
 
     def settle(self, request: SettleRequest, now_ms: int) -> SettleAnswer:
         """Apply settlements; they are in the action log on return."""
@@ -243,7 +239,7 @@ class Delivery:
         state = group.state
         first_pull_sequence = state.next_pull_sequence(request.consumer)
         self.journal.write(
-            _hand_out(state, request, picked, self._store.hand_out_token, now_ms), state
+            hand_out(state, request, picked, self._store.hand_out_token, now_ms), state
         )
         group.note_given(picked.runs)
         self.after_change(group, now_ms)
@@ -326,34 +322,13 @@ class Delivery:
         return plan
 
     def _pick(self, group: Group, request: PullRequest, now_ms: int) -> Picked:
-        """What this pull is given: a suspect alone, or others."""
-        room = room_for(
-            group.state,
-            request,
-            self._limits,
-            now_ms,
-            takes_new=self.budget.refusal(group.state.owner) is None,
-        )
-        consumer, suspects = request.consumer, group.suspects
-        suspects.look(now_ms)
-        turn = suspects.turn(consumer, request.lease_ms, now_ms)
-        if turn is Turn.NOTHING:
-            if self._has_more(group.state, now_ms):
-                self.waiting.wake_group(group.key)  # for somebody else
-            return Picked()
-        if turn is Turn.OTHERS or turn is Turn.OTHERS_FIRST:
-            picked = self._picker.pick(group, room)
-            suspects.note_others(consumer)
-            if picked.runs or turn is Turn.OTHERS:
-                return picked
-        picked = self._picker.pick(group, replace(room, is_for_suspect=True))
-        if not picked.runs:  # it expired, or no longer exists
-            return self._picker.pick(group, room)
-        suspects.note_given(
-            consumer,
-            pull_sequence=group.state.next_pull_sequence(consumer),
-            until_ms=now_ms + request.lease_ms,
-        )
+        state = group.state
+        takes_new = self.budget.refusal(state.owner) is None
+        room = room_for(state, request, self._limits, now_ms, takes_new=takes_new)
+        queue = group_queue(self._store, state)
+        picked = group.picker.pick(queue, request.consumer, request.lease_ms, room)
+        if picked.is_held_back and self._has_more(state, now_ms):
+            self.waiting.wake_group(group.key)  # for somebody else
         return picked
 
     def _check_budget(self, state: GroupState) -> None:
@@ -366,7 +341,7 @@ class Delivery:
 
     def _is_held_back(self, key: GroupKey, consumer: str) -> bool:
         group = self.registry.find(*key)
-        return group is not None and group.suspects.is_held_back(consumer)
+        return group is not None and group.picker.suspects.is_held_back(consumer)
 
     def _end_leases(self, group: Group, now_ms: int) -> int:
         state = group.state
@@ -392,7 +367,7 @@ class Delivery:
         """Schedule the next event of the group."""
         state = group.state
         events = [state.deadlines.next_ms(), now_ms if is_unfinished else None]
-        events.append(group.suspects.look(now_ms))
+        events.append(group.picker.suspects.look(now_ms))
         retry_at_ms = state.redeliveries.next_due_ms()
         if retry_at_ms is not None and retry_at_ms > now_ms:
             events.append(retry_at_ms)
@@ -413,32 +388,35 @@ class Delivery:
         )
 
 
-def _hand_out(
-    state: GroupState, request: PullRequest, picked: Picked, token: int, now_ms: int
-) -> list[Action]:
-    """The actions to write before the answer leaves."""
-    first = state.next_pull_sequence(request.consumer)
-    pulled = Pulled(
-        at_ms=now_ms,
-        subject=state.subject,
-        group=state.group,
-        consumer=request.consumer,
-        token=token,
-        first_pull_sequence=first,
-        runs=picked.runs,
-        lease_until_ms=now_ms + request.lease_ms,
-    )
-    actions: list[Action] = [*picked.actions, pulled]
-    if request.at_most_once is True:
-        acked = Acked(
-            at_ms=now_ms,
-            subject=state.subject,
-            group=state.group,
-            consumer=request.consumer,
-            first=first,
-            next=first + len(picked.records),
+def room_for(
+    state: GroupState,
+    request: PullRequest,
+    limits: ServiceLimits,
+    now_ms: int,
+    *,
+    takes_new: bool = True,
+) -> Room:
+    """How much this pull may be given; raises `BusyError` if that is nothing."""
+    log = state.consumer(request.consumer)
+    room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
+    if room_messages <= 0:
+        raise BusyError(
+            f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
+            "settle some before the next pull",
+            retry_after_s=1.0,
         )
-        actions.append(acked)
-    if picked.passed is not None:
-        actions.append(picked.passed)
-    return actions
+    if len(state.dead) >= limits.dead_letters_per_group:
+        raise BusyError(
+            f"group {state.group} has {len(state.dead)} dead letters",
+            retry_after_s=60.0,
+            field="dead letters of a group",
+            limit=str(limits.dead_letters_per_group),
+            value=str(len(state.dead)),
+            remedy="Replay or purge some: qmq dead.",
+        )
+    return Room(
+        now_ms=now_ms,
+        messages=min(request.max_messages, limits.pull_messages, room_messages),
+        bytes=min(request.max_bytes, limits.pull_bytes),
+        new_messages=limits.unsettled_per_group - state.unsettled if takes_new else 0,
+    )

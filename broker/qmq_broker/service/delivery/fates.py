@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.history import History
 from qmq_broker.service.delivery.registry import Group
+from qmq_client.group.history import History
+from qmq_client.group.state import GroupState
 
 
 class Fate(StrEnum):

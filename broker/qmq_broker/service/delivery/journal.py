@@ -15,10 +15,10 @@ from typing import Final
 
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.delivery.budget import Budget
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.moves import apply_action
-from qmq_broker.storage.logs.actions import Action, Dead
 from qmq_broker.storage.store import Store
+from qmq_client.group.actions import Action, Dead
+from qmq_client.group.apply import apply_action
+from qmq_client.group.state import GroupState
 
 #: The same group and reason are logged at most this often: a line a minute is read, a thousand are not.
 _BETWEEN_S: Final = 60.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.holding import first_copy, first_needed
 from qmq_broker.service.delivery.registry import Groups
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.storage.store import Store
+from qmq_client.group.holding import first_copy, first_needed
+from qmq_client.group.state import GroupState
 from qmq_client.wire.names import COPIES
 
 

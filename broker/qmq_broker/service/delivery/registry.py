@@ -17,14 +17,11 @@ from msgspec import UNSET
 
 from qmq_broker.errors import BusyError, ConsumerReplacedError, GroupConflictError
 from qmq_broker.service.delivery.budget import Budget
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.handing_out import Turns
 from qmq_broker.service.delivery.journal import Journal
-from qmq_broker.service.delivery.moves import new_state
-from qmq_broker.service.delivery.suspects import Suspects
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import (
+from qmq_broker.storage.store import Store
+from qmq_client.group.actions import (
     Action,
     BackoffTerms,
     Configured,
@@ -33,7 +30,9 @@ from qmq_broker.storage.logs.actions import (
     GroupSettings,
     Owned,
 )
-from qmq_broker.storage.store import Store
+from qmq_client.group.apply import new_state
+from qmq_client.group.picking import Picker
+from qmq_client.group.state import GroupState
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.groups import Instances, group_of
 from qmq_client.wire.requests import BroadcastMember, PullRequest, Tags
@@ -76,16 +75,14 @@ class Group:
         "instances",
         "leases_ended",
         "next_due_ms",
+        "picker",
         "seen_ms",
         "state",
-        "suspects",
-        "turns",
     )
 
-    def __init__(self, state: GroupState, seen_ms: int) -> None:
-        self.state = state
-        self.turns = Turns()
-        self.suspects = Suspects(state)
+    def __init__(self, picker: Picker, seen_ms: int) -> None:
+        self.state = picker.state
+        self.picker = picker
         #: Of a broadcast: which process it is.
         self.instances = Instances()
         #: The time at which the group is scheduled.
@@ -149,7 +146,7 @@ class Groups:
 
     def restore(self, state: GroupState, now_ms: int) -> Group:
         """Take over a group from before the start."""
-        group = Group(state, now_ms)
+        group = self._group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
             # The log holds hand-outs, and sightings not more often than `_noted_every_ms`:
@@ -238,6 +235,10 @@ class Groups:
                 due.append(group)
         return due
 
+    def _group(self, state: GroupState, seen_ms: int) -> Group:
+        unsettled_max = self._limits.unsettled_per_group
+        return Group(Picker(state, self._journal.write, unsettled_max=unsettled_max), seen_ms)
+
     def _make(self, request: PullRequest, key: GroupKey, now_ms: int, owner: str) -> Group:
         self._budget.check_new_group(owner)
         subject, name = key
@@ -250,7 +251,7 @@ class Groups:
             first_sequence=position_of(self._store, subject, parse_start(request.start)),
             max_attempts=request.max_attempts,
         )
-        group = Group(new_state(defined), now_ms)
+        group = self._group(new_state(defined), now_ms)
         group.state.next_pull_floor = self._pull_floor
         actions: list[Action] = [defined]
         if owner:

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.spans import RangeSet
+from qmq_client.group.ranges import RangeSet
+from qmq_client.group.state import GroupState
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 
 #: Ranges that are settled in one turn: some ten milliseconds.

@@ -3,25 +3,29 @@
 MessagePack arrays with a version in front. New fields go to the end and have a default. A start
 that loads a snapshot and replays what follows it ends with the same state as a replay of
 everything.
+
+Actions stamped later than now were written before the clock was set back. Deadlines are moved with the clock, so
+that no lease lasts longer than it was given for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from qmq_broker.service.delivery.aside import AsideRun
-from qmq_broker.service.delivery.dead_letters import DeadLetter, encoded_array
-from qmq_broker.service.delivery.groups import GroupState
-from qmq_broker.service.delivery.history import Attempt
-from qmq_broker.service.delivery.leases import Lease
-from qmq_broker.service.delivery.redelivery import Redelivery
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.small_file import decode_whole, unknown_content
-from qmq_broker.storage.logs.actions import GroupSettings
+from qmq_client.group.actions import Action, Ended, GroupDefined, GroupSettings, Owned, SetAside
+from qmq_client.group.apply import apply_action, new_state
+from qmq_client.group.aside import AsideRun
+from qmq_client.group.dead_letters import DeadLetter, encoded_array
+from qmq_client.group.history import Attempt
+from qmq_client.group.leases import Lease
+from qmq_client.group.redelivery import Redelivery
+from qmq_client.group.state import GroupState
 
 SNAPSHOT_VERSION: Final = 1
 _FILES: Final = " or ".join(layout.SNAPSHOTS)
@@ -245,3 +249,58 @@ def _moved(image: msgspec.Struct, time: str, shift_ms: int) -> dict[str, Any]:
     values = msgspec.structs.asdict(image)
     values[time] = max(1, values[time] - shift_ms)
     return values
+
+
+class AtEnd(NamedTuple):
+    """What the action log says."""
+
+    groups: list[GroupState]
+    #: Subject → name of the token that brought it into being.
+    owners: dict[str, str]
+    #: How many actions on groups were replayed.
+    replayed: int
+
+
+def groups_at_end(snapshot: bytes, actions: Iterable[Action], now_ms: int) -> AtEnd:
+    """The groups after all that; `b""` is no snapshot."""
+    states, owners = decode_all(snapshot, now_ms) if snapshot else ([], {})
+    groups = {(state.subject, state.group): state for state in states}
+    count = 0
+    for action in actions:
+        key = (action.subject, action.group)
+        if not action.group:
+            _note_subject(owners, action)
+            continue
+        state = groups.get(key)
+        if state is None:
+            if not isinstance(action, GroupDefined):
+                continue
+            state = groups[key] = new_state(action)
+        count += 1
+        if isinstance(action, Ended):
+            del groups[key]
+            continue
+        apply_action(state, _not_in_future(action, now_ms))
+        if isinstance(action, SetAside) and action.at_ms > now_ms:
+            # Their copies stay due when they were: delayed messages follow the clock as it is.
+            state.aside.put_off(action.first, action.next, action.at_ms - now_ms)
+    return AtEnd(list(groups.values()), owners, count)
+
+
+def _note_subject(owners: dict[str, str], action: Action) -> None:
+    if isinstance(action, Owned):
+        owners[action.subject] = action.owner
+    elif isinstance(action, Ended):
+        owners.pop(action.subject, None)
+
+
+def _not_in_future(action: Action, now_ms: int) -> Action:
+    shift_ms = action.at_ms - now_ms
+    if shift_ms <= 0:
+        return action
+    changes: dict[str, int] = {"at_ms": now_ms}
+    for name in ("lease_until_ms", "retry_at_ms"):
+        value = getattr(action, name, 0)
+        if value:
+            changes[name] = max(1, value - shift_ms)
+    return msgspec.structs.replace(action, **changes)

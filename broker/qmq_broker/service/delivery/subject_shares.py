@@ -13,7 +13,7 @@ from qmq_broker.errors import BusyError, NoRoomError
 from qmq_broker.service.delivery.budget import RETRY_AFTER_S
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.storage.logs.actions import Ended, Owned
+from qmq_client.group.actions import Ended, Owned
 
 
 class SubjectShares:

@@ -17,11 +17,12 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files.snapshots import SnapshotFiles
-from qmq_broker.storage.logs.actions import Action, decode_actions
+from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, ScanSource
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.logs.segments import Segments
+from qmq_client.group.actions import Action
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 from qmq_client.wire.requests import sized_part

@@ -18,24 +18,13 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final
 
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
+from qmq_client.group.queue import Entry, Place
 
 _ENTRY: Final = struct.Struct(">QIQ")
 assert _ENTRY.size == ENTRY_BYTES
-
-
-class Entry(NamedTuple):
-    """Where one message is in the commit log."""
-
-    physical_offset: int
-    record_bytes: int
-    tag_hash: int
-
-
-#: The same without names, for code that looks at hundreds; an `Entry` is one too.
-Place = tuple[int, int, int]
 
 
 class ConsumeQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from qmq_broker.service.delivery.groups import GroupState
+from qmq_client.group.state import GroupState
 
 _BEYOND = 2**63
 

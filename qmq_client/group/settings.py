@@ -6,7 +6,7 @@ rejects only what cannot match, so most messages for others are never read.
 
 from __future__ import annotations
 
-from qmq_broker.storage.logs.actions import GroupSettings
+from qmq_client.group.actions import GroupSettings
 from qmq_client.wire.record import tag_hash
 from qmq_client.wire.record_parts import record_tags
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from qmq_broker.service.delivery.history import LEASE_ENDED, History, told_bytes
-from qmq_broker.service.delivery.spans import Spans
+from qmq_client.group.history import LEASE_ENDED, History, told_bytes
+from qmq_client.group.ranges import Spans
 
 #: The heap is rebuilt when it holds this many times more entries than there are runs.
 _STALE_ENTRIES_FACTOR: Final = 4

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from qmq_broker.service.delivery.dead_letters import ATTEMPTS_USED_UP, REJECTED
-from qmq_broker.service.delivery.groups import NO_RETRY, GroupState
-from qmq_broker.service.delivery.history import LEASE_ENDED
-from qmq_broker.service.delivery.leases import Lease
-from qmq_broker.service.delivery.redelivery import Backoff
-from qmq_broker.service.delivery.spans import RangeSet, Spans
-from qmq_broker.storage.logs.actions import Acked, Action, Dead, Expired, Extended, Nacked
+from qmq_client.group.actions import Acked, Action, Dead, Expired, Extended, Nacked
+from qmq_client.group.dead_letters import ATTEMPTS_USED_UP, REJECTED
+from qmq_client.group.history import LEASE_ENDED
+from qmq_client.group.leases import Lease
+from qmq_client.group.ranges import RangeSet, Spans
+from qmq_client.group.redelivery import Backoff
+from qmq_client.group.state import NO_RETRY, GroupState
 from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters kept of a consumer's error text: enough for type, message and place.

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.service.delivery.history import History
+from qmq_client.group.history import History
 
 #: A consumer rejected it.
 REJECTED: Final = "rejected"

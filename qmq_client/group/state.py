@@ -9,7 +9,7 @@
     held ──────────────▶│  waiting  (or, when it will not be tried again) ─▶ dead letter
                              ▲────────────────────────────── Replayed ─────────┘
 
-The broker first decides (`settling.py` and `handing_out.py` only read), then writes the actions to
+The broker first decides (`settling.py` and `picking.py` only read), then writes the actions to
 the action log, then applies them here. A start replays the log through the same `apply`, so a
 restarted broker stands exactly where the log ends. A log that lost its tail gives an earlier state
 of the same group: messages are delivered again, never lost.
@@ -18,36 +18,16 @@ Nacked and Expired carry `retry_at_ms`; 0 means that there is no next delivery, 
 action precedes it for each of the messages. A Dead action for a message that nobody holds (it
 expired) removes it from where it waits. An ordered group holds messages back until they are the
 first of their key (`lanes.py`).
-
-When leases end: a heap over the leases of all consumers of one group.
-
-Entries of ended or extended leases stay until they reach the top, or until there are many more
-entries than leases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
 
-from qmq_broker.service.delivery.aside import Aside
-from qmq_broker.service.delivery.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
-from qmq_broker.service.delivery.filters import TagFilter, filter_of
-from qmq_broker.service.delivery.history import (
-    GIVEN_BACK,
-    LEASE_ENDED,
-    Attempt,
-    History,
-    extended,
-    kept_of_each,
-)
-from qmq_broker.service.delivery.lanes import KeyLanes
-from qmq_broker.service.delivery.leases import Lease, PullLog
-from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
-from qmq_broker.storage.logs.actions import (
+from qmq_client.group.actions import (
     Acked,
     Action,
     Dead,
@@ -60,70 +40,20 @@ from qmq_broker.storage.logs.actions import (
     Passed,
     Pulled,
 )
-
-#: The heap is cleared of settled leases only above this many entries.
-_ENTRIES_MIN: Final = 1024
-#: Memory of one entry.
-DEADLINE_BYTES: Final = 120
-
-
-class Deadlines:
-    """Deadlines over the pull logs of one group; belongs to its thread."""
-
-    __slots__ = ("_consumers", "_entries", "_entries_max")
-
-    def __init__(self, consumers: Mapping[str, PullLog]) -> None:
-        """`consumers` is only read."""
-        self._consumers = consumers
-        #: (deadline, consumer, first pull sequence).
-        self._entries: list[tuple[int, str, int]] = []
-        self._entries_max = _ENTRIES_MIN
-
-    def __len__(self) -> int:
-        """Entries of the heap, including those of ended leases."""
-        return len(self._entries)
-
-    def watch(self, consumer: str, lease: Lease) -> None:
-        """Note when this lease ends."""
-        heappush(self._entries, (lease.until_ms, consumer, lease.first))
-        if len(self._entries) > self._entries_max:
-            self._entries = [
-                (lease.until_ms, name, lease.first)
-                for name, log in self._consumers.items()
-                for lease in log.leases()
-            ]
-            heapify(self._entries)
-            self._entries_max = _ENTRIES_MIN + 2 * len(self._entries)
-
-    def next_ms(self) -> int | None:
-        """When the next lease ends; None if there is none."""
-        entries = self._entries
-        while entries:
-            until_ms, consumer, first = entries[0]
-            log = self._consumers.get(consumer)
-            lease = None if log is None else log.at(first)
-            if lease is not None and lease.first == first and lease.until_ms == until_ms:
-                return until_ms
-            heappop(entries)
-        return None
-
-    def ended(self, now_ms: int, leases_max: int) -> list[tuple[str, Lease]]:
-        """Leases past their deadline, with their consumers, at most `leases_max`; they stay."""
-        if not self._entries or self._entries[0][0] > now_ms:
-            return []
-        ended: dict[tuple[int, str, int], Lease] = {}
-        while len(ended) < leases_max:
-            deadline_ms = self.next_ms()
-            if deadline_ms is None or deadline_ms > now_ms:
-                break
-            entry = heappop(self._entries)
-            lease = self._consumers[entry[1]].at(entry[2])
-            assert lease is not None
-            ended[entry] = lease
-        for entry in ended:
-            heappush(self._entries, entry)
-        return [(consumer, lease) for (_, consumer, _), lease in ended.items()]
-
+from qmq_client.group.aside import Aside
+from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
+from qmq_client.group.history import (
+    GIVEN_BACK,
+    LEASE_ENDED,
+    Attempt,
+    History,
+    extended,
+    kept_of_each,
+)
+from qmq_client.group.lanes import KeyLanes
+from qmq_client.group.leases import DEADLINE_BYTES, Deadlines, Lease, PullLog
+from qmq_client.group.redelivery import Redelivery, RedeliveryHeap
+from qmq_client.group.settings import TagFilter, filter_of
 
 #: `retry_at_ms` of messages that are not delivered again.
 NO_RETRY: Final = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from qmq_broker.service.delivery.redelivery import Redelivery, RedeliveryHeap
+from qmq_client.group.redelivery import Redelivery, RedeliveryHeap
 
 #: Memory of one copy's place.
 _COPY_BYTES: Final = 192

@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from qmq_broker.service.delivery.groups import GroupState
+from qmq_client.group.state import GroupState
 
 #: How long a consumer is given nothing so that its hands become empty, at most; its lease if that
 #: is shorter.

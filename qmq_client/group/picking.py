@@ -1,0 +1,511 @@
+"""Which messages a pull gets: redeliveries that are due, then new ones, within its limits.
+
+Decides only, besides what it passes over on the way: reads the state of a group and the queue of its subject.
+Redeliveries go first, but one place in four is kept for new messages if there are any, so a backlog of failing
+messages slows the others down and never stops them. Suspects are delivered one by one, when it is their turn
+(`suspects.py`).
+
+Messages are selected by sequence and tag hash, then read: those whose tags do not match after all are passed over;
+expired ones, and those whose attempts are used up because the group's number of them was lowered meanwhile, become
+dead letters. An ordered group is fed: it reaches messages in order, and each is delivered when it is the first of
+its key. All passes are bounded: a pull that found nothing in them must be repeated at once (`is_unfinished`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final
+
+from qmq_client.group.actions import Acked, Action, Dead, Keyed, Passed, Pulled, Skipped
+from qmq_client.group.dead_letters import ATTEMPTS_USED_UP, EXPIRED
+from qmq_client.group.holding import first_original
+from qmq_client.group.lanes import key_number
+from qmq_client.group.queue import Entry, GroupQueue, Place
+from qmq_client.group.redelivery import Redelivery
+from qmq_client.group.settings import TagFilter
+from qmq_client.group.state import GroupState
+from qmq_client.group.suspects import Suspects, Turn
+from qmq_client.wire.deliveries import DeliveryRun, Records
+from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
+from qmq_client.wire.record_parts import record_expires_at_ms
+from qmq_client.wire.requests import PullRequest
+
+#: One place of this many is kept for new messages.
+NEW_SHARE: Final = 4
+#: Entries read in one step: a pull of large messages stops long before its count is reached.
+ENTRIES_PER_READ: Final = 512
+#: Entries that one scan checks against a filter: about a millisecond.
+SCANNED_MAX: Final = 4_096
+_RECORD_BYTES: Final = itemgetter(1)
+#: Passes of one pull before others get their turn.
+PASSES_MAX: Final = 8
+#: Messages that one pass looks at one by one, and how many of them may die in one pull.
+LOOKED_MAX: Final = 500
+DEAD_MAX: Final = 250
+#: Messages that an ordered group reaches in one step, and their bytes: whole records are read for their
+#: keys, and all steps of a pull may read about as much as a pull may bring.
+FED_MAX: Final = 256
+FED_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a pull will be given: runs and, for each message, where its record is."""
+
+    runs: tuple[DeliveryRun, ...]
+    entries: list[Place]
+    #: The next sequences, if they are lost for good and nothing comes before them.
+    lost: tuple[int, int] | None = None
+    #: How far the group gets with this; None if that is the last message in it.
+    passed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much one pull may be given."""
+
+    now_ms: int
+    messages: int
+    bytes: int
+    #: Messages that the group may get beyond those in flight or waiting.
+    new_messages: int
+    #: Whether it is a suspect's turn: then it alone is given.
+    is_for_suspect: bool = False
+
+
+class Turns:
+    """Remembers, from pull to pull of one group, the places owed to new messages."""
+
+    __slots__ = ("_owed_quarters",)
+
+    def __init__(self) -> None:
+        self._owed_quarters = 0
+
+    def new_share(self, messages: int) -> int:
+        """Places for new messages among the next `messages`, if there are redeliveries too."""
+        share, self._owed_quarters = divmod(messages + self._owed_quarters, NEW_SHARE)
+        return share
+
+
+def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Selection:
+    """The messages for one pull, perhaps none."""
+    if room.is_for_suspect:
+        suspect = state.redeliveries.suspect(room.now_ms)
+        return _fit([] if suspect is None else [_again(suspect)], queue, room.bytes)
+    fresh, passed = _fresh(state, queue, room)
+    new_count = sum(run.count for run in fresh)
+    due = [_again(run) for run in state.redeliveries.due(room.now_ms, room.messages)]
+    due_count = sum(run.count for run in due)
+    if due and new_count and due_count + new_count > room.messages:
+        share = min(new_count, turns.new_share(room.messages))
+        due = _head(due, room.messages - share)
+        due_count = sum(run.count for run in due)
+    fitting = _head(fresh, room.messages - due_count)
+    selection = _fit(join_runs([*due, *fitting]), queue, room.bytes)
+    if passed is None or fitting != fresh or len(selection.entries) < due_count + new_count:
+        return selection
+    return replace(selection, passed=passed)
+
+
+def _again(run: Redelivery) -> DeliveryRun:
+    return DeliveryRun(
+        first_sequence=run.first, count=run.next - run.first, attempt=run.attempts + 1
+    )
+
+
+def _fresh(
+    state: GroupState, queue: GroupQueue, room: Room
+) -> tuple[list[DeliveryRun], int | None]:
+    """Messages that were never delivered, and how far the group gets with all of them.
+
+    None if that is the last of them.
+    """
+    if state.lanes is not None:
+        return _runs_of(state.lanes.ready(room.messages)), None
+    new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
+    if state.filter is not None:
+        return _matching(state.cursor, state.filter, queue, min(new_count, room.messages))
+    if not new_count:
+        return [], None
+    return [DeliveryRun(first_sequence=state.cursor, count=new_count, attempt=1)], None
+
+
+def _matching(
+    first: int, wanted: TagFilter, queue: GroupQueue, messages_max: int
+) -> tuple[list[DeliveryRun], int | None]:
+    """The next messages whose tag hash fits, and how far the scan went."""
+    found: list[int] = []
+    sequence, next_sequence = first, min(queue.next_sequence, first + SCANNED_MAX)
+    while sequence < next_sequence and len(found) < messages_max:
+        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        if not step:
+            break
+        for number, entry in enumerate(step, start=sequence):
+            # A lost one may have been for the group: it is counted where it is met.
+            if not entry.record_bytes or wanted.may_match(entry.tag_hash):
+                found.append(number)
+        sequence += len(step)
+    if len(found) > messages_max:
+        return _runs_of(found[:messages_max]), None
+    return _runs_of(found), sequence if sequence > first else None
+
+
+def _runs_of(sequences: Sequence[int]) -> list[DeliveryRun]:
+    return join_runs([DeliveryRun(first_sequence=one, count=1, attempt=1) for one in sequences])
+
+
+def _head(runs: Sequence[DeliveryRun], messages: int) -> list[DeliveryRun]:
+    head: list[DeliveryRun] = []
+    for run in runs:
+        count = min(run.count, messages)
+        if count <= 0:
+            break
+        head.append(_first_of(run, count))
+        messages -= count
+    return head
+
+
+def join_runs(runs: Sequence[DeliveryRun]) -> list[DeliveryRun]:
+    """The same runs, with neighbours of the same attempt joined."""
+    joined: list[DeliveryRun] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.attempt == run.attempt
+            and last.first_sequence + last.count == run.first_sequence
+        ):
+            joined[-1] = _first_of(last, last.count + run.count)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Selection:
+    """Cut to `bytes_max` of records, but give at least one message."""
+    fitting: list[DeliveryRun] = []
+    entries: list[Place] = []
+    room_bytes = bytes_max
+    for run in runs:
+        fits, room_bytes = _fitting(run, queue, room_bytes, is_first=not entries)
+        if fits:
+            fitting.append(_first_of(run, len(fits)))
+        entries += fits
+        if len(fits) < run.count:
+            if not entries:
+                lost = _lost(queue, run.first_sequence, run.first_sequence + run.count)
+                return Selection(runs=(), entries=[], lost=lost)
+            break
+    return Selection(runs=tuple(fitting), entries=entries)
+
+
+def _fitting(
+    run: DeliveryRun, queue: GroupQueue, room_bytes: int, *, is_first: bool
+) -> tuple[list[Place], int]:
+    """The first entries of `run` that fit, and the room left if all of it fits."""
+    fits: list[Place] = []
+    sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
+    while sequence < next_sequence:
+        step = queue.places(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+        lengths = list(map(_RECORD_BYTES, step))
+        count = _fitting_count(lengths, room_bytes, is_first=is_first)
+        fits += step[:count]
+        if not step or count < len(step):
+            break
+        is_first = False
+        room_bytes -= sum(lengths)
+        sequence += count
+    return fits, room_bytes
+
+
+def _fitting_count(lengths: list[int], room_bytes: int, *, is_first: bool) -> int:
+    """How many of these records fit: none after a lost one; with `is_first`, at least one."""
+    if 0 in lengths:
+        lengths = lengths[: lengths.index(0)]
+    if sum(lengths) <= room_bytes:
+        return len(lengths)
+    fitting = bisect_right(list(accumulate(lengths)), room_bytes)
+    return max(fitting, 1) if is_first else fitting
+
+
+def _lost(queue: GroupQueue, first: int, next_sequence: int) -> tuple[int, int] | None:
+    """The lost sequences that begin at `first`, within one read of entries."""
+    after = first
+    for entry in queue.entries(first, min(ENTRIES_PER_READ, next_sequence - first)):
+        if entry.record_bytes:
+            break
+        after += 1
+    return (first, after) if after > first else None
+
+
+def first_of(selection: Selection, messages: int) -> Selection:
+    """The first messages of a selection."""
+    runs = tuple(_head(selection.runs, messages))
+    return Selection(runs=runs, entries=selection.entries[:messages])
+
+
+def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:
+    if count == run.count:
+        return run
+    return DeliveryRun(first_sequence=run.first_sequence, count=count, attempt=run.attempt)
+
+
+@dataclass(slots=True, kw_only=True)
+class Picked:
+    """What one pull will be given; not delivered yet."""
+
+    runs: tuple[DeliveryRun, ...] = ()
+    records: Records = field(default_factory=lambda: Records.of([]))
+    #: To be written before the hand-out: what is not delivered, and why.
+    actions: list[Action] = field(default_factory=list)
+    #: To be written after it, if the group has come further than the last message given.
+    passed: Passed | None = None
+    #: Whether nothing was found yet and there is more to look through.
+    is_unfinished: bool = False
+    #: Whether this consumer gets nothing, whatever there is: others may.
+    is_held_back: bool = False
+
+
+class Picker:
+    """Picks for the pulls of one group; belongs to its thread."""
+
+    __slots__ = ("_turns", "_unsettled_max", "_write", "state", "suspects")
+
+    def __init__(
+        self,
+        state: GroupState,
+        write: Callable[[Sequence[Action], GroupState], None],
+        *,
+        unsettled_max: int,
+    ) -> None:
+        """`write` applies actions to the state, after it has made them durable where that is promised."""
+        self.state = state
+        self.suspects = Suspects(state)
+        self._turns = Turns()
+        self._write = write
+        self._unsettled_max = unsettled_max
+
+    def pick(self, queue: GroupQueue | None, consumer: str, lease_ms: int, room: Room) -> Picked:
+        """What this pull is given: a suspect alone, or others.
+
+        What is passed over on the way is written.
+        """
+        suspects = self.suspects
+        suspects.look(room.now_ms)
+        turn = suspects.turn(consumer, lease_ms, room.now_ms)
+        if turn is Turn.NOTHING:
+            return Picked(is_held_back=True)
+        if turn is Turn.OTHERS or turn is Turn.OTHERS_FIRST:
+            picked = self._pick(queue, room)
+            suspects.note_others(consumer)
+            if picked.runs or turn is Turn.OTHERS:
+                return picked
+        picked = self._pick(queue, replace(room, is_for_suspect=True))
+        if not picked.runs:  # it expired, or no longer exists
+            return self._pick(queue, room)
+        suspects.note_given(
+            consumer,
+            pull_sequence=self.state.next_pull_sequence(consumer),
+            until_ms=room.now_ms + lease_ms,
+        )
+        return picked
+
+    def _pick(self, queue: GroupQueue | None, room: Room) -> Picked:
+        state = self.state
+        if queue is None or state.is_paused:
+            return Picked()
+        for _ in range(PASSES_MAX):
+            self.skip_what_is_gone(queue.first_sequence, room.now_ms)
+            if state.lanes is not None and not room.is_for_suspect:
+                self._feed(queue, room)
+            selection = select(state, self._turns, queue, room)
+            if selection.lost is not None:
+                self._skip(*selection.lost, room.now_ms)
+                continue
+            if not selection.entries and selection.passed is None:
+                is_fed = not room.is_for_suspect and self._may_be_fed(queue, room)
+                return Picked(is_unfinished=is_fed)
+            picked = self._look(queue, selection, room.now_ms)
+            if picked.runs:
+                return picked
+            passed = [picked.passed] if picked.passed is not None else []
+            self._write([*picked.actions, *passed], state)
+            if len(picked.actions) >= DEAD_MAX:
+                break
+        return Picked(is_unfinished=True)
+
+    def _look(self, queue: GroupQueue, selection: Selection, now_ms: int) -> Picked:
+        """Read the records, and remove those that do not match or have expired."""
+        state = self.state
+        records = queue.read(selection.entries)
+        wanted = state.filter if state.lanes is None else None
+        is_checked = wanted is not None or any(
+            run.attempt > state.max_attempts for run in selection.runs
+        )
+        may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
+        if not (is_checked or may_expire):
+            return Picked(runs=selection.runs, records=records)
+        if len(selection.entries) > LOOKED_MAX:
+            # Each may die: the rest is looked at in another turn.
+            selection = first_of(selection, LOOKED_MAX)
+            records = queue.read(selection.entries)
+        picked = Picked()
+        kept: list[DeliveryRun] = []
+        kept_records: list[bytes] = []
+        come_to = given_to = state.cursor
+        numbered = (
+            (run, run.first_sequence + index)
+            for run in selection.runs
+            for index in range(run.count)
+        )
+        for (run, sequence), record in zip(numbered, records, strict=True):
+            if sequence >= state.cursor:
+                come_to = sequence + 1
+                if wanted is not None and not wanted.matches(record):
+                    continue
+            expires_at_ms = record_expires_at_ms(record)
+            if expires_at_ms is not None and expires_at_ms <= now_ms:
+                picked.actions.append(_dead(state, run, sequence, EXPIRED, now_ms))
+                continue
+            if run.attempt > state.max_attempts:
+                picked.actions.append(_dead(state, run, sequence, ATTEMPTS_USED_UP, now_ms))
+                continue
+            given_to = max(given_to, come_to) if sequence >= state.cursor else given_to
+            kept.append(DeliveryRun(first_sequence=sequence, count=1, attempt=run.attempt))
+            kept_records.append(record)
+        picked.runs, picked.records = tuple(join_runs(kept)), Records.of(kept_records)
+        come_to = max(come_to, selection.passed or 0)
+        if come_to > given_to:
+            picked.passed = Passed(now_ms, state.subject, state.group, come_to)
+        return picked
+
+    def _feed(self, queue: GroupQueue, room: Room) -> None:
+        """Let an ordered group reach messages until enough are ready, a bounded number."""
+        state = self.state
+        assert state.lanes is not None
+        for _ in range(PASSES_MAX):
+            count = min(FED_MAX, self._unsettled_max - state.unsettled)
+            if state.lanes.ready_count >= room.messages or min(count, room.new_messages) <= 0:
+                return
+            entries = queue.entries(state.cursor, count)
+            if not entries:
+                return
+            whole = _whole(entries)
+            if whole:
+                self._come_to(queue, _read_at_once(whole), room.now_ms)
+            else:
+                after = next((i for i, one in enumerate(entries) if one.record_bytes), len(entries))
+                self._skip(state.cursor, state.cursor + after, room.now_ms)
+
+    def _come_to(self, queue: GroupQueue, entries: Sequence[Entry], now_ms: int) -> None:
+        state = self.state
+        wanted = state.filter
+        numbered = [
+            (sequence, entry)
+            for sequence, entry in enumerate(entries, start=state.cursor)
+            if wanted is None or wanted.may_match(entry.tag_hash)
+        ]
+        records = queue.read([one for _, one in numbered])
+        fitting = [
+            (sequence, key_number(record_key(record)))
+            for (sequence, _), record in zip(numbered, records, strict=True)
+            if wanted is None or wanted.matches(record)
+        ]
+        keyed = Keyed(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            next=state.cursor + len(entries),
+            sequences=tuple(sequence for sequence, _ in fitting),
+            keys=tuple(key for _, key in fitting),
+        )
+        self._write([keyed], state)
+
+    def _may_be_fed(self, queue: GroupQueue, room: Room) -> bool:
+        state = self.state
+        has_room = state.unsettled < self._unsettled_max and room.new_messages > 0
+        return state.lanes is not None and has_room and state.cursor < queue.next_sequence
+
+    def skip_what_is_gone(self, first_sequence: int, now_ms: int) -> None:
+        """Skip what was given up by force before this group got it, and count it as lost.
+
+        `first_sequence` is where the group's queue begins.
+        """
+        state = self.state
+        waiting = next(state.redeliveries.runs(), None)
+        first = state.cursor if waiting is None else min(state.cursor, waiting.first)
+        if state.lanes is not None and state.lanes.ready_count:
+            first = min(first, state.lanes.ready(1)[0])
+        if first >= first_sequence:
+            return
+        if state.aside.copies:
+            first = first_original(state)
+        for gone in state.aside.without_copies(first, first_sequence):
+            self._skip(*gone, now_ms)
+
+    def _skip(self, first: int, next_sequence: int, now_ms: int) -> None:
+        state = self.state
+        skipped = Skipped(now_ms, state.subject, state.group, first, next_sequence)
+        self._write([skipped], state)
+
+
+def _whole(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries before the first lost one."""
+    for index, entry in enumerate(entries):
+        if not entry.record_bytes:
+            return entries[:index]
+    return entries
+
+
+def _read_at_once(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The first entries whose records are read in one step, at least one."""
+    ends = accumulate(entry.record_bytes for entry in entries)
+    return entries[: max(1, sum(end <= FED_BYTES for end in ends))]
+
+
+def _dead(state: GroupState, run: DeliveryRun, sequence: int, reason: str, now_ms: int) -> Dead:
+    waited = state.redeliveries.at(sequence)
+    return Dead(
+        at_ms=now_ms,
+        subject=state.subject,
+        group=state.group,
+        sequence=sequence,
+        attempts=run.attempt - 1,
+        reason=reason,
+        error=waited.error if waited is not None and reason == ATTEMPTS_USED_UP else "",
+    )
+
+
+def hand_out(
+    state: GroupState, request: PullRequest, picked: Picked, token: int, now_ms: int
+) -> list[Action]:
+    """The actions of an answer to a pull; they are written before it leaves."""
+    first = state.next_pull_sequence(request.consumer)
+    pulled = Pulled(
+        at_ms=now_ms,
+        subject=state.subject,
+        group=state.group,
+        consumer=request.consumer,
+        token=token,
+        first_pull_sequence=first,
+        runs=picked.runs,
+        lease_until_ms=now_ms + request.lease_ms,
+    )
+    actions: list[Action] = [*picked.actions, pulled]
+    if request.at_most_once is True:
+        acked = Acked(
+            at_ms=now_ms,
+            subject=state.subject,
+            group=state.group,
+            consumer=request.consumer,
+            first=first,
+            next=first + len(picked.records),
+        )
+        actions.append(acked)
+    if picked.passed is not None:
+        actions.append(picked.passed)
+    return actions
