@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
+from qmq_client.group.actions import BackoffTerms
 from qmq_client.group.history import LEASE_ENDED, History, told_bytes
 from qmq_client.group.ranges import Spans
 
@@ -221,3 +222,9 @@ class Backoff:
         grown_ms = self.first_ms * self.factor ** min(max(attempts - 1, 0), 64)
         bounded_ms = min(grown_ms, float(self.max_ms))
         return int(bounded_ms * (1 - self.jitter + self.jitter * lot))
+
+    def of_group(self, own: BackoffTerms | None) -> Backoff:
+        """This backoff with what a group's settings say of it."""
+        if own is None:
+            return self
+        return replace(self, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)

@@ -1,14 +1,23 @@
-"""Which messages match a group's tags.
+"""The settings of a group: what a pull asks for, and which messages match its tags.
 
-First the tag hash of the consume queue entry is checked, then, if it passes, the text. The hash
-rejects only what cannot match, so most messages for others are never read.
+Tags and order belong to the group: consumers that disagree about them would lose each other's messages, so a pull that
+asks for other ones is refused. The number of attempts and the backoff belong to the group too, but there the latest
+pull wins.
+
+Of a filter first the tag hash of the consume queue entry is checked, then, if it passes, the text. The hash rejects
+only what cannot match, so most messages for others are never read.
 """
 
 from __future__ import annotations
 
-from qmq_client.group.actions import GroupSettings
+from typing import NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from qmq_client.group.actions import BackoffTerms, GroupSettings
 from qmq_client.wire.record import tag_hash
 from qmq_client.wire.record_parts import record_tags
+from qmq_client.wire.requests import Backoff, PullRequest, Tags
 
 
 class TagFilter:
@@ -42,3 +51,53 @@ def filter_of(settings: GroupSettings) -> TagFilter | None:
     if not settings.any_tags and not settings.all_tags:
         return None
     return TagFilter(settings.any_tags, settings.all_tags)
+
+
+class Conflict(NamedTuple):
+    """A setting of which a pull asks for another value than the group has."""
+
+    field: str
+    has: str
+    wanted: str
+
+
+def settings_of(request: PullRequest, idle_ms: int = 0) -> GroupSettings:
+    """The settings of a group that begins with this pull."""
+    any_tags, all_tags = tags_kept(request.tags)
+    return GroupSettings(
+        any_tags=any_tags,
+        all_tags=all_tags,
+        is_ordered=request.ordered is True,
+        backoff=backoff_kept(request.backoff),
+        idle_ms=idle_ms,
+    )
+
+
+def conflict_of(has: GroupSettings, request: PullRequest) -> Conflict | None:
+    """What keeps this pull from being one of a group with these settings; None for nothing."""
+    tags = (has.any_tags, has.all_tags)
+    if request.tags is not UNSET and (wanted := tags_kept(request.tags)) != tags:
+        return Conflict("tags", _tags_text(*tags), _tags_text(*wanted))
+    if request.ordered is not UNSET and request.ordered is not has.is_ordered:
+        return Conflict("ordered", str(has.is_ordered).lower(), str(request.ordered).lower())
+    return None
+
+
+def tags_kept(tags: Tags | UnsetType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tags of a filter as they are kept, any and all: each once, in order."""
+    if tags is UNSET:
+        return (), ()
+    return tuple(sorted(set(tags.any))), tuple(sorted(set(tags.all)))
+
+
+def backoff_kept(backoff: Backoff | UnsetType) -> BackoffTerms | None:
+    """The backoff of a request as it is kept; None if it names none."""
+    if backoff is UNSET:
+        return None
+    return BackoffTerms(backoff.first_ms, backoff.factor, backoff.max_ms)
+
+
+def _tags_text(any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> str:
+    parts = [f"any of {', '.join(any_tags)}"] if any_tags else []
+    parts += [f"all of {', '.join(all_tags)}"] if all_tags else []
+    return " and ".join(parts) or "no tags"

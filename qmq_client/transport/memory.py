@@ -1,9 +1,10 @@
 """A broker in this process's memory: for tests of applications and of this client.
 
-It keeps all promises of the bundled broker except durability: sequences, groups, leases with tokens,
-attempts, redelivery, dead letters, tags, order by key, expiry, delay, and repeated sends that are
-recognized. Time comes from the clock it is given. `MemoryBroker.faults` injects faults. It passes the
-same contract suite as `HttpTransport`, so what a test shows here holds there.
+It keeps all promises of the bundled broker except durability. Groups are those of the broker
+(`memory_group.py`). Messages are lists of records, without bounds; delayed ones wait in a heap, and repeated sends are
+recognized by a table of ids. Time comes from the
+clock it is given. `MemoryBroker.faults` injects faults. It passes the same contract suite as `HttpTransport`, so what
+a test shows here holds there.
 """
 
 from __future__ import annotations
@@ -16,21 +17,32 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import (
     BrokerAnswerError,
     BrokerBusyError,
-    BrokerRefusedError,
     BrokerUnreachableError,
     InvalidMessageError,
     InvalidNameError,
     ProtocolError,
 )
+from qmq_client.group.actions import (
+    Action,
+    Configured,
+    GroupDefined,
+    Paused,
+    Replayed,
+    Sought,
+)
+from qmq_client.group.dead_letters import DeadLetter
+from qmq_client.group.lanes import key_number
+from qmq_client.group.settings import settings_of
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message
-from qmq_client.transport.memory_group import MemoryDeadLetter, MemoryGroup, terms_of
+from qmq_client.transport.memory_group import MemoryGroup, MemoryQueue, refused
 from qmq_client.wire.delayed import Cancellation, record_due_at_ms
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
@@ -42,11 +54,11 @@ from qmq_client.wire.record import (
     decode_record,
     encode_record,
     record_crc,
+    record_key,
     record_message_id,
     verify_record,
 )
 from qmq_client.wire.requests import (
-    ErrorAnswer,
     PullRequest,
     SendAnswer,
     SettleAnswer,
@@ -116,10 +128,10 @@ class MemoryBroker:
             records = list(self._records.get(subject, ()))
         return [record_to_message(decode_record(subject, record)) for record in records]
 
-    def dead_letters(self, subject: str, group: str) -> list[MemoryDeadLetter]:
+    def dead_letters(self, subject: str, group: str) -> list[DeadLetter]:
         """What this group gave up, in order."""
         with self._changed:
-            return list(self._group(subject, group).dead)
+            return list(self._group(subject, group).state.dead.values())
 
     def lag(self, subject: str, group: str) -> int:
         """Number of messages that this group has neither acked nor given up."""
@@ -130,9 +142,9 @@ class MemoryBroker:
     def in_flight(self, subject: str, group: str) -> int:
         """Messages handed out to this group under a running lease."""
         with self._changed:
-            state = self._group(subject, group)
-            state.step(self._clock.now_ms())
-            return state.in_flight()
+            found = self._group(subject, group)
+            found.step(self._clock.now_ms())
+            return found.state.in_flight
 
     def next_due_ms(self, subject: str, group: str) -> int | None:
         """When the next redelivery or lease end of this group is due."""
@@ -142,21 +154,27 @@ class MemoryBroker:
     def seek(self, subject: str, group: str, to: str) -> None:
         """Continue the group at this start, as `qmq groups seek` does."""
         with self._changed:
-            self._group(subject, group).seek(self._position(subject, to))
-            self._changed.notify_all()
+            sequence = self._position(subject, to)
+            self._change(Sought(self._clock.now_ms(), subject, group, sequence))
 
     def pause(self, subject: str, group: str, *, is_paused: bool = True) -> None:
         """Stop giving messages to the group, or start again."""
         with self._changed:
-            self._group(subject, group).is_paused = is_paused
-            self._changed.notify_all()
+            self._change(Paused(self._clock.now_ms(), subject, group, is_paused))
 
     def replay_dead_letters(self, subject: str, group: str) -> int:
         """Deliver the group's dead letters again; how many."""
         with self._changed:
-            count = self._group(subject, group).replay(self._clock.now_ms())
-            self._changed.notify_all()
-            return count
+            dead, records = sorted(self._group(subject, group).state.dead), self._records[subject]
+            keys = tuple(key_number(record_key(records[sequence])) for sequence in dead)
+            if dead:
+                where = (self._clock.now_ms(), subject, group)
+                self._change(Replayed(*where, dead[0], dead[-1] + 1, keys))
+            return len(dead)
+
+    def _change(self, action: Action) -> None:
+        self._group(action.subject, action.group).write([action])
+        self._changed.notify_all()
 
     def restart(self) -> None:
         """Begin a new epoch, as a restarted broker does; nothing is forgotten."""
@@ -221,21 +239,13 @@ class MemoryBroker:
         check_request(request)
         with self._changed:
             group = self._group_for(request)
-            now_ms = self._clock.now_ms()
-            _, stale = group.settle(request.consumer, request.settlements, now_ms=now_ms)
+            plan = group.settle(request.consumer, request.settlements, self._clock.now_ms())
             deliveries = self._take(group, request)
             ends = [(c, c.monotonic_s() + request.wait_ms / 1000) for c in self._clocks()]
             while not deliveries.messages and all(c.monotonic_s() < end for c, end in ends):
                 self._changed.wait(_LOOK_S)
                 deliveries = self._take(group, request)
-        head = DeliveriesHead(
-            subject=request.subject,
-            token=deliveries.head.token,
-            lease_ms=request.lease_ms,
-            first_pull_sequence=deliveries.head.first_pull_sequence,
-            runs=deliveries.head.runs,
-            stale=tuple(stale),
-        )
+        head = msgspec.structs.replace(deliveries.head, stale=tuple(plan.stale))
         return Deliveries(head=head, messages=deliveries.messages)
 
     def settle(self, request: SettleRequest) -> SettleAnswer:
@@ -244,23 +254,20 @@ class MemoryBroker:
         with self._changed:
             group, now_ms = self._group(request.subject, group_of(request)), self._clock.now_ms()
             group.instances.seen(now_ms)
-            settled, stale = group.settle(request.consumer, request.settlements, now_ms=now_ms)
+            plan = group.settle(request.consumer, request.settlements, now_ms)
             self._changed.notify_all()
-        return SettleAnswer(settled=settled, stale=tuple(stale))
+        return SettleAnswer(settled=plan.settled, stale=tuple(plan.stale))
 
     def _group_for(self, request: PullRequest) -> MemoryGroup:
-        key = (request.subject, group_of(request))
+        key, now_ms = (request.subject, group_of(request)), self._clock.now_ms()
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = MemoryGroup(
-                cursor=self._position(request.subject, request.start),
-                max_attempts=request.max_attempts,
-                terms=terms_of(request),
-            )
-        conflict = group.agree(request)
-        if conflict:
-            raise refused(409, "group_conflict", f"group {key[1]} has other {conflict}")
-        if not group.instances.admits(request, self._clock.now_ms()):
+            first = self._position(request.subject, request.start)
+            group = MemoryGroup(GroupDefined(now_ms, *key, first, request.max_attempts))
+            group.write([Configured(now_ms, *key, settings_of(request))])
+            self._groups[key] = group
+        group.agree(request, now_ms)
+        if not group.instances.admits(request, now_ms):
             raise refused(409, "consumer_replaced", replaced_text(request))
         return group
 
@@ -278,8 +285,8 @@ class MemoryBroker:
         return (self._clock, SYSTEM_CLOCK)
 
     def _group(self, subject: str, group: str) -> MemoryGroup:
-        state = self._groups.get((subject, group))
-        return MemoryGroup(cursor=0, max_attempts=1) if state is None else state
+        found = self._groups.get((subject, group))
+        return MemoryGroup(GroupDefined(0, subject, group, 0, 1)) if found is None else found
 
     def _parse(self, frame: bytes) -> MessageFrame:
         try:
@@ -312,29 +319,25 @@ class MemoryBroker:
 
     def _take(self, group: MemoryGroup, request: PullRequest) -> Deliveries:
         self._release()
-        records = self._records.get(request.subject, [])
-        given = group.take(
-            request,
-            token=self.epoch,
-            now_ms=self._clock.now_ms(),
-            records=records,
-        )
+        queue = MemoryQueue(self._records.get(request.subject, ()))
+        first = group.state.next_pull_sequence(request.consumer)
+        picked = group.take(request, queue, token=self.epoch, now_ms=self._clock.now_ms())
         head = DeliveriesHead(
             subject=request.subject,
             token=self.epoch,
             lease_ms=request.lease_ms,
-            first_pull_sequence=given.first_pull_sequence,
-            runs=given.runs(),
+            first_pull_sequence=first,
+            runs=picked.runs,
         )
+        numbered = [
+            (run.first_sequence + index, run.attempt)
+            for run in picked.runs
+            for index in range(run.count)
+        ]
         messages = tuple(
-            Delivered(
-                sequence=sequence,
-                pull_sequence=given.first_pull_sequence + index,
-                attempt=attempt,
-                record=self._handed_out(records[sequence]),
-            )
-            for index, (sequence, attempt) in enumerate(
-                zip(given.sequences, given.attempts, strict=True)
+            Delivered(sequence, first + index, attempt, self._handed_out(record))
+            for index, ((sequence, attempt), record) in enumerate(
+                zip(numbered, picked.records, strict=True)
             )
         )
         return Deliveries(head=head, messages=messages)
@@ -427,14 +430,6 @@ def _check_said(request: PullRequest) -> None:
             check_name(tag, field="tags")
     except InvalidMessageError as error:
         raise refused(422, error.code, str(error)) from error
-
-
-def refused(
-    status: int, code: str, message: str, message_id: bytes | None = None
-) -> BrokerRefusedError:
-    """A refusal as the broker gives it."""
-    text = "" if message_id is None else format_message_id(message_id)
-    return BrokerRefusedError(status, ErrorAnswer(code=code, message=message, message_id=text))
 
 
 class MemoryDelayed:

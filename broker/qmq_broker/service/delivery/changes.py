@@ -16,12 +16,11 @@ from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.checks import check_attempts, check_backoff, check_tags
 from qmq_broker.service.delivery.delivery import Delivery
-from qmq_broker.service.delivery.registry import Group, position_of, tags_kept
+from qmq_broker.service.delivery.registry import Group, position_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Store
 from qmq_client.group.actions import (
     Action,
-    BackoffTerms,
     Configured,
     GroupDefined,
     Paused,
@@ -31,6 +30,7 @@ from qmq_client.group.actions import (
 )
 from qmq_client.group.lanes import key_number
 from qmq_client.group.queue import Entry
+from qmq_client.group.settings import backoff_kept, tags_kept
 from qmq_client.group.state import GroupState
 from qmq_client.wire.operations import ConfigureRequest, DeadAnswer, DeadRequest
 from qmq_client.wire.record import record_key
@@ -79,9 +79,8 @@ class Changes:
             any_tags, all_tags = tags_kept(request.tags)
             settings = msgspec.structs.replace(settings, any_tags=any_tags, all_tags=all_tags)
         if request.backoff is not UNSET:
-            own = request.backoff
-            terms = BackoffTerms(own.first_ms, own.factor, own.max_ms)
-            settings = msgspec.structs.replace(settings, backoff=terms)
+            backoff = backoff_kept(request.backoff)
+            settings = msgspec.structs.replace(settings, backoff=backoff)
         where = (now_ms, state.subject, state.group)
         actions: list[Action] = []
         if settings != state.settings:

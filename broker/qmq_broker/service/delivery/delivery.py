@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -375,13 +375,10 @@ class Delivery:
         self.registry.schedule(group, due_ms)
 
     def _terms(self, state: GroupState, now_ms: int) -> Terms:
-        backoff, own = self._backoff, state.settings.backoff
-        if own is not None:
-            backoff = replace(backoff, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)
         has_room = self.budget.refusal(state.owner) is None
         return Terms(
             now_ms=now_ms,
-            backoff=backoff,
+            backoff=self._backoff.of_group(state.settings.backoff),
             draw=self._draw,
             held_ms=self._limits.held_ms,
             error_characters=ERROR_CHARACTERS_MAX if has_room else ERROR_CHARACTERS_MIN,

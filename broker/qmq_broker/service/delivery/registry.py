@@ -1,9 +1,6 @@
 """The groups of a broker: created at their first pull, held to their settings, ended when unused.
 
-Filter and order belong to the group: consumers that disagree about them would lose each other's
-messages. So a consumer that asks for other ones is refused, and changing them is a request of its
-own. The number of attempts and the backoff belong to the group too, but there the latest request
-wins.
+Which settings a pull may change is said in `qmq_client/group/settings.py`; changing the tags is a request of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Store
 from qmq_client.group.actions import (
     Action,
-    BackoffTerms,
     Configured,
     Ended,
     GroupDefined,
@@ -32,10 +28,11 @@ from qmq_client.group.actions import (
 )
 from qmq_client.group.apply import new_state
 from qmq_client.group.picking import Picker
+from qmq_client.group.settings import backoff_kept, conflict_of, settings_of
 from qmq_client.group.state import GroupState
 from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.groups import Instances, group_of
-from qmq_client.wire.requests import BroadcastMember, PullRequest, Tags
+from qmq_client.wire.requests import BroadcastMember, PullRequest
 from qmq_client.wire.start import Start, StartKind, parse_start
 
 
@@ -256,7 +253,7 @@ class Groups:
         actions: list[Action] = [defined]
         if owner:
             actions.append(Owned(now_ms, subject, name, owner))
-        settings = self._wanted(request)
+        settings = settings_of(request, self._idle_ms(request))
         if settings != GroupSettings():
             actions.append(Configured(now_ms, subject, name, settings))
         self._journal.write(actions, group.state)
@@ -264,16 +261,6 @@ class Groups:
         if settings.idle_ms:
             self._mortal[key] = group
         return group
-
-    def _wanted(self, request: PullRequest) -> GroupSettings:
-        any_tags, all_tags = tags_kept(request.tags)
-        return GroupSettings(
-            any_tags=any_tags,
-            all_tags=all_tags,
-            is_ordered=request.ordered is True,
-            backoff=_terms(request),
-            idle_ms=self._idle_ms(request),
-        )
 
     def _idle_ms(self, request: PullRequest) -> int:
         if request.broadcast is UNSET:
@@ -286,12 +273,12 @@ class Groups:
     def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
         """Refuse a pull that conflicts with the group's settings; note those that it may change."""
         has = state.settings
-        if request.tags is not UNSET:
-            wanted = tags_kept(request.tags)
-            if wanted != (has.any_tags, has.all_tags):
-                raise _conflict(state, "tags", _filter_text(has.any_tags, has.all_tags), wanted)
-        if request.ordered is not UNSET and request.ordered is not has.is_ordered:
-            raise _conflict(state, "ordered", str(has.is_ordered).lower(), request.ordered)
+        conflict = conflict_of(has, request)
+        if conflict is not None:
+            field, limit, value = conflict
+            raise GroupConflictError(
+                subject=state.subject, group=state.group, field=field, limit=limit, value=value
+            )
         subject, name = state.subject, state.group
         actions: list[Action] = []
         if state.max_attempts != request.max_attempts:
@@ -299,7 +286,9 @@ class Groups:
             actions.append(GroupDefined(now_ms, subject, name, cursor, attempts))
         if request.backoff is not UNSET or request.broadcast is not UNSET:
             settings = msgspec.structs.replace(
-                has, backoff=_terms(request) or has.backoff, idle_ms=self._idle_ms(request)
+                has,
+                backoff=backoff_kept(request.backoff) or has.backoff,
+                idle_ms=self._idle_ms(request),
             )
             noted_ms = state.seen_ms + _noted_every_ms(settings.idle_ms)
             is_kept = settings.idle_ms > self._limits.ephemeral_idle_ms
@@ -318,20 +307,6 @@ class Groups:
             )
 
 
-def tags_kept(tags: Tags | msgspec.UnsetType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tags of a filter as they are kept, any and all: each once, in order."""
-    if tags is UNSET:
-        return (), ()
-    return tuple(sorted(set(tags.any))), tuple(sorted(set(tags.all)))
-
-
-def _terms(request: PullRequest) -> BackoffTerms | None:
-    backoff = request.backoff
-    if backoff is UNSET:
-        return None
-    return BackoffTerms(backoff.first_ms, backoff.factor, backoff.max_ms)
-
-
 def _noted_every_ms(idle_ms: int) -> int:
     """How often a group that is kept for so long notes in the action log that it is asked for.
 
@@ -339,17 +314,3 @@ def _noted_every_ms(idle_ms: int) -> int:
     and snapshots are made by the amount of actions, not by time.
     """
     return idle_ms // 7
-
-
-def _filter_text(any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> str:
-    parts = [f"any of {', '.join(any_tags)}"] if any_tags else []
-    parts += [f"all of {', '.join(all_tags)}"] if all_tags else []
-    return " and ".join(parts) or "no tags"
-
-
-def _conflict(state: GroupState, field: str, has: str, wanted: object) -> GroupConflictError:
-    if isinstance(wanted, tuple):
-        wanted = _filter_text(*wanted)
-    return GroupConflictError(
-        subject=state.subject, group=state.group, field=field, limit=has, value=str(wanted).lower()
-    )
