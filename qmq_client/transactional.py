@@ -103,14 +103,16 @@ def _around(function: Callable[P, R], source: SessionSource, requires_new: bool)
     def in_transaction(*args: P.args, **kwargs: P.kwargs) -> R:
         outer = _outer(source, requires_new)
         if outer is not None:
+            if not isinstance(outer, Session | sa.Connection):
+                raise _refuse(function, "async def")
             with outer.begin_nested():
                 return function(*args, **kwargs)
-        with source.session_factory() as session:
-            if not isinstance(session, Session):
-                raise _refuse(function, "async def")
-            with session.begin(), as_current(session):
-                begin_to_write(_connection(session, source.engine))
-                return function(*args, **kwargs)
+        session = source.session_factory()
+        if not isinstance(session, Session):
+            raise _refuse(function, "async def")
+        with session, session.begin(), as_current(session):
+            begin_to_write(_connection(session, source.engine))
+            return function(*args, **kwargs)
 
     return in_transaction
 

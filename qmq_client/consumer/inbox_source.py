@@ -48,9 +48,12 @@ def check_source(source: object) -> None:
 
 
 def make_inbox(
-    source: InboxSource | None, options: ConsumerOptions, *, is_async: bool
+    source: InboxSource | None, options: ConsumerOptions, *, is_async: bool, session_kind: str = ""
 ) -> Inbox | AsyncInbox | None:
-    """The inbox of a handler, sync or async; raises `ConfigurationError` if it does not fit the handler."""
+    """The inbox of a handler, sync or async; raises `ConfigurationError` if it does not fit the handler.
+
+    `session_kind`: the class that the handler has annotated its session with, if it has.
+    """
     if source is None:
         return None
     inbox = _made(source, options)
@@ -65,6 +68,13 @@ def make_inbox(
             setting="inbox",
             value=f"asynchronous, the handler of {options.name} is not",
             remedy="Make the handler an `async def`, or give a sessionmaker.",
+        )
+    given = "AsyncSession" if inbox.is_async else "Session"
+    if session_kind not in ("", given):
+        raise ConfigurationError(
+            setting="inbox",
+            value=f"gives a {given}, the handler of {options.name} asks for a {session_kind}",
+            remedy=f"Annotate the parameter {given}, or give the other kind of session maker.",
         )
     return inbox
 

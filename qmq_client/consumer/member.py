@@ -247,7 +247,12 @@ class Member:
         self.prefetch = Prefetch(handler.options, clock)
         self.ledger = Ledger(is_kept=not handler.options.at_most_once)
         self._lines = lines
-        self._inbox = make_inbox(handler.inbox, handler.options, is_async=handler.is_async)
+        self._inbox = make_inbox(
+            handler.inbox,
+            handler.options,
+            is_async=handler.is_async,
+            session_kind=handler.parameters.session_kind,
+        )
         self._inbox_outage = inbox_outages.of(self._inbox)
         self._async_calls = async_calls
         self._identity = identity

@@ -181,6 +181,8 @@ class Parameters:
     decode: Decoder | None
     #: Whether it can be called only as the method of an object.
     is_method: bool = False
+    #: `Session` or `AsyncSession`, as the handler has annotated it; empty where it has not.
+    session_kind: str = ""
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -197,6 +199,7 @@ def resolve_parameters(
     positional: list[Part] = []
     keywords: list[tuple[str, Part]] = []
     decode: Decoder | None = None
+    session_kind = ""
     has_skipped = False
     parameters = list(inspect.signature(function).parameters.values())
     is_method = bool(parameters) and parameters[0].name in _OWNERS
@@ -217,6 +220,8 @@ def resolve_parameters(
         if part is Part.SESSION and not has_inbox:
             remedy = "Give the consumer inbox=sessionmaker, or remove the parameter."
             raise _refuse(function, parameter.name, "asks for a session, without inbox", remedy)
+        if part is Part.SESSION:
+            session_kind = _session_kind(plain_type(wanted))
         if parameter.kind is parameter.KEYWORD_ONLY or has_skipped:
             keywords.append((parameter.name, part))
         else:
@@ -228,6 +233,7 @@ def resolve_parameters(
         keywords=tuple(keywords),
         decode=decode,
         is_method=is_method,
+        session_kind=session_kind,
     )
 
 
@@ -263,23 +269,31 @@ def _part(name: str, annotation: Any, empty: Any) -> Part:
         return Part.MESSAGE
     if plain is Delivery:
         return Part.DELIVERY
-    if name == "session" or _is_session(plain):
+    if name == "session" or _session_kind(plain):
         return Part.SESSION
     return _NAMES.get(name, Part.BODY) if annotation is empty else Part.BODY
 
 
-def _is_session(annotation: Any) -> bool:
+def _session_kind(annotation: Any) -> str:
+    """`Session`, `AsyncSession` or nothing."""
     # By name, so that a handler without a database needs no SQLAlchemy.
-    return any(
-        (one.__module__, one.__name__) in _SESSIONS for one in getattr(annotation, "__mro__", ())
-    )
+    for one in getattr(annotation, "__mro__", ()):
+        if (one.__module__, one.__name__) in _SESSIONS:
+            return str(one.__name__)
+    return ""
 
 
 def _element(function: Callable[..., Any], name: str, annotation: Any, *, is_batch: bool) -> Any:
-    if not is_batch or annotation is inspect.Parameter.empty:
-        return annotation
     plain = plain_type(annotation)
-    if name == "session" or _is_session(plain) or plain is Any:
+    if not is_batch:
+        if typing.get_origin(plain) in _LISTS and {Message, Delivery} & set(typing.get_args(plain)):
+            shown = typing.get_args(plain)[0].__name__
+            remedy = f"Set batch_size above 1, or annotate it {shown}."
+            raise _refuse(function, name, f"is a list of {shown}, but batch_size is 1", remedy)
+        return annotation
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    if name == "session" or _session_kind(plain) or plain is Any:
         return annotation
     if plain is list:
         return Any

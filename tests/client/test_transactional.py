@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from qmq_client.current import current_session
@@ -333,3 +334,25 @@ def test_a_transaction_of_what_is_no_engine_is_refused_by_name(world: World, wha
     given: Any = world.producer if what == "producer" else "sqlite:///shop.db"
     with pytest.raises(ConfigurationError, match=rf"transaction\(engine\): {type(given).__name__}"):
         transaction(given)
+
+
+def test_a_plain_function_of_an_asynchronous_producer_is_refused_by_name(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    producer = Producer(engine, MemoryTransport(MemoryBroker()))
+
+    @transactional(producer)
+    def place() -> None: ...
+
+    @transactional(producer)
+    async def around() -> None:
+        place()
+
+    async def ask() -> None:
+        with pytest.raises(ConfigurationError, match="Make it `async def`"):
+            await around()
+        await engine.dispose()
+
+    with pytest.raises(ConfigurationError, match="Make it `async def`"):
+        place()
+    asyncio.run(ask())
+    producer.close()

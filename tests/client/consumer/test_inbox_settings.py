@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from qmq_client.consumer import consumer
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, OutboxMissingError
@@ -72,6 +73,29 @@ def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path
     assert "qmq db migrate" in text
     assert consumers._threads.all() == []
     empty.dispose()
+
+
+async def takes_a_plain_session(body: int, session: Session) -> None: ...
+async def takes_a_session_of_a_loop(body: int, session: AsyncSession) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "is_async"), [(takes_a_plain_session, True), (takes_a_session_of_a_loop, False)]
+)
+def test_C5_a_session_of_the_other_kind_than_the_inbox_gives_is_refused(
+    bench: Bench, function: Any, is_async: bool
+) -> None:
+    """Else its statements would never run, and the message be acked."""
+    engine: Any = sa.create_engine("sqlite://")
+    if is_async:
+        engine = create_async_engine("sqlite+aiosqlite://")
+    mark = consumer(SUBJECT, group=GROUP, inbox=engine)
+    with pytest.raises(ConfigurationError, match=r"asks for a (Async)?Session"):
+        bench.consumers(mark(function))
+
+    async def takes_any_session(body: int, session: Any) -> None: ...
+
+    bench.consumers(mark(takes_any_session))
 
 
 def test_an_inbox_of_another_group_is_refused(bench: Bench) -> None:
