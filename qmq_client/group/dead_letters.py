@@ -1,15 +1,15 @@
 """Messages that a group does not get again, and why.
 
 There may be very many, so each is kept as the bytes that a snapshot has of it: a third of the memory,
-and nothing for the garbage collector to visit.
+and nothing for the garbage collector to visit. They stand in blocks of some thousands, by sequence: what
+is asked about a range of them, or done with it, costs as much as its blocks, not as all of them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Container, Iterator, MutableMapping, Sequence
-from heapq import heappop, heappush
-from itertools import islice, takewhile
+from itertools import chain, islice
 from typing import Final
 
 import msgspec
@@ -22,11 +22,11 @@ REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
 #: Its time to live ended before it was delivered.
 EXPIRED: Final = "expired"
-#: Few enough to be looked through at any time.
-_FEW: Final = 64
-#: Letters that leave the heap at a time: about ten milliseconds.
+#: Letters of one block, at most: to put them in order takes less than a millisecond.
+BLOCK_LETTERS_MAX: Final = 4_096
+#: Letters that are looked at, or freed, at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
-#: Memory of one letter beside its bytes: their head, its number, and places in table and heap.
+#: Memory of one letter beside its bytes: their head, its number, and its places in a table that may be half empty.
 LETTER_BYTES: Final = 224
 
 
@@ -49,94 +49,138 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(DeadLetter)
 
 
+class _Block:
+    """Neighbouring letters, in any order."""
+
+    __slots__ = ("encoded_bytes", "letters", "most", "newest_ms")
+
+    def __init__(self, letters: dict[int, bytes], newest_ms: int) -> None:
+        self.letters = letters
+        self.encoded_bytes = sum(map(len, letters.values()))
+        #: None of them died later.
+        self.newest_ms = newest_ms
+        #: So many there were: the table has room for them.
+        self.most = len(letters)
+
+    def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
+        self.encoded_bytes += len(encoded) - len(self.letters.get(sequence, b""))
+        self.letters[sequence] = encoded
+        self.newest_ms = max(self.newest_ms, at_ms)
+        self.most = max(self.most, len(self.letters))
+
+    def take(self, sequence: int) -> None:
+        self.encoded_bytes -= len(self.letters.pop(sequence))
+        if 4 * len(self.letters) < self.most:
+            self.letters = dict(self.letters.items())
+            self.most = len(self.letters)
+
+    def cut(self, sequence: int) -> _Block:
+        """Take out those from this sequence on."""
+        kept = {one: its for one, its in self.letters.items() if one < sequence}
+        gone = {one: its for one, its in self.letters.items() if one >= sequence}
+        self.letters, self.most = kept, len(kept)
+        self.encoded_bytes = sum(map(len, kept.values()))
+        return _Block(gone, self.newest_ms)
+
+
 class DeadLetters(MutableMapping[int, DeadLetter]):
     """The dead letters of one group, by sequence.
 
-    Retention asks each second which is the first that it must wait for. So their sequences stand in a
-    heap as well, from which those leave that it need not wait for. People ask for them in order, a page
-    at a time: the order is kept from one page to the next.
+    Retention asks each second which is the first that it must wait for: what it need not wait for is
+    passed once, and not looked at again.
     """
 
-    __slots__ = ("_by_sequence", "_encoded_bytes", "_first", "_heap", "_order")
+    __slots__ = ("_blocks", "_count", "_encoded_bytes", "_firsts", "_forgotten", "_needed_from")
 
     def __init__(self) -> None:
-        self._by_sequence: dict[int, bytes] = {}
-        self._encoded_bytes = 0
-        self._heap: list[int] = []
-        #: No letter has a lower sequence.
-        self._first = 0
-        #: All sequences in order, and some that are no letters any more; empty if not known.
-        self._order: list[int] = []
+        #: In order. Each has what lies between its own first sequence and the next one's.
+        self._blocks: list[_Block] = []
+        self._firsts: list[int] = []
+        self._count = self._encoded_bytes = 0
+        #: Blocks that nobody asks for again; to free a million letters at once takes too long.
+        self._forgotten: list[_Block] = []
+        #: Retention waits for no letter with a lower sequence.
+        self._needed_from = 0
 
     @property
     def memory_bytes(self) -> int:
         """The memory that all of them take, roughly."""
-        return self._encoded_bytes + LETTER_BYTES * len(self._by_sequence)
+        return self._encoded_bytes + LETTER_BYTES * self._count
 
     def __len__(self) -> int:
-        return len(self._by_sequence)
+        return self._count
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._by_sequence)
+        return chain.from_iterable(block.letters for block in self._blocks)
 
     def __contains__(self, sequence: object) -> bool:
-        return sequence in self._by_sequence
+        return isinstance(sequence, int) and self._encoded(sequence) is not None
 
     def __getitem__(self, sequence: int) -> DeadLetter:
-        return _DECODER.decode(self._by_sequence[sequence])
+        encoded = self._encoded(sequence)
+        if encoded is None:
+            raise KeyError(sequence)
+        return _DECODER.decode(encoded)
 
     def __setitem__(self, sequence: int, letter: DeadLetter) -> None:
-        before = self._by_sequence.get(sequence)
         # Copied, because what the encoder gives has room to spare.
-        encoded = self._by_sequence[sequence] = bytes(memoryview(_ENCODER.encode(letter)))
-        self._encoded_bytes += len(encoded) - len(before or b"")
-        if before is None:
-            self._note_new(sequence)
-        if before is not None and _DECODER.decode(before).at_ms == letter.at_ms:
-            return
-        if len(self._heap) > 2 * len(self) + _FEW:  # most of them are no dead letters any more
-            self._heap = sorted(self)
-        else:
-            heappush(self._heap, sequence)
+        encoded = bytes(memoryview(_ENCODER.encode(letter)))
+        block = self._block_for(sequence)
+        before = len(block.letters), block.encoded_bytes
+        block.put(sequence, encoded, letter.at_ms)
+        self._count += len(block.letters) - before[0]
+        self._encoded_bytes += block.encoded_bytes - before[1]
+        self._needed_from = min(self._needed_from, sequence)
+        self.free(1)
 
     def __delitem__(self, sequence: int) -> None:
-        self._encoded_bytes -= len(self._by_sequence.pop(sequence))
+        place = self._place(sequence)
+        if place < 0:
+            raise KeyError(sequence)
+        block = self._blocks[place]
+        self._encoded_bytes -= block.encoded_bytes
+        block.take(sequence)
+        self._encoded_bytes += block.encoded_bytes
+        self._count -= 1
+        if not block.letters:
+            del self._blocks[place], self._firsts[place]
 
     def between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
         """Sequences in this range, lowest first."""
-        if not self._order or len(self._order) > 2 * len(self) + _FEW:
-            self._order = sorted(self)
-        order, known = self._order, self._by_sequence
-        found = (order[place] for place in range(bisect_left(order, first), len(order)))
-        return list(
-            islice((one for one in takewhile(next_.__gt__, found) if one in known), count_max)
-        )
+        return list(islice(self._in_order(first, next_), count_max))
+
+    def count(self, first: int, next_: int) -> int:
+        """How many there are in this range."""
+        count = 0
+        for place in range(max(0, self._place(first)), self._place(next_ - 1) + 1):
+            letters = self._blocks[place].letters
+            is_whole = first <= self._firsts[place] and place + 1 < len(self._firsts)
+            if is_whole and self._firsts[place + 1] <= next_:
+                count += len(letters)
+            else:
+                count += sum(first <= one < next_ for one in letters)
+        return count
 
     def forget_from(self, sequence: int) -> None:
-        """Forget all from this sequence on; nearly all or nearly none of a million in some ten milliseconds."""
-        known = self._by_sequence
-        kept = [one for one in known if one < sequence] if sequence > self._first else []
-        if 2 * len(kept) > len(known):
-            for one in [] if len(kept) == len(known) else [one for one in known if one >= sequence]:
-                self._encoded_bytes -= len(known.pop(one))
+        """Forget all from this sequence on; their memory is freed by and by."""
+        place = max(0, self._place(sequence))
+        if place == len(self._blocks):
             return
-        self._by_sequence = {one: known[one] for one in kept}
-        self._encoded_bytes = sum(map(len, self._by_sequence.values()))
-        self._heap, self._order = sorted(kept), []
+        gone = [self._blocks[place].cut(sequence), *self._blocks[place + 1 :]]
+        keeps = place + bool(self._blocks[place].letters)
+        del self._blocks[keeps:], self._firsts[keeps:]
+        self._count -= sum(len(block.letters) for block in gone)
+        self._encoded_bytes -= sum(block.encoded_bytes for block in gone)
+        self._forgotten += gone
 
-    def _note_new(self, sequence: int) -> None:
-        order = self._order
-        self._first = min(self._first, sequence) if len(self) > 1 else sequence
-        if len(self) == 1:
-            self._order = [sequence]
-        elif order and sequence > order[-1]:
-            order.append(sequence)
-        elif order and order[bisect_left(order, sequence)] != sequence:
-            self._order = []
+    def free(self, blocks: int) -> bool:
+        """Free the memory of some blocks that were forgotten; whether more are left."""
+        del self._forgotten[-blocks:]
+        return bool(self._forgotten)
 
     def encoded(self) -> tuple[bytes, ...]:
         """Each as MessagePack, in no order, as they are now."""
-        return tuple(self._by_sequence.values())
+        return tuple(chain.from_iterable(block.letters.values() for block in self._blocks))
 
     def first_since(
         self, at_ms: int, *, without: Container[int], first_sequence: int = 0
@@ -146,15 +190,58 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         A lower one when very many died before; it rises with each call. Requires: neither the time
         nor what is left out ever goes back.
         """
-        heap = self._heap
-        for _ in range(LEAVING_MAX):
-            if not heap:
-                return None
-            letter = self.get(heap[0]) if heap[0] >= first_sequence else None
-            if letter is not None and letter.at_ms >= at_ms and heap[0] not in without:
-                return heap[0]
-            heappop(heap)
-        return heap[0] if heap else None
+        self.free(LEAVING_MAX // BLOCK_LETTERS_MAX)
+        first = max(self._needed_from, first_sequence)
+        for looks, sequence in enumerate(self._in_order(first, None, since_ms=at_ms)):
+            self._needed_from = sequence
+            if looks == LEAVING_MAX:
+                return sequence
+            if sequence not in without and self[sequence].at_ms >= at_ms:
+                return sequence
+        if self._blocks:
+            self._needed_from = max(first, max(self._blocks[-1].letters) + 1)
+        return None
+
+    def _in_order(
+        self, first: int, next_: int | None, *, since_ms: int | None = None
+    ) -> Iterator[int]:
+        """Sequences from `first` on, without blocks of which all died before `since_ms`."""
+        for block in self._blocks[max(0, self._place(first)) :]:
+            if since_ms is not None and block.newest_ms < since_ms:
+                continue
+            for sequence in sorted(block.letters):
+                if next_ is not None and sequence >= next_:
+                    return
+                if sequence >= first:
+                    yield sequence
+
+    def _place(self, sequence: int) -> int:
+        """Of the block that has this sequence if there is such a letter; -1 if there is none."""
+        return bisect_right(self._firsts, sequence) - 1
+
+    def _encoded(self, sequence: int) -> bytes | None:
+        place = self._place(sequence)
+        return None if place < 0 else self._blocks[place].letters.get(sequence)
+
+    def _block_for(self, sequence: int) -> _Block:
+        """The block that has this sequence, or gets it: made, or made room in, if need be."""
+        place = max(0, self._place(sequence))
+        if not self._blocks:
+            return self._insert(0, sequence, _Block({}, 0))
+        self._firsts[0] = min(self._firsts[0], sequence)
+        block = self._blocks[place]
+        if len(block.letters) < BLOCK_LETTERS_MAX or sequence in block.letters:
+            return block
+        if place + 1 == len(self._blocks) and sequence > max(block.letters):
+            return self._insert(place + 1, sequence, _Block({}, 0))
+        middle = sorted(block.letters)[len(block.letters) // 2]
+        upper = self._insert(place + 1, middle, block.cut(middle))
+        return upper if sequence >= middle else block
+
+    def _insert(self, place: int, first: int, block: _Block) -> _Block:
+        self._blocks.insert(place, block)
+        self._firsts.insert(place, first)
+        return block
 
 
 def encoded_array(elements: Sequence[bytes]) -> bytes:

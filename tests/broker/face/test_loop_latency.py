@@ -20,6 +20,8 @@ from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import SUBJECT, Rig, make_frame
 
 TURN_S_MAX: Final = 0.05
+#: Of a million dead letters those that a turn concerns: some thousands.
+TURN_OF_LETTERS_S_MAX: Final = 0.02
 MANY: Final = 10_000
 MILLION: Final = 1_000_000
 
@@ -214,6 +216,8 @@ def test_B10_dealing_with_all_dead_letters_holds_up_nobody(
         ("GET", "/v1/dead?subject=orders&group=billing&count=1000", {}),
         ("GET", "/v1/dead?subject=orders&group=billing&count=1000&first=900000", {}),
         ("POST", "/v1/groups/seek", {"to": "earliest"}),
+        ("POST", "/v1/groups/seek", {"to": "sequence:500000"}),
+        ("POST", "/v1/dead/replay", {"first": 1}),
         ("POST", "/v1/groups/remove", {}),
     ],
 )
@@ -227,10 +231,11 @@ def test_B10_a_million_dead_letters_hold_up_nobody(
     letter = DeadLetter(sequence=0, attempts=1, reason=REJECTED, error="no", at_ms=rig.now_ms)
     for sequence in range(MILLION):
         state.dead[sequence] = letter
+    del state  # or nothing of it is freed in a turn
     body = json.dumps({"subject": SUBJECT, "group": "billing", **more}).encode()
     reply = turns.ask(method, path, body if method == "POST" else b"")
     assert reply.status == 200, reply.body
-    assert turns.longest_s < TURN_S_MAX
+    assert turns.longest_s < TURN_OF_LETTERS_S_MAX
     began_s = time.thread_time()
     rig.broker.delivery.snapshot(rig.now_ms)
     assert time.thread_time() - began_s < TURN_S_MAX

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import random
 
-from qmq_client.group.dead_letters import LEAVING_MAX, REJECTED, DeadLetter, DeadLetters
+import pytest
+
+from qmq_client.group import dead_letters
+from qmq_client.group.dead_letters import (
+    BLOCK_LETTERS_MAX,
+    LEAVING_MAX,
+    LETTER_BYTES,
+    REJECTED,
+    DeadLetter,
+    DeadLetters,
+)
 from qmq_client.group.holding import first_needed
 from qmq_client.group.state import GroupState
 
@@ -42,13 +52,23 @@ def test_retention_looks_at_few_dead_letters_however_many_there_are() -> None:
 
 
 def test_very_many_dead_letters_leave_a_part_at_a_time_and_hold_retention_until_then() -> None:
-    dead = Counted()
-    for sequence in range(2 * LEAVING_MAX + 1):
-        dead[sequence] = letter(sequence, at_ms=sequence)
-    since_ms = 2 * LEAVING_MAX
-    found = [dead.first_since(since_ms, without=()) for _ in range(3)]
+    dead, since_ms = Counted(), 10
+    for sequence in range(2 * LEAVING_MAX + 1):  # in each block some that died late, and are copied
+        dead[sequence] = letter(sequence, at_ms=since_ms if sequence % 1_000 == 0 else 0)
+    dead[2 * LEAVING_MAX] = letter(2 * LEAVING_MAX, at_ms=since_ms)
+    copied = range(0, 2 * LEAVING_MAX, 1_000)
+    found = [dead.first_since(since_ms, without=copied) for _ in range(3)]
     assert found == [LEAVING_MAX, 2 * LEAVING_MAX, 2 * LEAVING_MAX]
-    assert dead.looks == 2 * LEAVING_MAX + 1
+    assert dead.looks <= 2 * LEAVING_MAX + 1
+
+
+def test_blocks_of_which_all_died_before_are_not_looked_through() -> None:
+    dead = Counted()
+    for sequence in range(10 * BLOCK_LETTERS_MAX):
+        dead[sequence] = letter(sequence, at_ms=sequence)
+    wanted = 9 * BLOCK_LETTERS_MAX + 7
+    assert dead.first_since(wanted, without=()) == wanted
+    assert dead.looks < BLOCK_LETTERS_MAX
 
 
 def test_the_first_dead_letter_is_that_of_all_that_are_looked_through() -> None:
@@ -75,4 +95,42 @@ def test_what_is_replayed_and_dies_again_takes_no_more_room_each_time() -> None:
         dead[1] = letter(1, now_ms)
         assert dead.first_since(0, without=()) == 0
         del dead[1]
-    assert len(dead._heap) < 200
+    assert dead.memory_bytes < 2 * LETTER_BYTES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_hold_what_a_table_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 5)
+    rng = random.Random(seed)
+    dead, table = DeadLetters(), dict[int, DeadLetter]()
+    for now_ms in range(1_500):
+        sequence, draw = rng.randrange(300), rng.random()
+        if draw < 0.7:
+            dead[sequence] = table[sequence] = letter(sequence, now_ms)
+        elif draw < 0.98:
+            assert (sequence in dead) == (sequence in table)
+            if sequence in table:
+                assert dead.pop(sequence) == table.pop(sequence)
+        else:
+            dead.forget_from(sequence)
+            table = {one: its for one, its in table.items() if one < sequence}
+        first, next_ = rng.randrange(300), rng.randrange(301)
+        wanted = sorted(one for one in table if first <= one < next_)
+        assert dead.between(first, next_) == wanted
+        assert dead.between(first, next_, 3) == wanted[:3]
+        assert dead.count(first, next_) == len(wanted)
+        assert len(dead) == len(table)
+        assert dead.get(first) == table.get(first)
+    assert dict(dead) == table
+    assert dead.memory_bytes == sum(map(len, dead.encoded())) + LETTER_BYTES * len(table)
+
+
+def test_what_was_forgotten_is_freed_by_and_by_and_before_as_many_are_new() -> None:
+    dead = DeadLetters()
+    for sequence in range(20 * BLOCK_LETTERS_MAX):
+        dead[sequence] = letter(sequence, at_ms=0)
+    dead.forget_from(0)
+    assert (len(dead), dead.memory_bytes) == (0, 0)
+    for sequence in range(21):
+        dead[sequence] = letter(sequence, at_ms=0)
+    assert not dead._forgotten

@@ -104,7 +104,7 @@ class Changes:
         state = self._group(request.subject, request.group).state
         there = max(request.first, self._first_there(state))
         # Those that are gone stay: if they took the room of a request, none would get behind them.
-        passed = sum(request.first <= one < min(there, request.next) for one in state.dead)
+        passed = state.dead.count(request.first, min(there, request.next))
         request = msgspec.structs.replace(request, first=there)
         group, sequences, is_cut = self._dead(request, count_max)
         present, gone, has_rest = self._present(state, sequences)
