@@ -73,7 +73,7 @@ def will_adopt(
 ) -> bool:
     """Whether there are tables without our revision, to be adopted.
 
-    Requires: no revision is recorded. Raises `OtherHistoryError` if another history is beside them,
+    Requires: no revision is recorded. Raises `OtherHistoryError` if another history is next to them,
     unless `may_adopt`.
     """
     inspector = sa.inspect(connection)

@@ -31,7 +31,7 @@ class NoRevisionError(MigrationError):
 class OtherHistoryError(MigrationError):
     """Our tables are there without our revision, next to somebody else's Alembic history.
 
-    That history most likely made them and goes on with them. Stay with it, or say that they are to
+    That history most likely made them and continues with them. Stay with it, or say that they are to
     be adopted.
     """
 

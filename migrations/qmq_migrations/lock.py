@@ -68,7 +68,7 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
     MySQL's DDL commits what came before it, so a lock in a table would be lost by the first step.
     Names belong to the server, not to the database, and have at most 64 characters. The wait also
     bounds the steps: by default a step that meets an open transaction waits for a day or a year,
-    with every later statement on its table behind it.
+    with every later statement on its table after it.
     """
     target = schema or connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""
     digest = hashlib.sha256(str(target).encode()).hexdigest()[:32]
@@ -103,7 +103,7 @@ def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Itera
     """An advisory lock of the database that ends with the transaction, even behind a pooler.
 
     The wait also bounds the locks of the steps: a step that waits for a long business transaction
-    makes every later one wait behind it.
+    makes every later one wait after it.
     """
     set_wait = sa.text("SELECT set_config('lock_timeout', :wait, true)")
     connection.execute(set_wait, {"wait": f"{max(1, round(wait_s * 1000))}ms"})

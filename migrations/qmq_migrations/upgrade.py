@@ -60,7 +60,7 @@ def migrate(
 ) -> Migrated:
     """Create or change the tables until they are at the newest revision.
 
-    Tables without a revision are adopted; if another Alembic history is beside them, only with
+    Tables without a revision are adopted; if another Alembic history is next to them, only with
     `may_adopt`. Waits at most `wait_s` for another migration of the same database. Raises
     `MigrationError`; errors of the database come as SQLAlchemy's own.
     """

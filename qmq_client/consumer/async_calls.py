@@ -3,7 +3,7 @@
 Workers hand a coroutine over and wait for it, so concurrency, leases and stopping are the same as
 for sync handlers, and what handlers share on the loop (pools, clients) belongs to one loop only. No
 handler ends it under the others: one that stops the loop, or whose task ends the interpreter, finds
-that it goes on.
+that it continues.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class AsyncCalls:
     ) -> _Result:
         """Run a coroutine to its end; returns what it returns and raises what it raises.
 
-        Raises `TimeoutError` after `timeout_s`; the coroutine goes on. Raises `CancelledError` also when
+        Raises `TimeoutError` after `timeout_s`; the coroutine continues. Raises `CancelledError` also when
         a stop has cancelled the calls and ended the loop, before the call or under it: there is nothing
         left for it to run on.
         """
-        with self._lock:  # the end of the loop comes before the call or behind it
+        with self._lock:  # the end of the loop comes before the call or after it
             if self.is_cancelled and not self.is_running:
                 coroutine.close()
                 raise CancelledError

@@ -28,7 +28,7 @@ _Work = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
 class Forks:
-    """Counts the forks behind this process; cheaper to read than the process id."""
+    """Counts the forks that led to this process; cheaper to read than the process id."""
 
     count = 0
 

@@ -235,7 +235,7 @@ class InboxOutage:
         return self._failures > 0
 
     def is_cause(self, prober: Prober) -> bool:
-        """After an error of the inbox: whether the database is away, for whatever message."""
+        """After an error of the inbox: whether the database is unreachable, for whatever message."""
         if self.is_open:
             return True
         with self._turn:
@@ -264,7 +264,7 @@ class InboxOutage:
     def _is_over(self, prober: Prober) -> bool:
         try:
             prober.probe()
-        except Exception as error:  # whatever a driver raises where its server is away
+        except Exception as error:  # whatever a driver raises where its server is unreachable
             self._failures += 1
             delay_s = PROBE_BACKOFF.delay_ms(self._failures, random.random()) / 1000
             self._again_at_s = self._clock.monotonic_s() + delay_s

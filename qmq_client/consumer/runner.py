@@ -106,7 +106,7 @@ class Consumers:
         self._report: StopReport | None = None
         self._hurried_at_s: float | None = None
         self._threads = Threads()
-        #: How many forks were behind the process that started this.
+        #: How many forks led to the process that started this.
         self._started_at_forks: int | None = None
         around = as_middleware(middleware)
         collected = collect_handlers(handlers)
@@ -239,7 +239,7 @@ class Consumers:
         """Start without holding up the loop, which is the application's and not the handlers'."""
         try:
             await asyncio.to_thread(self.start)
-        except asyncio.CancelledError:  # the start goes on, and nobody else would stop it
+        except asyncio.CancelledError:  # the start continues, and nobody else would stop it
             await asyncio.to_thread(self.stop)
             raise
         return self
@@ -250,7 +250,7 @@ class Consumers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Handlers may need the application's loop to finish, so it goes on meanwhile.
+        # Handlers may need the application's loop to finish, so it continues meanwhile.
         await asyncio.to_thread(self.stop)
 
     def _is_of_parent(self) -> bool:

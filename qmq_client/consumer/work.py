@@ -214,7 +214,7 @@ _COUNTED_AS: Final = {
 
 
 class _InboxError(Exception):
-    """No handler's error: the inbox failed before it or behind it, for the reason that is the cause."""
+    """No handler's error: the inbox failed before it or after it, for the reason that is the cause."""
 
     def __init__(self, *, was_begun: bool) -> None:
         super().__init__()
@@ -448,7 +448,7 @@ class Work:
     def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:
         """An outage of the database, however long, makes no dead letters.
 
-        Nor does what keeps a handler from beginning. But a connection that is lost behind a handler,
+        Nor does what keeps a handler from beginning. But a connection that is lost after a handler,
         while the database is there, may be lost because of it.
         """
         cause = error.__cause__ or error
@@ -490,13 +490,13 @@ def _opening() -> Iterator[None]:
         yield
     except QmqError:
         raise
-    except Exception as error:  # whatever a driver raises where its server is away
+    except Exception as error:  # whatever a driver raises where its server is unreachable
         raise _InboxError(was_begun=False) from error
 
 
 @contextmanager
 def _storing() -> Iterator[None]:
-    """Tell the loss of the connection behind the handler from what the handler raised."""
+    """Tell the loss of the connection after the handler from what the handler raised."""
     try:
         yield
     except Exception as error:

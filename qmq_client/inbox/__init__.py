@@ -1,4 +1,4 @@
-"""Effects once: the inbox beside the business data."""
+"""Effects once: the inbox next to the business data."""
 
 from qmq_client.inbox.inbox import Inbox, InboxWork
 

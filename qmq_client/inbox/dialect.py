@@ -1,4 +1,4 @@
-"""The inbox's statements, which are nearly the same on all databases; one module per database behind it.
+"""The inbox's statements, which are nearly the same on all databases; one module for each database.
 
 Statements are text with parameters, through SQLAlchemy alone, so they run on every driver. Each names
 the table with its schema: a handler may change `search_path`, the current database or the role, or
@@ -167,7 +167,7 @@ class InboxDialect(ABC):
     def run_insert(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""
     ) -> Sequence[Any]:
-        """Insert these ids by one statement; the rows that it returns. `ending`: SQL text behind it."""
+        """Insert these ids by one statement; the rows that it returns. `ending`: SQL text after it."""
         values = tuple(value for message_id in ids for value in (group, message_id))
         done = connection.exec_driver_sql(self._insert_sql(len(ids)) + ending, values)
         return done.all() if done.returns_rows else []

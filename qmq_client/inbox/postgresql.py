@@ -87,7 +87,7 @@ class PostgresInboxDialect(InboxDialect):
 def _run_deferred_triggers(
     connection: sa.Connection, found: str, values: tuple[object, ...]
 ) -> None:
-    """Now instead of in the COMMIT, behind which nothing can be refused.
+    """Now instead of in the COMMIT, after which nothing can be refused.
 
     Nobody can add one until then: that takes a lock which our INSERT keeps from everybody.
     """

@@ -4,8 +4,8 @@ Rows of one subject and ordering key are accepted in the order in which their tr
 (O4). The outbox knows that order: such a row is written under a lock of its key that is held until
 the COMMIT, so a lower row id of a key is an earlier commit. A row may be sent if every unsent row
 before it is in the same batch, in order. Live and parked rows count as unsent. So a message that
-cannot be sent stops those behind it until it is sent, retried or purged, and stops no other key.
-When a row is accepted, those that waited behind it are due at once (`accepted_pairs`): were each to
+cannot be sent stops those after it until it is sent, retried or purged, and stops no other key.
+When a row is accepted, those that waited after it are due at once (`accepted_pairs`): were each to
 wait for its time, a key with steady traffic would never catch up.
 
 Shared by the publisher and the watchdog; reads no clock. Before each batch with such rows the
@@ -24,7 +24,7 @@ from qmq_client.publishing.publish import NOT_ITS_TURN, ordering_pair
 from qmq_client.wire.shown import shorten
 
 #: A held row is tried again after this time, and this much later for each row before it, so that a
-#: long tail behind a parked row costs few claims, and comes due in sending order.
+#: long tail after a parked row costs few claims, and comes due in sending order.
 HELD_MS: Final = 250
 HELD_MS_PER_PLACE: Final = 20
 HELD_MS_MAX: Final = 600_000
@@ -95,7 +95,7 @@ def turns_of(
 
 
 def accepted_pairs(rows: Sequence[OutboxRow], sent: Collection[bytes]) -> set[Pair]:
-    """Subjects and keys of the rows that were accepted: what waits behind these is due at once."""
+    """Subjects and keys of the rows that were accepted: what waits after these is due at once."""
     pairs = ((ordering_pair(row), row.message_id) for row in rows if row.ordering_key is not None)
     accepted = frozenset(sent)
     return {pair for pair, message_id in pairs if pair is not None and message_id in accepted}

@@ -5,9 +5,9 @@ clock in it. A batch is one frame and one request where it fits. A row counts as
 answer names the very frame it was in.
 
 A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
-refuses by its id, is parked at once and its neighbours go on; a refusal that names nobody is halved
+refuses by its id, is parked at once and its neighbours continue; a refusal that names nobody is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
-A broker that is away is no fault of any row: an outage counts as no attempt and, however long it
+A broker that is unreachable is no fault of any row: an outage counts as no attempt and, however long it
 lasts, parks no row. The same holds for a broker that does not know this process's token (401), and
 for whatever else answers at its address, like a proxy. Rows of a subject that the token must not send
 to (403), or too large for a proxy (413), wait, without an attempt, and hold up no others.
@@ -137,7 +137,7 @@ class _Batch:
     def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
         """Whether the record is what the producer made and may be sent; parks it if not.
 
-        Rows are checked in order, so those behind a parked one of their key are given back.
+        Rows are checked in order, so those after a parked one of their key are given back.
         """
         if self.held and not self.in_turn([row]):
             return False
@@ -223,7 +223,7 @@ class _Batch:
     def _hold_back(
         self, rows: list[OutboxRow], subject: str, error: BrokerRefusedError
     ) -> list[list[OutboxRow]]:
-        """Leave the rows of a subject that this token must not send to; the others go on."""
+        """Leave the rows of a subject that this token must not send to; the others continue."""
         self.forbidden.refused(subject, error)
         for row in rows:
             if row.subject == subject:

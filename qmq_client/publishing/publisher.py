@@ -173,7 +173,7 @@ class Publisher:
         self._keep_ms = None if keep_s is None else keep_s * 1000
         self._outage_kind = ""
         self._forbidden = ForbiddenSubjects()
-        #: Keys with unsent rows behind those of the last batch.
+        #: Keys with unsent rows after those of the last batch.
         self._followed: set[Pair] = set()
         self._waits_for_watchdog = WaitsForWatchdog()
         self._sent_at_s = float("-inf")
@@ -354,7 +354,7 @@ class Publisher:
         return outcome
 
     def _follow(self, accepted: set[Pair], now_s: float) -> None:
-        """What was held behind accepted rows is due at once, also what was given back before."""
+        """What was held after accepted rows is due at once, also what was given back before."""
         for each in self._wanted.values():
             if each.holds and ordering_pair(each.row) in accepted:
                 each.due_s, each.holds = now_s, 0
@@ -482,7 +482,7 @@ class Publisher:
         return True
 
     def _linger_s(self, now_s: float, messages: int, is_hurried: bool) -> float:
-        """How long to go on gathering: nothing when idle, up to the linger after a request."""
+        """How long to continue gathering: nothing when idle, up to the linger after a request."""
         if is_hurried or messages >= self._options.batch_messages:
             return 0.0
         return self._sent_at_s + self._options.linger_ms / 1000 - now_s

@@ -23,11 +23,11 @@ from qmq_client.publishing.stats import Pass
 
 _log = logging.getLogger("qmq.publisher")
 
-#: After an unexpected error, or a callback that would end the process, before going on.
+#: After an unexpected error, or a callback that would end the process, before continuing.
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0
-#: How long the thread of a producer that nobody holds any more goes on.
+#: How long the thread of a producer that nobody holds any more continues.
 _ABANDONED_S = 10.0
 #: How often a caller of `flush` looks whether the thread is still there.
 _LOOK_S = 0.25

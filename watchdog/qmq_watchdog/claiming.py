@@ -85,7 +85,7 @@ class Settlement:
 
 
 class Settlements:
-    """Settlements on one database. One thread at a time; one settlement runs beside it."""
+    """Settlements on one database. One thread at a time; one settlement runs next to it."""
 
     def __init__(
         self, store: Callable[[], OutboxStore], beside: Beside, *, keep_sent_ms: int | None
@@ -108,7 +108,7 @@ class Settlements:
         return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
 
     def begin(self, settlement: Settlement) -> None:
-        """Write it down beside this thread. Requires: none is under way."""
+        """Write it down parallel to this thread. Requires: none is under way."""
         self._under_way = self._beside.submit(self.settle, settlement)
 
     def wait(self) -> int:
@@ -170,7 +170,7 @@ class Claim:
 
 
 class Claims:
-    """Claims on one database. One thread at a time; claims ahead run beside it."""
+    """Claims on one database. One thread at a time; claims ahead run next to it."""
 
     def __init__(
         self, store: Callable[[], OutboxStore], clock: Clock, beside: Beside, *, lease_ms: int
@@ -200,14 +200,14 @@ class Claims:
         return ahead.result()
 
     def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
-        """Rows behind those sent with these ordering keys; None if there are none."""
+        """Rows after those sent with these ordering keys; None if there are none."""
         if not keys:
             return None
         claim = self._claim(limit, keys)
         return claim if claim.rows else None
 
     def look_ahead(self, limit: int, *, batch_s: float) -> None:
-        """Begin one more claim beside this thread, unless enough are ahead.
+        """Begin one more claim parallel to this thread, unless enough are ahead.
 
         `batch_s` is how long the last batch took to send.
         """

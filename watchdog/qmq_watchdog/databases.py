@@ -63,7 +63,7 @@ class Database:
 
     @property
     def server(self) -> str:
-        """What it shares with databases that are away when it is."""
+        """What it shares with databases that are unreachable when it is."""
         url = self.engine.url
         if url.get_backend_name() == "sqlite":
             return f"sqlite {url.database}"
@@ -165,7 +165,7 @@ _LIMITS: Final[Mapping[str, Callable[[dict[str, Any], WatchdogSection], None]]] 
 }
 
 
-#: Of a sweep: its own or, while it does well, those of the threads beside it.
+#: Of a sweep: its own or, while it does well, those of the threads next to it.
 CONNECTIONS_PER_RUN: Final = THREADS
 
 

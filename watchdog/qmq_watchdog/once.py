@@ -61,7 +61,7 @@ def sweep_all(
 ) -> tuple[dict[str, SweepCounts], bool]:
     """Counts for each database by name, and whether all sweeps have ended.
 
-    A sweep that has not ended goes on in its thread; the caller should end the process.
+    A sweep that has not ended continues in its thread; the caller should end the process.
     """
     one_pass = _Pass(limits, clock)
     is_ended = one_pass.run(sweeps, deadline_s)
@@ -79,7 +79,7 @@ class _Pass:
         self._clock = clock
         self._rest_until_s_max = clock.monotonic_s() + limits.sweep_s_max
         self._lock = threading.Lock()
-        #: Resting sweeps, and when each goes on.
+        #: Resting sweeps, and when each continues.
         self._resting: dict[Sweep, float] = {}
         self._counts: dict[Sweep, SweepCounts] = {}
         #: Of the sweeps that have ended, by name.
@@ -138,7 +138,7 @@ class _Pass:
         return counts.error is None
 
     def _rests(self, sweep: Sweep, counts: SweepCounts) -> bool:
-        """Whether only its rate keeps this sweep from going on; then it goes on later."""
+        """Whether only its rate keeps this sweep from going on; then it continues later."""
         until_s = self._clock.monotonic_s() + counts.rate_wait_s
         if not counts.rate_wait_s or counts.error or until_s >= self._rest_until_s_max:
             return False

@@ -43,6 +43,6 @@ class DaemonOptions:
 
     @property
     def backoff(self) -> Backoff:
-        """The backoff for everything that is away."""
+        """The backoff for everything that is unreachable."""
         max_ms = max(_FIRST_RETRY_MS, round(self.outage_s_max * 1000))
         return Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms)

@@ -151,7 +151,7 @@ class Sweep:
         random: Callable[[], float] = random_source.random,
         beside: Callable[[], Executor] = two_threads,
     ) -> None:
-        """`beside` creates, for each sweep, what runs claims and settlements beside this thread."""
+        """`beside` creates, for each sweep, what runs claims and settlements parallel to this thread."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -164,7 +164,7 @@ class Sweep:
         self._aim_bytes = BATCH_BYTES_AIM
         #: How long the last batch took to send.
         self._batch_s = math.inf
-        #: Ordering keys of rows just sent: the rows behind them need not wait for their time.
+        #: Ordering keys of rows just sent: the rows after them need not wait for their time.
         self._keys: dict[str, None] = {}
         self._beside = Beside(beside)
         self._claims = Claims(
@@ -191,7 +191,7 @@ class Sweep:
     ) -> SweepCounts:
         """Send what is due until nothing is left, a bound is reached, or `is_stopped` says so.
 
-        Raises nothing if a database or broker is away; `counts`, given or new, says it.
+        Raises nothing if a database or broker is unreachable; `counts`, given or new, says it.
         """
         counts = SweepCounts() if counts is None else counts
         end_s = self._clock.monotonic_s() + self._options.seconds_max
@@ -309,7 +309,7 @@ class Sweep:
         return outcome
 
     def _look_ahead(self, counts: SweepCounts) -> None:
-        """Begin a claim beside this batch, within the bound of the sweep."""
+        """Begin a claim parallel to this batch, within the bound of the sweep."""
         rows_left = self._options.rows_max - counts.claimed - self._claims.rows_ahead_max
         self._claims.look_ahead(min(self._limit_rows, rows_left), batch_s=self._batch_s)
 
@@ -341,7 +341,7 @@ class Sweep:
                 self.database.store.settle(BatchOutcome(failed=back), token=claim.token)
 
     def _settle(self, settlement: Settlement, counts: SweepCounts) -> None:
-        """Record the outcome of the batch, beside the next one if threads are in use."""
+        """Record the outcome of the batch, parallel to the next one if threads are in use."""
         counts.lost += self._settlements.wait()
         if self._claims.is_ahead:
             self._settlements.begin(settlement)

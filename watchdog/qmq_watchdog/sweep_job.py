@@ -85,7 +85,7 @@ def _purge_inbox(database: Database) -> int:
 
 #: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
 _POLL_JITTER: Final = 0.2
-#: The database's clock and ours may run apart by this much while the broker is away.
+#: The database's clock and ours may run apart by this much while the broker is unreachable.
 _CLOCKS_APART_S: Final = 1.0
 
 
@@ -218,7 +218,7 @@ class SweepJob:
 
     def _do_sweep(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
         started_s = self._clock.monotonic_s()
-        # After one batch, the job that tries for all tells the others whether they may go on.
+        # After one batch, the job that tries for all tells the others whether they may continue.
         is_trial = self._gate is not None and self._gate.is_shut
         try:
             self._sweep.step(lambda: is_trial or is_stopped(), counts)

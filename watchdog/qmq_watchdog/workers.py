@@ -36,7 +36,7 @@ class Work(Protocol):
 
     @property
     def server(self) -> str:
-        """Databases of one server are away together."""
+        """Databases of one server are unreachable together."""
         ...
 
 
@@ -134,7 +134,7 @@ class Workers(Generic[_Work]):
                 self._start_thread()
 
     def stop(self) -> None:
-        """Drop what waits; runs under way go on to their end."""
+        """Drop what waits; runs under way continue to their end."""
         with self._lock:
             self._is_stopped = True
             self._brisk.clear()

@@ -7,7 +7,7 @@ moment, because a crash could come in between. Instead the loss is the distance 
 place to where the log begins, and it is added up when the keeper moves past it.
 
 The action log waits for keepers only while the disk is above its reserve. Below it, pulls and acks
-go on and need the room.
+continue and need the room.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Keepers:
         first: Callable[[], LogOffsets],
         durable: LogOffsets,
     ) -> Keeper:
-        """Wait for this keeper from now on, as far as it has told; durable on return.
+        """Wait for this keeper from now on, as far as it has reported; durable on return.
 
         A new keeper starts at `first`, where the logs begin, at the lowest; one that tells less than
         that, because it has nothing of a log yet, means that place, then and later. Raises `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many,

@@ -82,7 +82,7 @@ class RecoveryReport:
     frames: int
     records: int
     scanned_bytes: int
-    #: Bytes cut behind the accepted ones, of both logs.
+    #: Bytes cut after the accepted ones, of both logs.
     torn_bytes: int
     #: Accepted bytes that were written again in place, of both logs.
     rewritten_bytes: int

@@ -2,9 +2,9 @@
 
 ::
 
-    noted      beside the writer   where each queue will begin, then state/retained, durably
+    noted      parallel to the writer   where each queue will begin, then state/retained, durably
     taken      by the writer       nobody looks below it any more
-    removed    beside the writer   files of the log and of the queues; some segments stay as spares
+    removed    parallel to the writer   files of the log and of the queues; some segments stay as spares
 
 Finding where ten thousand queues begin means reading all of their files, and a file system may take
 a second to remove a GiB. So the writer only starts such work and asks later how it went. A crash
@@ -67,7 +67,7 @@ class Retention:
         #: What the writer was asked to give up below, and has not begun with; 0 for nothing. Set by
         #: the thread that asks, which waits for 0 before it asks again.
         self.asked_offset = 0
-        #: What was noted beside the writer, for the writer to take over.
+        #: What was noted parallel to the writer, for the writer to take over.
         self._noted: Retained | None = None
         #: Runs what takes long.
         self.beside = Beside()
@@ -144,7 +144,7 @@ class Retention:
     def give_up_below(self, offset: int) -> int:
         """Let the log begin at the last segment at or below `offset` that a restart can do without.
 
-        Returns how many bytes were given up so far; where this takes long, a later `step` goes on.
+        Returns how many bytes were given up so far; where this takes long, a later `step` continues.
         While an earlier request is under way nothing is started: ask again.
         """
         before, log = self.first_offset, self._parts.commit_log
@@ -158,7 +158,7 @@ class Retention:
         return self.first_offset - before
 
     def step(self) -> bool:
-        """Go on with the work under way; returns whether none is left."""
+        """Continue with the work under way; returns whether none is left."""
         while not self.beside.is_busy:
             self.beside.check()
             noted, self._noted = self._noted, None
@@ -197,7 +197,7 @@ class Retention:
             self.beside.wait()
 
     def close(self) -> None:
-        """Wait for work beside the writer: this data directory may soon belong to another process."""
+        """Wait for work parallel to the writer: this data directory may soon belong to another process."""
         self.beside.wait()
 
     def _wanted_offset(self, now_ms: int) -> int:
@@ -219,7 +219,7 @@ class Retention:
         return min(self._parts.queues.indexed_offset, self._parts.schedule.copied_offset)
 
     def _note(self, first_offset: int) -> None:
-        """Beside the writer: note durably where the log begins, before anything below it goes."""
+        """Parallel to the writer: note durably where the log begins, before anything below it goes."""
         removed = self._parts.queues.removed()
         sequences = {name: self._retained.first_sequences[name] for name in removed}
         sequences |= self._parts.queues.sequences_at(first_offset)
@@ -240,7 +240,7 @@ class Retention:
         _log.info("segments given up: first_offset=%d bytes=%d", noted.first_offset, given_up_bytes)
 
     def _remove(self) -> None:
-        """Beside the writer: remove the files of what was given up."""
+        """Parallel to the writer: remove the files of what was given up."""
         self._parts.commit_log.put_away()
         self._parts.queues.remove_given_up()
         self._keep_room()
@@ -248,6 +248,6 @@ class Retention:
     def _keep_room(self) -> None:
         """See that the next note can be written where nothing is left: it is what makes room.
 
-        Only where notes are written, beside the writer, or before it begins.
+        Only where notes are written, parallel to the writer, or before it begins.
         """
         keep_room_for_retained(self._disk, self._parts.queues.subjects())

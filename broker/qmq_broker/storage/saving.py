@@ -98,7 +98,7 @@ class Saver:
         self.is_forgetting = False
 
     def step(self) -> bool:
-        """Go on with the work under way; returns whether a checkpoint was due and written.
+        """Continue with the work under way; returns whether a checkpoint was due and written.
 
         Requires: everything appended to the commit log is synced and visible.
         """

@@ -76,7 +76,7 @@ class Store:
         recovered: Recovered,
     ) -> None:
         """For `open` only."""
-        #: Its files, also for those that read them beside it.
+        #: Its files, also for those that read them next to it.
         self.disk = disk
         self._options = options
         #: Identifies the store; a backup of it has the same.
@@ -214,7 +214,7 @@ class Store:
         self.commit_and_step()
 
     def step(self) -> bool:
-        """Go on writing what the next start needs; returns whether a checkpoint was due.
+        """Continue writing what the next start needs; returns whether a checkpoint was due.
 
         Call it after each commit and when idle.
 
@@ -254,8 +254,8 @@ class Store:
         """Let the commit log begin at the last segment at or below `offset`; returns bytes given
         up.
 
-        Never gives up what a restart needs. If the work runs beside the writer, this starts it and
-        `step` goes on with it. Raises `PoisonedError`. See `Retention`.
+        Never gives up what a restart needs. If the work runs parallel to the writer, this starts it and
+        `step` continues with it. Raises `PoisonedError`. See `Retention`.
         """
         self._check()
         self._check_place()
@@ -274,7 +274,7 @@ class Store:
         return self.queue(subject) is not None and self.retention.remove_subject(subject)
 
     def keep(self, name: str, told: LogOffsets, at_ms: int) -> Keeper:
-        """Let retention wait for this keeper, as far as it has told; see `Keepers.keep`."""
+        """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
         self._check()
         self._check_place()
         durable = LogOffsets(self.durable_offset, self.actions.log.durable_offset)

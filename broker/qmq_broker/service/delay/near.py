@@ -11,13 +11,13 @@ messages are released (`releasing.py`).
 Loading the near future from the schedule into a wheel, in bounded portions, a little at a time.
 
 A bucket is read through for each portion; a bucket with millions of messages is first sorted on the
-disk (`storage/schedule/sorted.py`). Releases go on between two steps.
+disk (`storage/schedule/sorted.py`). Releases continue between two steps.
 
 The memory layer of delayed messages: those of the near future, ordered by due time.
 
 Loaded messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals gather in a
 small heap until they make a run. Everything up to one point of the order, `loaded_until`, is here,
-and nothing behind it. What arrives behind it is found by a later load, and if there is too much,
+and nothing after it. What arrives after it is found by a later load, and if there is too much,
 moving the point back drops the excess. So memory is bounded, however many messages one bucket
 holds.
 
@@ -67,7 +67,7 @@ class _Run:
         return self.rows.key(self.first)
 
     def after(self, key: Key) -> int:
-        """The index behind the last message up to `key`."""
+        """The index after the last message up to `key`."""
         return bisect_right(range(len(self.rows)), key, lo=self.first, key=self.rows.key)
 
     def take(self, due_at_ms: int, count: int) -> Rows:
@@ -83,7 +83,7 @@ class _Run:
         return self.rows.part(self.first, len(self.rows))
 
     def cut(self, until: Key) -> None:
-        """Drop everything behind `until`."""
+        """Drop everything after `until`."""
         self.rows = self.rows.part(self.first, self.after(until))
         self.first = 0
 
@@ -121,7 +121,7 @@ class Wheel:
         self.loaded_until = until
 
     def add(self, messages: Iterable[Pending]) -> bool:
-        """Add new messages; those behind `loaded_until` are left to a later load.
+        """Add new messages; those after `loaded_until` are left to a later load.
 
         Whether any was added.
         """
@@ -188,7 +188,7 @@ class Wheel:
         self._runs.append(_Run(merged))
 
     def let_go_behind(self, until: Key) -> None:
-        """Drop everything behind a point of the order: a later load finds it."""
+        """Drop everything after a point of the order: a later load finds it."""
         self._gather()
         for run in self._runs:
             run.cut(until)
@@ -232,7 +232,7 @@ T = TypeVar("T")
 
 
 def frozen_sequences(schedule: Schedule) -> dict[int, int]:
-    """Bucket → the sequence behind its last message, for buckets with pending messages."""
+    """Bucket → the sequence after its last message, for buckets with pending messages."""
     return {bucket: next_ for bucket, next_, pending in schedule.states() if pending}
 
 
@@ -265,7 +265,7 @@ class Load:
     ) -> None:
         self.wheel = wheel
         self.until_ms = until_ms
-        #: Loading begins behind this point.
+        #: Loading begins after this point.
         self.after = wheel.loaded_until
         self.arrivals: list[Arrival] = []
         #: Messages loaded, once it has ended.
@@ -277,7 +277,7 @@ class Load:
         self._parts = self._run()
 
     def advance(self, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on while there is time; returns whether it has ended."""
+        """Continue while there is time; returns whether it has ended."""
         return all(has_time() for _ in self._parts)
 
     def _run(self) -> Iterator[None]:
@@ -349,7 +349,7 @@ def _first(found: Rows, room: int) -> tuple[Rows, Key]:
 
 
 def _wanted(columns: Columns, fates: Fates, after: Key, last: Key) -> list[int]:
-    """Indexes of the pending ones behind `after`, up to `last`."""
+    """Indexes of the pending ones after `after`, up to `last`."""
     bucket, sequences, due_at_ms = columns.bucket, columns.sequences, columns.due_at_ms
     first_ms, last_ms = after.due_at_ms, last.due_at_ms
     # Comparing numbers first saves most look-ups where a bucket is loaded in parts.
@@ -366,7 +366,7 @@ def _wanted(columns: Columns, fates: Fates, after: Key, last: Key) -> list[int]:
 #: How far ahead messages are loaded, and how long before the end of that the next load begins.
 AHEAD_MS: Final = 600_000
 AGAIN_MS: Final = 60_000
-#: How long a load goes on before the messages due meanwhile are released.
+#: How long a load continues before the messages due meanwhile are released.
 LOAD_SLICE_S: Final = 0.02
 
 
@@ -485,7 +485,7 @@ class NearFuture:
         self._sorted.keep(())
 
     def _add(self, arrival: Arrival, after: Key | None = None) -> None:
-        """Add new messages to the wheel as far as it reaches; only those behind `after`."""
+        """Add new messages to the wheel as far as it reaches; only those after `after`."""
         if arrival.bucket > latest_bucket_ms(self._schedule, self.loaded_until_ms):
             return
         bucket, first, next_ = arrival

@@ -37,7 +37,7 @@ class Pending(NamedTuple):
 
 
 def end_of(due_at_ms: int) -> Key:
-    """The place behind everything due at that time."""
+    """The place after everything due at that time."""
     return Key(due_at_ms, _HIGHEST, _HIGHEST)
 
 

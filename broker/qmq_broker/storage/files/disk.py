@@ -41,7 +41,7 @@ class OsDisk:
 
     Safe for several threads. Holds descriptors of the root and of the lock file until `close`. A
     read-only one creates nothing and asks for no right to write: for looking at a backup, at a disk
-    that takes no more writes, or beside a broker of another user. It takes the lock like any other
+    that takes no more writes, or next to a broker of another user. It takes the lock like any other
     where it can.
     """
 

@@ -70,7 +70,7 @@ class Journal:
     def read(self, first_offset: int, log_next_offset: int) -> Iterator[Chunk]:
         """The unbroken chunks that cover frames from `first_offset` on.
 
-        The first one may begin before it. Changes no file. A chunk that covers frames behind the
+        The first one may begin before it. Changes no file. A chunk that covers frames after the
         end of the log means that accepted messages are missing: `CorruptionError`.
         """
         self.next_offset = first_offset
@@ -195,7 +195,7 @@ class JournalFile:
         self.position = JOURNAL_HEAD_BYTES
         #: What the checksum of the next chunk continues.
         self.crc = crc32c(self._head[:-4])
-        #: Bytes behind the last whole chunk.
+        #: Bytes after the last whole chunk.
         self.rest_bytes = 0
 
     def chunks(self) -> Iterator[Chunk]:

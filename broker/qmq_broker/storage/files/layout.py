@@ -8,7 +8,7 @@
     commitlog/spare.new                       one that is being made
     actionlog/<20 digits>                     the same as of the commit log
     consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
-    quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json beside
+    quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json next to
     state/queues                              how far the consume queues are in their files
     state/retained                            where the commit log begins
     state/keepers                             who keeps the logs elsewhere, and how far

@@ -89,7 +89,7 @@ class OsFile:
             raise translate(error, "write", self.path) from error
 
     def _write_rest(self, position: int, rest: memoryview) -> int:
-        """Go on after a short write until everything is written; returns the position behind it."""
+        """Continue after a short write until everything is written; returns the position after it."""
         while rest:
             written = os.pwrite(self._descriptor, rest, position)
             if not written:

@@ -7,7 +7,7 @@
 Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
 is given twice. So does one that was removed because nobody needed it any more. Written durably before the first segment is removed. From then on everything below
 `first_offset` belongs to nobody, and the next opening clears it away. If there is no file, nothing
-was given up yet. A draft is beside it all the time, so that segments can be given up where nothing
+was given up yet. A draft is next to it all the time, so that segments can be given up where nothing
 is left on the disk.
 """
 
@@ -22,7 +22,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import keep_room, read_truth, replace_file
 
-#: Of one subject beside its name: its length and a number.
+#: Of one subject next to its name: its length and a number.
 _SUBJECT_BYTES: Final = 12
 #: Subjects that were removed and did not come again: each takes some hundred bytes for good.
 REMOVED_MAX: Final = 100_000

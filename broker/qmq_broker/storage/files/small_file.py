@@ -36,7 +36,7 @@ def replace_file(disk: Disk, path: str, content: bytes) -> None:
 
 
 def replace_whole(disk: Disk, path: str, parts: list[bytes], *, draft: str) -> None:
-    """The same for a file without a checksum line; `draft` is a path beside it. Durable on return."""
+    """The same for a file without a checksum line; `draft` is a path next to it. Durable on return."""
     file = open_draft(disk, draft)
     try:
         file.write(0, parts)

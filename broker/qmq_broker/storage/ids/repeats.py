@@ -35,7 +35,7 @@ from qmq_client.wire.requests import SubjectPlace
 
 _log = logging.getLogger(__name__)
 _TIME: Final = struct.Struct(">Q")
-#: Lengths of key, tags and headers, behind the flags.
+#: Lengths of key, tags and headers, after the flags.
 _LENGTHS: Final = struct.Struct(">BHH")
 _BORN_POSITION: Final = RECORD_FIXED_BYTES - _TIME.size
 #: What lies between the checksum and the first time.

@@ -50,7 +50,7 @@ class Known(NamedTuple):
 
 
 class RunColumns(NamedTuple):
-    """Many runs as columns, with the last counter of each: the one behind it may not fit 64 bits."""
+    """Many runs as columns, with the last counter of each: the one after it may not fit 64 bits."""
 
     instances: array[int]
     firsts: array[int]
@@ -126,7 +126,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self._firsts = array("Q")
-        #: The last counter of each run, not the one behind it, which may not fit 64 bits.
+        #: The last counter of each run, not the one after it, which may not fit 64 bits.
         self._lasts = array("Q")
         self._places = array("Q")
 

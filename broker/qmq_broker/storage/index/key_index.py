@@ -250,7 +250,7 @@ class KeyIndex:
         return file
 
     def _skip(self, file: IndexFile, next_offset: int, reason: str) -> None:
-        """Go on behind a damaged range, or where the log begins by now."""
+        """Continue after a damaged range, or where the log begins by now."""
         offset = file.next_offset
         first_offset = self._bounds().first_offset
         if first_offset > offset:

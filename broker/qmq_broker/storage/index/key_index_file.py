@@ -276,7 +276,7 @@ class IndexFile:
         return head + _NUMBER.pack(crc32c(head))
 
     def take_up(self) -> None:
-        """Go on with a growing file that the table knows; raises `CorruptionError`."""
+        """Continue with a growing file that the table knows; raises `CorruptionError`."""
         self._file = self._disk.open(self.path)
         if self._file.read(0, INDEX_HEADER_BYTES) != self.header():
             raise self._corruption(0, "another header")

@@ -2,7 +2,7 @@
 
 Newest first. Nothing the index says is trusted: the frame is read, verified and compared. Parts of
 the log without an index (it is behind, a file was damaged, old files were removed) are looked
-through up to a bound; the result says what was left out. Runs in any thread, beside the writer and
+through up to a bound; the result says what was left out. Runs in any thread, parallel to the writer and
 the indexer.
 """
 

@@ -84,7 +84,7 @@ class ActionLog:
         """Store the state of the groups at `offset`, durable on return, then give up old segments.
 
         Requires: `content` is the effect of everything below `offset`, and a frame ends there.
-        Returns how many segments went. May run beside `append`, in the thread of `sync`. Raises
+        Returns how many segments went. May run parallel to `append`, in the thread of `sync`. Raises
         `NoRoomError` with nothing changed, or `PoisonedError`.
         """
         self.log.sync()
@@ -120,16 +120,16 @@ class ActionLog:
         """The range of the log with the actions written at this time or later, as far as they still
         exist.
 
-        May run beside `append`, in any thread. Raises `CorruptionError`.
+        May run parallel to `append`, in any thread. Raises `CorruptionError`.
         """
         next_offset = self.log.written_offset
         within = LogRange(min(self.first_offset, next_offset), next_offset)
         return LogRange(offset_at(self._segments, time_ms, within), next_offset)
 
     def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:
-        """The actions of a part of the log, frame by frame, each with the offset behind it.
+        """The actions of a part of the log, frame by frame, each with the offset after it.
 
-        May run beside `append`, in any thread. Ends early where the log was given up meanwhile.
+        May run parallel to `append`, in any thread. Ends early where the log was given up meanwhile.
         """
         scan = FrameScan(
             self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=within.first_offset

@@ -105,7 +105,7 @@ class FrameScan:
         self._store_id = store_id
         self._block = b""
         self._block_offset = 0
-        #: First byte behind the good frames.
+        #: First byte after the good frames.
         self.next_offset = first_offset
         #: Why the scan ended there.
         self.reason = ""
@@ -200,7 +200,7 @@ class FrameScan:
 
 
 def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
-    """Headers at or behind `offset` with a whole stamp and an epoch of at least `epoch`.
+    """Headers at or after `offset` with a whole stamp and an epoch of at least `epoch`.
 
     Only places where a frame may begin are looked at: every eighth byte, with the right magic and
     offset. Raises `UnknownFormatError` at a frame of another version.
@@ -221,7 +221,7 @@ def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, 
     """The bytes of one segment from `offset` to its end, in blocks that overlap.
 
     Blocks of zeros are left out by a simple comparison: a new segment is a gigabyte of them, and a
-    start looks behind its last frame.
+    start looks after its last frame.
     """
     while block := segments.read(offset, len(_ZEROS)):
         if block != _ZEROS[: len(block)]:

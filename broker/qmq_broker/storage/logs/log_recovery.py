@@ -2,7 +2,7 @@
 
 `examine` reads and decides, `mend` changes. The first bad frame is one of two things:
 
-- a **torn tail**: nothing behind it claims that it had been synced, so it was never acknowledged.
+- a **torn tail**: nothing after it claims that it had been synced, so it was never acknowledged.
   It is cut physically, so that old bytes can never be taken for new ones;
 - **corruption**: the checkpoint, or the durable gap of a later frame, says that the log had been
   synced beyond it. Then accepted data is damaged: `CorruptionError`, nothing is changed.
@@ -48,7 +48,7 @@ from qmq_client.wire.frame import (
 class LogFinding:
     """What `examine` found in one log."""
 
-    #: First byte behind the accepted frames: the log continues here.
+    #: First byte after the accepted frames: the log continues here.
     next_offset: int
     #: Everything below this is known to have been synced once.
     durable_offset: int
@@ -60,7 +60,7 @@ class LogFinding:
     frames: int
     records: int
     scanned_bytes: int
-    #: Bytes behind the accepted frames, from the first to the last that is not zero.
+    #: Bytes after the accepted frames, from the first to the last that is not zero.
     torn_bytes: int
     #: What is wrong with the first of them; empty if there are none.
     torn_reason: str
@@ -164,7 +164,7 @@ def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
 
 
 def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> tuple[int, ...]:
-    """Offsets of whole frames behind the scan; raises if one of them, or the checkpoint, says synced beyond it."""
+    """Offsets of whole frames after the scan; raises if one of them, or the checkpoint, says synced beyond it."""
     if scan.next_offset < point.durable_offset:
         raise _corruption(
             segments, scan, f"the checkpoint says synced up to offset {point.durable_offset}"
@@ -194,7 +194,7 @@ def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> Corruptio
 
 
 def torn_bytes_behind(segments: Segments, offset: int) -> int:
-    """How many bytes behind the accepted frames were meant to be a frame."""
+    """How many bytes after the accepted frames were meant to be a frame."""
     torn_bytes = 0
     for base in segments.bases_from(offset):
         first = max(base, offset)
@@ -238,10 +238,10 @@ def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
 
 
 def _cut(segments: Segments, offset: int, torn_frames: Iterable[int]) -> None:
-    """Make everything behind `offset` in the last segment read as zeros.
+    """Make everything after `offset` in the last segment read as zeros.
 
     In a recycled segment only the heads of the torn frame and of `torn_frames` are cleared. Nothing
-    else behind them is stamped for the place where it stands. Without that, padding would hide such a frame
+    else after them is stamped for the place where it stands. Without that, padding would hide such a frame
     from a scan, but not from who looks for the next frame from any byte on (`frame_seek.py`).
     """
     base = segments.bases[-1]

@@ -5,7 +5,7 @@ one sync. In between, the operating system has the bytes, the disk may not. Segm
 in `segments.py`, the frame in `qmq_client.wire.frame`.
 
 Space is allocated before anything is written: on a full disk, or in a process that may open no more
-files, the whole append is refused and the log goes on. The first failed write or sync poisons the
+files, the whole append is refused and the log continues. The first failed write or sync poisons the
 log for good: nobody knows any more what the disk holds, and a second try may succeed without having
 stored anything. Only a restart, which verifies and rewrites the tail, can be trusted.
 """
@@ -332,7 +332,7 @@ class SegmentedLog:
             raise self._poisoned("write", error) from error
 
     def _roll(self, base: int) -> None:
-        """Seal the segment before `base` and go on behind the head of the new one.
+        """Seal the segment before `base` and continue after the head of the new one.
 
         Requires: the new segment exists and is durable.
         """

@@ -12,10 +12,10 @@ header of a PADDING frame, so a sealed segment consists of frames from its first
 
 A given-up segment may be kept as a spare and written again under another name: overwriting blocks
 the disk has already allocated is several times faster than allocating new ones. Flag 1 marks it:
-behind its last frame stand old frames instead of zeros. No scan takes those for new ones, because
+after its last frame stand old frames instead of zeros. No scan takes those for new ones, because
 they were stamped for other offsets.
 
-Not for: what is in the frames. Other files beside the segments are left alone.
+Not for: what is in the frames. Other files next to the segments are left alone.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Segments:
         return self._files[base]
 
     def bases_from(self, offset: int) -> list[int]:
-        """The segments that hold `offset` or anything behind it."""
+        """The segments that hold `offset` or anything after it."""
         bases = self.bases.copy()  # at one moment: the writer gives segments up meanwhile
         return bases[bisect_right(bases, offset - self.segment_bytes) :]
 
@@ -152,7 +152,7 @@ class Segments:
         """Let a segment be written whose file a backup shares: it gets one of its own, durably.
 
         Until then the shared one is the segment. Raises `NoRoomError` with nothing changed but a
-        draft beside it.
+        draft next to it.
         """
         shared, path = self._files[base], segment_path(self.directory, base)
         if shared.links() == 1:
@@ -213,7 +213,7 @@ class Segments:
             self.disk.sync_directory(self.directory)
 
     def is_recycled(self, base: int) -> bool:
-        """Whether this segment was a spare: then old frames stand behind its last one."""
+        """Whether this segment was a spare: then old frames stand after its last one."""
         return bool(self._flags_and_time(base) & _RECYCLED)
 
     def made_at_ms(self, base: int) -> int:

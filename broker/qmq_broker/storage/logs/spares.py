@@ -37,7 +37,7 @@ NEEDED_AT: Final = 1 / 8
 
 
 class SpareMaker:
-    """Makes spares of one commit log; belongs to one thread, beside the writer."""
+    """Makes spares of one commit log; belongs to one thread, parallel to the writer."""
 
     def __init__(self, disk: Disk, log: SegmentedLog, options: StoreOptions) -> None:
         """Changes nothing."""
@@ -54,7 +54,7 @@ class SpareMaker:
         self.fault = ""
 
     def step(self, *, is_busy: bool) -> bool:
-        """Begin, go on or finish; returns whether there is more to do right now.
+        """Begin, continue or finish; returns whether there is more to do right now.
 
         Never raises because of the disk: without room it does nothing; after a failure, nothing
         ever again. While `is_busy`, nothing is filled with zeros.

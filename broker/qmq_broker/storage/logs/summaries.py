@@ -73,7 +73,7 @@ class Summaries:
         return found
 
     def step(self, bytes_max: int) -> bool:
-        """Go on with one segment for about this many bytes; returns whether there may be more to
+        """Continue with one segment for about this many bytes; returns whether there may be more to
         do.
 
         Never raises because of the disk: without room it does nothing; after a failure, nothing

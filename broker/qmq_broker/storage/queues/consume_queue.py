@@ -58,13 +58,13 @@ class ConsumeQueue:
         self.subject = subject
         #: The first one still there.
         self.first_sequence = first_sequence
-        #: Behind the last visible entry.
+        #: After the last visible entry.
         self.next_sequence = flushed_sequence
-        #: Behind the last entry added: the next message of the subject gets this sequence.
+        #: After the last entry added: the next message of the subject gets this sequence.
         self.staged_sequence = flushed_sequence
-        #: Behind the last entry that is in the files.
+        #: After the last entry that is in the files.
         self.flushed_sequence = flushed_sequence
-        #: Behind the last entry that a start knows without reading frames.
+        #: After the last entry that a start knows without reading frames.
         self.journaled_sequence = flushed_sequence
         #: Checksum of each file's flushed entries.
         self.crcs = list(crcs)
@@ -99,7 +99,7 @@ class ConsumeQueue:
         return list(_ENTRY.iter_unpack(self._packed(first, next_sequence)))
 
     def sequence_at(self, offset: int) -> int:
-        """The first sequence whose record is at or behind `offset` of the commit log."""
+        """The first sequence whose record is at or after `offset` of the commit log."""
         first, after = self.first_sequence, self.next_sequence
         while first < after:
             middle = (first + after) // 2

@@ -102,7 +102,7 @@ class ConsumeQueues:
         """Load files and journal; returns whether anything could be used.
 
         Changes no file. `log_next_offset` is where the commit log ends. A table of entries that
-        were synced behind it means that accepted messages are missing: `CorruptionError`.
+        were synced after it means that accepted messages are missing: `CorruptionError`.
         """
         self._first_sequences = retained.first_sequences
         self._removed = set(retained.removed)
@@ -234,7 +234,7 @@ class ConsumeQueues:
         return tuple(sorted(one for one in self._removed if one not in self._queues))
 
     def sequences_at(self, offset: int) -> dict[str, int]:
-        """For each queue, the first sequence whose record is at or behind `offset`.
+        """For each queue, the first sequence whose record is at or after `offset`.
 
         For any thread.
 
@@ -339,7 +339,7 @@ class ConsumeQueues:
         self._journal.roll()
 
     def flush_some(self) -> bool:
-        """Go on with the flush, for some queues; returns whether it is finished.
+        """Continue with the flush, for some queues; returns whether it is finished.
 
         In portions, so that thousands of subjects do not hold up a commit. At the end the table is
         synced; the previous one and the journal since then are kept.

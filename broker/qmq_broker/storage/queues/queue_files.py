@@ -106,7 +106,7 @@ class QueueFiles:
     ) -> bool:
         """Whether the files hold all entries from the first to below the next, unchanged."""
         if first_sequence == next_sequence and not crcs:
-            return True  # restarted behind everything it ever had: it has no file yet
+            return True  # restarted after everything it ever had: it has no file yet
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False

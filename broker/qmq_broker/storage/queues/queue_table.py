@@ -5,9 +5,9 @@
     state/queues           MessagePack of QueueTable and a checksum line
     state/queues.before    the same, of the flush before the last
 
-With many queues the files are not synced one by one, so after a power cut a file may be behind the
+With many queues the files are not synced one by one, so after a power cut a file may lag behind the
 table. The previous table describes what the disk had the time of a whole flush to store: with the
-journal since then a start goes on from it, and rebuilds all queues from the log only if that one
+journal since then a start continues from it, and rebuilds all queues from the log only if that one
 does not match either.
 """
 

@@ -102,7 +102,7 @@ class Bucket:
         with self._reading:
             if self._fates is None:
                 fates = Fates()
-                later = self.undispatched[:]  # before the end: a copy may bring them behind it
+                later = self.undispatched[:]  # before the end: a copy may bring them after it
                 end = self.copied.dispatch_bytes
                 try:
                     for fate, sequence in files.fates(self.bucket, next_position=end):

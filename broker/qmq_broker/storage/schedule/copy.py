@@ -8,8 +8,8 @@ A copy appends to the schedule and dispatch logs of every bucket that has someth
 a time, syncs them, and then replaces the table. What the table does not cover was never copied: it
 is cut and derived from the commit log again, so a message is copied once, by its source. Parts are
 small, and few are copied between two commits, because everything sent or released waits meanwhile.
-Nobody waits for the syncs: they run beside the writer. A finished bucket first leaves the table,
-then its files are removed, also beside the writer: removing a large file takes a disk long.
+Nobody waits for the syncs: they run parallel to the writer. A finished bucket first leaves the table,
+then its files are removed, also parallel to the writer: removing a large file takes a disk long.
 
 Delayed messages in a backup: the table, and every file as far as the table goes.
 
@@ -123,7 +123,7 @@ class ScheduleCopier:
             self.copy_all()
 
     def step(self, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on with a copy, or begin one when it is due; returns whether anything was done.
+        """Continue with a copy, or begin one when it is due; returns whether anything was done.
 
         Copies at least one part; more while there is time.
         """
@@ -163,7 +163,7 @@ class ScheduleCopier:
         self._schedule.beside.check()
 
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Go on with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
+        """Continue with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
         beside = self._schedule.beside
         if beside.is_busy:
             return False
@@ -298,7 +298,7 @@ class ScheduleCopier:
         return marked_frame(FrameKind.SCHEDULED, records, marks).data
 
     def _save(self, copy: _Copy) -> None:
-        """Beside the writer: make the files durable, then the table that covers them."""
+        """Parallel to the writer: make the files durable, then the table that covers them."""
         schedule = self._schedule
         schedule.files.sync()
         write_table(schedule, copy.next_offset, copy.bucket_ms, copy.states, copy.pending)
@@ -314,7 +314,7 @@ class ScheduleCopier:
             schedule.beside.begin(lambda: self._remove(copy.over))
 
     def _remove(self, buckets: list[int]) -> None:
-        """Beside the writer: remove the files of these buckets, which no table names."""
+        """Parallel to the writer: remove the files of these buckets, which no table names."""
         files, disk = self._schedule.files, self._schedule.disk
         # A dispatch log goes durably after its schedule log: alone, the schedule log would be
         # pending again.

@@ -1,8 +1,8 @@
 """The message lists of schedule logs, read on their own, without the records before them.
 
 Each frame has a list of its messages with its own checksum. A damaged list hides its messages and
-no others: callers that can go on without them pass `on_damage`. The next frame is
-searched for behind it, but not too far: zeros from a disk may go on for long.
+no others: callers that can continue without them pass `on_damage`. The next frame is
+searched for after it, but not too far: zeros from a disk may continue for long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qmq_client.wire.frame_head import mark_bytes
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.marks import Marks, read_marks
 
-#: How far behind a damaged frame the next one is searched: many times the length of a frame.
+#: How far after a damaged frame the next one is searched: many times the length of a frame.
 SEARCH_BYTES_MAX: Final = 64 * 1024 * 1024
 _SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
 
@@ -72,7 +72,7 @@ class BucketLists:
         #: Bucket → position → what is known of a frame of its schedule log: about 200 bytes for
         #: 4,096 messages, so that most of a large bucket is not read again for each part.
         self._known: dict[int, dict[int, _KnownFrame]] = {}
-        #: Bucket → position of a damaged frame → where reading goes on.
+        #: Bucket → position of a damaged frame → where reading continues.
         self._behind: dict[int, dict[int, int]] = {}
 
     def forget(self, bucket: int) -> None:

@@ -80,7 +80,7 @@ class SmallFiles:
     table: QueueTable | None = None
     #: Subjects whose queue files are not as that one says …
     unfit_queues: list[str] = field(default_factory=list)
-    #: … and the one that a start goes on from; None if it makes all queues again.
+    #: … and the one that a start continues from; None if it makes all queues again.
     believed_table: QueueTable | None = None
     is_table_missing: bool = False
     #: The previous table, if it is whole.

@@ -1,8 +1,8 @@
-"""Looking at every frame of a segment, even behind damage: the basis of `verify`, `dump` and
+"""Looking at every frame of a segment, even after damage: the basis of `verify`, `dump` and
 backup.
 
 An opening reads as little as it can and stops at the first bad frame. This module reads everything
-and goes on behind it, at the next frame whose stamp is whole and fits its place. In between lies a
+and continues after it, at the next frame whose stamp is whole and fits its place. In between lies a
 damaged range, or the torn tail; the reader of the whole log decides which, as in `log_recovery.py`.
 Changes nothing, and keeps only counts and ranges in memory.
 """
@@ -59,7 +59,7 @@ class SegmentSurvey:
     durable_claim: int = 0
     #: Where the last good frame begins; -1 if there is none.
     last_frame_offset: int = -1
-    #: In order; the last one may be the rest behind the end of the log.
+    #: In order; the last one may be the rest after the end of the log.
     damaged: list[DamagedRange] = field(default_factory=list)
     runs: dict[str, list[SequenceRun]] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ def _survey_run(
 
 
 def _next_good(segments: Segments, base: int, scan: FrameScan, epoch: int) -> int:
-    """Where the next good frame behind the bad one begins; the segment's end if none does."""
+    """Where the next good frame after the bad one begins; the segment's end if none does."""
     offset = max(scan.search_offset, scan.next_offset + FRAME_ALIGNMENT_BYTES)
     return _first_claim(segments, base, offset, epoch)
 
@@ -147,10 +147,10 @@ def _first_claim(segments: Segments, base: int, offset: int, epoch: int) -> int:
 def walk(
     segments: Segments, kinds: frozenset[FrameKind], *, store_id: bytes, offset: int
 ) -> Iterator[ScannedFrame | DamagedRange]:
-    """Every good frame of a log, from the first one at or behind `offset` on, and the ranges in
+    """Every good frame of a log, from the first one at or after `offset` on, and the ranges in
     between.
 
-    The last range is the rest behind the end of the log. `offset` need not be the beginning of a
+    The last range is the rest after the end of the log. `offset` need not be the beginning of a
     frame.
     """
     for base in segments.bases_from(offset):

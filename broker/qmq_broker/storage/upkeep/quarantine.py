@@ -22,7 +22,7 @@ Giving up damage of the action log, by explicit option: groups go back to where 
 
 The state of the groups is a snapshot plus the actions after it, and no action can be applied
 without those before it: an ack after a lost hand-out would skip messages that nobody was given. So
-everything from the first damaged byte on is given up, including good frames behind it. The groups
+everything from the first damaged byte on is given up, including good frames after it. The groups
 go back to their state at that point, and what was settled since is delivered again. No message is
 lost by that.
 
@@ -31,7 +31,7 @@ both snapshots are damaged and the log does not reach back to its beginning, tha
 groups.
 
 Damage below the snapshot is covered and changes nothing: the groups are known without it. But no
-older snapshot may go on through what is covered, so the newest one is first written over it. Where
+older snapshot may continue through what is covered, so the newest one is first written over it. Where
 damage reaches from below it beyond it, a frame has to begin at the snapshot: a start reads from there.
 """
 
@@ -249,11 +249,11 @@ class ActionQuarantine(LogQuarantine):
         self._end = verdict.next_offset
         self._snapshots = SnapshotFiles(disk, format_.store_id)
         below = [hole for hole in verdict.damaged if hole.next_offset <= snapshot_offset]
-        #: Whether the older snapshot would have to go on through what is covered.
+        #: Whether the older snapshot would have to continue through what is covered.
         self._is_older_unfit = any(
             hole.next_offset > self._snapshots.first_offset for hole in below
         )
-        #: Whole, including the good frames behind the damage.
+        #: Whole, including the good frames after the damage.
         self._ranges = below.copy()
         behind = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
         #: Neither a snapshot nor the log says where the groups began.
@@ -277,7 +277,7 @@ class ActionQuarantine(LogQuarantine):
         newest = self._snapshots.newest
         if self._is_older_unfit and newest is not None:
             self._snapshots.write(newest.offset, newest.content)  # over the older one
-        # The damage last: until then the log stops any start, so none goes on behind it.
+        # The damage last: until then the log stops any start, so none continues after it.
         for (part, frames), stamp in reversed([*zip(self._parts, self._stamped, strict=True)]):
             epoch, stored_at_ms = stamp
             self._cover.cover(part, frames, epoch=epoch, stored_at_ms=stored_at_ms)

@@ -182,7 +182,7 @@ class LogQuarantine:
         return report
 
     def _stamps(self, holes: Sequence[DamagedRange], verdict: LogVerdict) -> list[tuple[int, int]]:
-        """Epoch and time for each hole: those of the frame behind it, so that neither goes back."""
+        """Epoch and time for each hole: those of the frame after it, so that neither goes back."""
         last = self._files.checkpoint
         epoch = max(verdict.epoch, last.epoch if last else 0)
         stored_at_ms = self._clock.now_ms()

@@ -61,7 +61,7 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     log: str
     first_offset: int
-    #: Behind the last good frame.
+    #: After the last good frame.
     next_offset: int
     segments: int
     spares: int
@@ -70,7 +70,7 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     #: Messages lost in ranges that are in quarantine.
     lost: int
-    #: Bytes behind the end of the log that the next start cuts: never acknowledged.
+    #: Bytes after the end of the log that the next start cuts: never acknowledged.
     torn_bytes: int
 
 

@@ -2,7 +2,7 @@
 
 It takes the findings of each segment (`verify_segment.py`) and judges as an opening does
 (`log_recovery.py`). Something that is no good frame is damage if the checkpoint, a later frame, or
-a file written after a sync says that it had been durable. Whatever lies behind all that is a torn
+a file written after a sync says that it had been durable. Whatever lies after all that is a torn
 tail.
 """
 
@@ -62,7 +62,7 @@ class LostSequences(NamedTuple):
 class LogVerdict:
     """A log as a whole."""
 
-    #: First byte behind the good frames.
+    #: First byte after the good frames.
     next_offset: int
     damaged: list[DamagedRange]
     #: The end of each subject's sequences.
@@ -171,7 +171,7 @@ def _epochs(surveys: Iterable[SegmentSurvey], claims: LogClaims) -> Iterator[Fau
 
 
 class _Sequences:
-    """Where each subject goes on, what of it is lost in holes, and what nothing explains."""
+    """Where each subject continues, what of it is lost in holes, and what nothing explains."""
 
     def __init__(self, claims: LogClaims, next_offset: int, holes: Sequence[DamagedRange]) -> None:
         self._claims = claims
