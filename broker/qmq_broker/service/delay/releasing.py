@@ -309,7 +309,9 @@ class Releaser:
         while True:
             try:
                 wait_s = self.step()
-            except Exception as error:  # the top of this thread: others continue, and so does this one
+            except (
+                Exception
+            ) as error:  # the top of this thread: others continue, and so does this one
                 _log.exception("releases failed: error=%s", error)
                 wait_s = PAUSE_S
             with self._changed:
