@@ -32,17 +32,25 @@ PLANTED = [
     for kind, do, fault in [
         ("mysql", f"{ALTER} DROP COLUMN last_error", "outbox.last_error is missing"),
         ("mysql", "DROP TABLE qmq_inbox", "table qmq_inbox is missing"),
-        ("mysql", f"{ALTER} MODIFY record MEDIUMBLOB NOT NULL", "holds 16,777,215, and 4,294,967"),
+        (
+            "mysql",
+            f"{ALTER} MODIFY record MEDIUMBLOB NOT NULL",
+            "is MEDIUMBLOB, and LONGBLOB is needed",
+        ),
         (
             "mysql",
             f"{ALTER} MODIFY record TEXT NOT NULL",
-            "record is TEXT, which does not hold byt",
+            "record is TEXT, and LONGBLOB is needed",
         ),
-        ("mysql", f"{ALTER} MODIFY message_id BINARY(20) NOT NULL", "lengthens what is stored"),
+        (
+            "mysql",
+            f"{ALTER} MODIFY message_id BINARY(20) NOT NULL",
+            "is BINARY(20), and BINARY(16) is",
+        ),
         (
             "mysql",
             f"{ALTER} MODIFY due_at_ms INT NOT NULL",
-            "due_at_ms is INTEGER: it holds 4, and",
+            "due_at_ms is INTEGER(11), and BIGINT is",
         ),
         ("mysql", f"{ALTER} MODIFY token BINARY(16) NOT NULL", "token may not be NULL"),
         ("mysql", f"{ALTER} MODIFY attempts INT NULL", "attempts may be NULL"),
@@ -60,7 +68,7 @@ PLANTED = [
         (
             "mysql",
             f"{ALTER} MODIFY ordering_key VARCHAR(64) COLLATE utf8mb4_bin NULL",
-            "it holds 64, and 255 are needed",
+            "is VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, and VARCHAR(255)",
         ),
         ("mysql", "ALTER TABLE qmq_inbox ENGINE=MyISAM", "is of engine MyISAM"),
         ("mysql", f"{ALTER} DROP INDEX qmq_outbox_state_due", "no index on (state, due_at_ms)"),
@@ -77,21 +85,25 @@ PLANTED = [
         ("mysql", "DROP TABLE qmq_outbox", "table qmq_outbox is missing"),
         ("postgresql", "DROP TABLE qmq_inbox", "table qmq_inbox is missing"),
         ("postgresql", f"{ALTER} SET UNLOGGED", "qmq_outbox is UNLOGGED"),
-        ("postgresql", f"{ALTER} ALTER due_at_ms TYPE int", "it holds 4, and 8 are needed"),
+        ("postgresql", f"{ALTER} ALTER due_at_ms TYPE int", "is INTEGER, and BIGINT is needed"),
         ("postgresql", f"{ALTER} ALTER token SET NOT NULL", "token may not be NULL"),
         ("postgresql", f"{ALTER} ALTER attempts DROP NOT NULL", "attempts may be NULL"),
         ("postgresql", f"{ALTER} ALTER id DROP DEFAULT", "id gets no number by itself"),
         (
             "postgresql",
             f"{ALTER} ALTER record TYPE text",
-            "record is TEXT, which does not hold bytes",
+            "record is TEXT, and BYTEA is needed",
         ),
         (
             "postgresql",
             f'{ALTER} ALTER subject TYPE varchar(127) COLLATE "default"',
             "default, whose order an upgrade",
         ),
-        ("postgresql", f'{ALTER} ALTER subject TYPE char(127) COLLATE "C"', "lengthens what is st"),
+        (
+            "postgresql",
+            f'{ALTER} ALTER subject TYPE char(127) COLLATE "C"',
+            'is CHAR(127) COLLATE "C", and',
+        ),
         ("postgresql", "DROP INDEX qmq_outbox_state_due", "no index on (state, due_at_ms)"),
         ("postgresql", "DROP INDEX qmq_outbox_order", "no index on (ordering_key, id)"),
         (
@@ -180,7 +192,7 @@ def test_a_column_that_sqlite_cannot_change_is_named(sqlite_database: Database) 
         "CREATE TABLE qmq_order_lock (slot TEXT PRIMARY KEY)",
     )
     texts = faults(sqlite_database)
-    assert any("slot is TEXT, which does not hold integer" in text for text in texts)
+    assert any("slot is TEXT, and INTEGER is needed" in text for text in texts)
     assert any("SQLite cannot change a column" in text for text in texts)
 
 
