@@ -30,8 +30,7 @@ Exceptions of drivers and of the HTTP library are translated in one place and ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from qmq_client.wire.errors import (
     ChecksumError,
@@ -76,19 +75,14 @@ __all__ = [
 ]
 
 
-_IDS_TOLD: Final = 3
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConfigurationError(QmqError, ValueError):
     """A setting has a value that cannot work."""
 
-    code = "configuration"
+    setting: str
 
-    def __init__(self, *, setting: str, value: str, remedy: str) -> None:
-        super().__init__(f"{setting}: {value}. {remedy}")
-        self.setting = setting
-        self.value = value
-        self.remedy = remedy
+    code = "configuration"
+    text = "{setting}: {value}. {remedy}"
 
 
 class OutboxError(QmqError):
@@ -147,14 +141,13 @@ class InboxTransactionError(OutboxError):
     """
 
     code = "inbox_transaction"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the handler, or an error that it swallowed, ended the inbox's transaction; "
-            "leave commit and rollback to the consumer, or raise to undo"
-        )
+    text = (
+        "the handler, or an error that it swallowed, ended the inbox's transaction; "
+        "leave commit and rollback to the consumer, or raise to undo"
+    )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class InboxRowLostError(OutboxError):
     """The database accepted an id for the inbox, or reported it as known, and has no row for it.
 
@@ -163,28 +156,29 @@ class InboxRowLostError(OutboxError):
     again. `qmq doctor` looks for the cause.
     """
 
+    table: str
+    #: Some of the ids.
+    message_ids: str
+
     code = "inbox_row_lost"
-
-    def __init__(self, table: str, message_ids: Sequence[bytes]) -> None:
-        super().__init__(
-            f"{table} has no row for an id that it accepted or reported as known: a trigger or row "
-            f"security drops or alters rows ({' or '.join(map(bytes.hex, message_ids[:_IDS_TOLD]))}"
-            f"{', …' if len(message_ids) > _IDS_TOLD else ''}). Nothing was stored, and the message "
-            "comes again. `qmq doctor` looks for the cause"
-        )
+    text = (
+        "{table} has no row for an id that it accepted or reported as known: a trigger or row "
+        "security drops or alters rows ({message_ids}). Nothing was stored, and the message "
+        "comes again. `qmq doctor` looks for the cause"
+    )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HandlerTimeoutError(QmqError):
     """A handler ran longer than its `timeout_ms`; its messages were given back.
 
     Make it faster, or raise `timeout_ms`. An asynchronous handler was cancelled; a plain one runs on.
     """
 
-    code = "handler_timeout"
+    timeout_ms: int
 
-    def __init__(self, timeout_ms: int) -> None:
-        super().__init__(f"the handler ran longer than its timeout_ms, {timeout_ms}")
-        self.timeout_ms = timeout_ms
+    code = "handler_timeout"
+    text = "the handler ran longer than its timeout_ms, {timeout_ms}"
 
 
 class TransportError(QmqError):
@@ -199,6 +193,7 @@ class BrokerUnreachableError(TransportError):
     code = "broker_unreachable"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NotTheBrokerError(BrokerUnreachableError):
     """Something other than a broker answered at its address: a proxy, a gateway, another service.
 
@@ -206,15 +201,14 @@ class NotTheBrokerError(BrokerUnreachableError):
     names the address and the answer.
     """
 
-    code = "not_the_broker"
+    url: str
+    answer: str
+    #: HTTP's, if it was HTTP.
+    status: int = 0
+    remedy: str = "Check the address, and the proxy or gateway in front of the broker."
 
-    def __init__(self, url: str, answer: str, *, status: int = 0) -> None:
-        super().__init__(
-            f"{url}: {answer}, which is not an answer of a broker. "
-            "Check the address, and the proxy or gateway in front of the broker."
-        )
-        #: HTTP's, if it was HTTP.
-        self.status = status
+    code = "not_the_broker"
+    text = "{url}: {answer}, which is not an answer of a broker. {remedy}"
 
 
 class BrokerBusyError(TransportError):
@@ -222,21 +216,26 @@ class BrokerBusyError(TransportError):
 
     code = "broker_busy"
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class BrokerRefusedError(TransportError):
     """The broker will never accept this request as it is; nothing was accepted."""
 
     code = "broker_refused"
 
+    text = "{status} {answer.code}: {message}"
+
     def __init__(self, status: int, answer: ErrorAnswer) -> None:
-        super().__init__(f"{status} {answer.code}: {answer.message}")
         self.status = status
-        #: What the broker said: code, field, limit, remedy and, if known, the message at fault.
+        #: What the broker said.
         self.answer = answer
+        super().__init__(
+            answer.message,
+            field=answer.field,
+            limit=answer.limit,
+            value=answer.value,
+            remedy=answer.remedy,
+            message_id=answer.message_id,
+        )
 
 
 class BrokerAccessError(BrokerRefusedError):
@@ -248,10 +247,10 @@ class BrokerAccessError(BrokerRefusedError):
 
     code = "broker_access"
 
-    def __init__(self, status: int, answer: ErrorAnswer) -> None:
-        super().__init__(status, answer)
-        if answer.remedy:
-            self.args = (f"{self.args[0]}. {answer.remedy}",)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.remedy:
+            self.args = (f"{self.args[0]}. {self.remedy}",)
 
 
 class BrokerOlderError(TransportError):

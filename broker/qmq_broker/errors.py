@@ -35,73 +35,73 @@ Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_e
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
 from qmq_client.wire.errors import QmqError
-from qmq_client.wire.groups import REPLACED_REMEDY, replaced_text
-from qmq_client.wire.requests import PullRequest
+from qmq_client.wire.groups import REPLACED_REMEDY
 
 
 class StoreError(QmqError):
     """Something about the data directory."""
 
     code = "store"
+    status = 503
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LockedError(StoreError):
     """Another process works on this data directory; nothing of it was touched."""
 
+    directory: str
+    #: What the holder wrote about itself: its pid.
+    holder: str
+
     code = "locked"
-
-    def __init__(self, *, directory: str, holder: str) -> None:
-        super().__init__(
-            f"data directory {directory} is in use by {holder or 'another process'}. "
-            "Stop that process, or give this one a directory of its own."
-        )
-        self.directory = directory
-        #: What the holder wrote about itself: its pid.
-        self.holder = holder
+    text = (
+        "data directory {directory} is in use by {holder}. "
+        "Stop that process, or give this one a directory of its own."
+    )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SharedFilesError(StoreError):
     """The data directory is a hard-linked copy, or has one; nothing of it was touched.
 
     Remove the other directory, or copy this one without links (`cp -a`) and start on that copy.
     """
 
+    #: A file below the data directory …
+    path: str
+    #: … and how many names it has.
+    names: int
+
     code = "shared_files"
-
-    def __init__(self, *, path: str, names: int) -> None:
-        super().__init__(
-            f"{path} has {names} names: another directory is a hard-linked copy of this one (cp -al, rsync "
-            "--link-dest), and what is written to one alters both. Remove the other one, or copy this one "
-            "without links (cp -a) and use that copy. `qmq store backup` makes copies that share nothing "
-            "that is written."
-        )
-        #: A file below the data directory …
-        self.path = path
-        #: … and how many names it has.
-        self.names = names
+    text = (
+        "{path} has {names} names: another directory is a hard-linked copy of this one (cp -al, rsync "
+        "--link-dest), and what is written to one alters both. Remove the other one, or copy this one "
+        "without links (cp -a) and use that copy. `qmq store backup` makes copies that share nothing "
+        "that is written."
+    )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class UnknownFormatError(StoreError):
     """The data directory was written by another version or with other settings.
 
     Nothing was touched.
     """
 
-    code = "unknown_format"
+    setting: str
+    found: str
+    known: str
     #: For what a later version wrote.
-    LATER: Final = "Start the version that wrote it, or a later one."
+    remedy: str = "Start the version that wrote it, or a later one."
 
-    def __init__(self, *, setting: str, found: str, known: str, remedy: str = LATER) -> None:
-        super().__init__(f"{setting} of the data directory is {found}; known: {known}. {remedy}")
-        self.setting = setting
-        self.found = found
-        self.known = known
-        self.remedy = remedy
+    code = "unknown_format"
+    text = "{setting} of the data directory is {found}; known: {known}. {remedy}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CorruptionError(StoreError):
     """Data that had been accepted is not as it was written. Nothing was changed.
 
@@ -109,19 +109,19 @@ class CorruptionError(StoreError):
     start with `--quarantine`. Nothing is to be cut by hand.
     """
 
-    code = "corruption"
+    #: Path of the file below the data directory.
+    segment: str
+    #: Offset in the log (not in the file) of the first byte that is not as written.
+    offset: int
+    reason: str
     #: For callers over HTTP and for the log; `verify` has a remedy for each fault.
-    remedy = (
+    remedy: str = (
         "Stop the broker, and run `qmq store verify`: it says what is lost and how to repair it."
     )
 
-    def __init__(self, *, segment: str, offset: int, reason: str) -> None:
-        super().__init__(f"{segment} is damaged at offset {offset}: {reason}")
-        #: Path of the file below the data directory.
-        self.segment = segment
-        #: Offset in the log (not in the file) of the first byte that is not as written.
-        self.offset = offset
-        self.reason = reason
+    code = "corruption"
+    status = 500
+    text = "{segment} is damaged at offset {offset}: {reason}"
 
 
 class NoRoomError(StoreError):
@@ -134,6 +134,7 @@ class DiskFullError(NoRoomError):
     """There is no room above the reserve."""
 
     code = "disk_full"
+    status = 507
 
 
 class FilesFullError(NoRoomError):
@@ -142,16 +143,16 @@ class FilesFullError(NoRoomError):
     code = "files_full"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DiskError(StoreError):
     """The operating system refused a call on a file."""
 
-    code = "disk"
+    operation: str
+    path: str
+    reason: str
 
-    def __init__(self, *, operation: str, path: str, reason: str) -> None:
-        super().__init__(f"{operation} of {path}: {reason}")
-        self.operation = operation
-        self.path = path
-        self.reason = reason
+    code = "disk"
+    text = "{operation} of {path}: {reason}"
 
 
 class PoisonedError(StoreError):
@@ -175,116 +176,81 @@ class ServiceError(QmqError):
     code = "refused"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BusyError(ServiceError):
     """A bound is reached for the moment."""
 
     code = "busy"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float,
-        is_for_everybody: bool = False,
-        field: str = "",
-        limit: str = "",
-        value: str = "",
-        remedy: str = "",
-    ) -> None:
-        """`is_for_everybody`: the broker is behind, for every caller and every size."""
-        super().__init__(f"{message}. {remedy}" if remedy else message)
-        self.retry_after_s = retry_after_s
-        self.is_for_everybody = is_for_everybody
-        #: What the bound is of, the bound, what there is, and what makes room.
-        self.field = field
-        self.limit = limit
-        self.value = value
-        self.remedy = remedy
+    #: 503 where the broker is behind, for every caller and every size.
+    status: int = 429
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class UnavailableError(ServiceError):
     """The broker does not do this in its present state."""
 
-    code = "unavailable"
+    state: str
 
-    def __init__(self, message: str, *, state: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.state = state
-        self.retry_after_s = retry_after_s
+    code = "unavailable"
+    status = 503
 
 
 class NotFoundError(ServiceError):
     """What the request names is not there."""
 
     code = "not_found"
+    status = 404
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NotEmptyError(ServiceError):
     """A subject is still used; nothing was removed."""
 
-    code = "not_empty"
+    subject: str
+    limit: str = "0"
 
-    def __init__(self, *, subject: str, field: str, count: int, remedy: str) -> None:
-        super().__init__(f"subject {subject} has {field}: {count}. {remedy}")
-        #: What it still has, and how many.
-        self.field = field
-        self.limit = "0"
-        self.value = str(count)
-        self.remedy = remedy
+    code = "not_empty"
+    status = 409
+    text = "subject {subject} has {field}: {value}. {remedy}"
 
 
 class ConflictError(ServiceError):
     """A message id was stored before with other content."""
 
     code = "id_conflict"
-
-    def __init__(self, message: str, *, message_id: str) -> None:
-        super().__init__(message)
-        self.message_id = message_id
+    status = 409
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GroupConflictError(ServiceError):
-    """A pull asks for another filter or order than its group has; nothing was given."""
+    """A pull asks for another filter or order than its group has (`limit`); nothing was given."""
+
+    subject: str
+    group: str
+    remedy: str = (
+        "Ask for the same in all consumers of the group; change its tags first "
+        "(POST /v1/groups/configure), or take another group."
+    )
 
     code = "group_conflict"
-
-    def __init__(self, *, subject: str, group: str, field: str, limit: str, value: str) -> None:
-        remedy = (
-            "Ask for the same in all consumers of the group; change its tags first "
-            "(POST /v1/groups/configure), or take another group."
-        )
-        super().__init__(
-            f"group {group} on {subject} has {field} {limit}; asked for: {value}. {remedy}"
-        )
-        self.subject = subject
-        self.group = group
-        self.field = field
-        #: What the group has.
-        self.limit = limit
-        #: What was asked for.
-        self.value = value
-        self.remedy = remedy
+    status = 409
+    text = "group {group} on {subject} has {field} {limit}; asked for: {value}. {remedy}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConsumerReplacedError(ServiceError):
-    """Another process pulls under the same name of a broadcast; nothing was given."""
+    """Another process pulls under the same name of a broadcast (`value`); nothing was given."""
+
+    field: str = "consumer"
+    limit: str = "one process"
+    remedy: str = REPLACED_REMEDY
 
     code = "consumer_replaced"
-
-    def __init__(self, request: PullRequest) -> None:
-        super().__init__(f"{replaced_text(request)}. {REPLACED_REMEDY}")
-        self.field = "consumer"
-        self.limit = "one process"
-        #: The name that both use.
-        self.value = request.consumer
-        self.remedy = REPLACED_REMEDY
+    status = 409
 
 
 class InvalidRecordError(ServiceError):
     """One record of the request is not as its producer made it."""
 
     code = "invalid_record"
-
-    def __init__(self, message: str, *, message_id: str) -> None:
-        super().__init__(message)
-        self.message_id = message_id
+    status = 422

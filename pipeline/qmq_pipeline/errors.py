@@ -22,6 +22,7 @@ They travel from workers to the driver as text, so the text says everything.
 from __future__ import annotations
 
 import builtins
+from dataclasses import dataclass
 from typing import Final
 
 from qmq_client.wire.errors import QmqError
@@ -36,29 +37,26 @@ class PipelineError(QmqError):
     code = "pipeline"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OptionError(PipelineError):
     """An option is not known, or its value is not possible."""
 
+    option: str
+    allowed: str
+
     code = "option"
-
-    def __init__(self, *, option: str, value: str, allowed: str, remedy: str) -> None:
-        super().__init__(f"option {option}: {value}; allowed: {allowed}. {remedy}")
-        self.option = option
-        self.value = value
-        self.allowed = allowed
-        self.remedy = remedy
+    text = "option {option}: {value}; allowed: {allowed}. {remedy}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SourceError(PipelineError):
     """What is to be read is not there, is of another version, or cannot be reached."""
 
-    code = "source"
+    source: str
+    reason: str
 
-    def __init__(self, *, source: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{source}: {reason}. {remedy}")
-        self.source = source
-        self.reason = reason
-        self.remedy = remedy
+    code = "source"
+    text = "{source}: {reason}. {remedy}"
 
 
 class UnreachableError(SourceError):
@@ -73,15 +71,17 @@ class ExpiredRangeError(SourceError):
     code = "expired_range"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LaterVersionError(SourceError):
     """A later version of qmq wrote what is to be read; it is whole, and nothing of it was returned."""
 
+    remedy: str = "Use that version here, too"
+
     code = "later_version"
 
-    def __init__(self, *, source: str, reason: str) -> None:
-        super().__init__(
-            source=source, reason=reason.rstrip("."), remedy="Use that version here, too"
-        )
+    def __post_init__(self) -> None:
+        self.reason = self.reason.rstrip(".")
+        super().__post_init__()
 
 
 class DamagedRangeError(SourceError):
@@ -96,31 +96,30 @@ class QuarantinedRangeError(SourceError):
     code = "quarantined_range"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IncompleteError(PipelineError):
     """Sequences of a subject are missing, and no quarantined range says why."""
 
+    subject: str
+    first_sequence: int
+    last_sequence: int
+
     code = "incomplete"
-
-    def __init__(self, *, subject: str, first_sequence: int, next_sequence: int) -> None:
-        super().__init__(
-            f"{subject}: sequences {first_sequence} to {next_sequence - 1} are missing between what "
-            "was read before and behind them. Run `qmq store verify` on the data directory."
-        )
-        self.subject = subject
-        self.first_sequence = first_sequence
-        self.next_sequence = next_sequence
+    text = (
+        "{subject}: sequences {first_sequence} to {last_sequence} are missing between what "
+        "was read before and behind them. Run `qmq store verify` on the data directory."
+    )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TablesError(PipelineError):
     """The folder of the tables cannot be used."""
 
-    code = "tables"
+    path: str
+    reason: str
 
-    def __init__(self, *, path: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{path}: {reason}. {remedy}")
-        self.path = path
-        self.reason = reason
-        self.remedy = remedy
+    code = "tables"
+    text = "{path}: {reason}. {remedy}"
 
 
 class TablesInUseError(TablesError):

@@ -96,7 +96,9 @@ def _ask(
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
-        raise NotTheBrokerError(url, "an answer without the fields asked for", status=status)
+        raise NotTheBrokerError(
+            url=url, answer="an answer without the fields asked for", status=status
+        )
     return answer
 
 
@@ -104,7 +106,7 @@ def _refusal(asked: str, status: int, data: bytes) -> Exception:
     try:
         answer = decode_json(data, ErrorAnswer)
     except ProtocolError:
-        return NotTheBrokerError(asked, f"status {status}", status=status)
+        return NotTheBrokerError(url=asked, answer=f"status {status}", status=status)
     if answer.code == UNKNOWN_ROUTES.get(status):
         return BrokerOlderError(
             f"{asked}: this broker does not know that: it is older than this command. Update the broker, or "

@@ -192,7 +192,7 @@ class Leases:
 
 def _overdue(running: Running, timeout_ms: int) -> Outcome:
     if any(one.is_begun for one in running.received):
-        return given_back(error_text(HandlerTimeoutError(timeout_ms)))
+        return given_back(error_text(HandlerTimeoutError(timeout_ms=timeout_ms)))
     return given_back_untried(
         f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None
     )

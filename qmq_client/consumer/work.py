@@ -132,7 +132,7 @@ class Calls:
         except TimeoutError as error:
             if not deadline.expired():  # the handler's own
                 raise
-            raise HandlerTimeoutError(timeout_ms) from error
+            raise HandlerTimeoutError(timeout_ms=timeout_ms) from error
 
     async def _awaited(
         self, decoded: list[Decoded], session: Session | AsyncSession | None

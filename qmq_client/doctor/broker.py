@@ -160,5 +160,7 @@ def _ask(
         told = None
     is_known = isinstance(told, dict) and (status == 200 or not told.keys().isdisjoint(_SAYS_WHY))
     if not is_known:
-        return str(NotTheBrokerError(url_of(address, path), f"status {status}", status=status))
+        return str(
+            NotTheBrokerError(url=url_of(address, path), answer=f"status {status}", status=status)
+        )
     return status, told

@@ -36,6 +36,7 @@ _MODULES: Final = {
 #: Far below every database's limit of parameters, and, at 16 bytes each written as text, below the
 #: smallest `max_allowed_packet` of MySQL.
 IDS_PER_STATEMENT_MAX: Final = 500
+_IDS_TOLD: Final = 3
 _SAVEPOINT: Final = "qmq_inbox"
 
 
@@ -162,7 +163,9 @@ class InboxDialect(ABC):
 
     def refuse(self, message_ids: Sequence[bytes]) -> InboxRowLostError:
         """The error for ids that are not there although the database accepted their INSERT."""
-        return InboxRowLostError(self.name, message_ids)
+        some = " or ".join(message_id.hex() for message_id in message_ids[:_IDS_TOLD])
+        more = ", …" if len(message_ids) > _IDS_TOLD else ""
+        return InboxRowLostError(table=self.name, message_ids=some + more)
 
     def run_insert(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""

@@ -98,7 +98,7 @@ def as_transport_error(
     )
     is_silent = "without sending" in str(error)  # nothing answered at all
     if isinstance(error, nonsense) and not was_closed_by_peer and not is_silent:
-        return NotTheBrokerError(url, f"{type(error).__name__}: {shorten(str(error))}")
+        return NotTheBrokerError(url=url, answer=f"{type(error).__name__}: {shorten(str(error))}")
     return BrokerUnreachableError(text)
 
 
@@ -147,7 +147,7 @@ def _not_the_broker(response: Status, url: str) -> TransportError:
     for name in ("content-encoding", "server", "location"):
         if value := headers.get(name):
             shown = f"{shown}, {name} {shorten(value)}"
-    error = NotTheBrokerError(url, shown, status=status)
+    error = NotTheBrokerError(url=url, answer=shown, status=status)
     if status not in _BUSY:
         return error
     return BrokerBusyError(str(error), retry_after_s=_retry_after_s(headers.get("retry-after", "")))

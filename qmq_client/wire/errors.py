@@ -16,14 +16,44 @@ Higher floors add their own branches: `qmq_client.errors`, `qmq_broker.errors`, 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 
+@dataclass(eq=False, repr=False)
 class QmqError(Exception):
-    """Something went wrong that this product foresaw."""
+    """Something went wrong that this product foresaw.
+
+    A leaf declares its further fields, its `code`, and how its text is made of the fields. A broker's
+    answer has the same fields, so that no program needs to parse the text.
+    """
+
+    #: What happened.
+    message: str = ""
+    _: KW_ONLY
+    #: Which part of the message, request or state is wrong.
+    field: str = ""
+    #: The rule that it breaks, in words or as a number with its unit.
+    limit: str = ""
+    #: What was given or found, shortened.
+    value: str = ""
+    #: What to do about it.
+    remedy: str = ""
+    #: The one message at fault, when it was one.
+    message_id: str = ""
+    #: Seconds after which to come back; 0: not said.
+    retry_after_s: float = 0.0
 
     #: Stable, machine-readable name of the error; part of the HTTP interface.
     code = "error"
+    #: The status of the HTTP answer that says it.
+    status = 500
+    #: How the text is made of the fields; empty: the message, and the remedy if there is one.
+    text: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        text = self.text or ("{message}. {remedy}" if self.remedy else "{message}")
+        self.args = (text.format_map(vars(self)),)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An error goes from worker to parent in pools of processes. Exceptions are copied by calling
@@ -32,23 +62,11 @@ class QmqError(Exception):
 
 
 class InvalidMessageError(QmqError, ValueError):
-    """The message breaks a rule and was refused before anything was written.
-
-    Carries `field`, `limit`, `value` and `remedy`, so that a program need not parse the text.
-    """
+    """The message breaks a rule and was refused before anything was written."""
 
     code = "invalid_message"
-
-    def __init__(self, *, field: str, limit: str, value: str, remedy: str) -> None:
-        super().__init__(f"{field}: {value}; allowed: {limit}. {remedy}")
-        #: Which part of the message is wrong.
-        self.field = field
-        #: The rule it breaks, in words or as a number with its unit.
-        self.limit = limit
-        #: What was given, shortened.
-        self.value = value
-        #: What to do about it.
-        self.remedy = remedy
+    status = 422
+    text = "{field}: {value}; allowed: {limit}. {remedy}"
 
 
 class InvalidNameError(InvalidMessageError):
@@ -69,19 +87,19 @@ class EncodingError(InvalidMessageError):
     code = "not_encodable"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ProtocolError(QmqError):
-    """Bytes do not follow the format they claim to have; nothing of them was used.
+    """Bytes do not follow the format they claim to have; nothing of them was used."""
 
-    `what` names the field, `offset` is its byte offset in the input, or None where it has none.
-    """
+    #: Where in the input what the message names begins, in bytes; None where it has no place.
+    offset: int | None = None
 
     code = "protocol_error"
+    status = 400
 
-    def __init__(self, what: str, *, offset: int | None = None) -> None:
-        place = "" if offset is None else f" (at byte {offset})"
-        super().__init__(f"{what}{place}")
-        self.what = what
-        self.offset = offset
+    def __post_init__(self) -> None:
+        place = "" if self.offset is None else f" (at byte {self.offset})"
+        self.args = (f"{self.message}{place}",)
 
 
 class ChecksumError(ProtocolError):

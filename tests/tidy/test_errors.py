@@ -53,9 +53,10 @@ def kinds(sources: Sequence[Source]) -> list[Kind]:
 
 def as_kind(path: str, node: ast.ClassDef) -> Kind:
     codes = [
-        ast.literal_eval(line.value)
+        ast.literal_eval(line.value or "")
         for line in node.body
-        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "code"
+        if (isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "code")
+        or (isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "code")
     ]
     return Kind(
         path=path,

@@ -63,7 +63,7 @@ def test_an_invalid_message_says_field_value_limit_and_remedy() -> None:
 def test_a_protocol_error_says_where() -> None:
     assert str(ProtocolError("frame length", offset=8)) == "frame length (at byte 8)"
     error = ProtocolError("JSON")
-    assert (str(error), error.what, error.offset) == ("JSON", "JSON", None)
+    assert (str(error), error.message, error.offset) == ("JSON", "JSON", None)
 
 
 @pytest.mark.parametrize(

@@ -7,40 +7,13 @@ detail; the detail goes to the log.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.errors import (
-    BusyError,
-    ConflictError,
-    ConsumerReplacedError,
-    CorruptionError,
-    DiskFullError,
-    GroupConflictError,
-    InvalidRecordError,
-    NotEmptyError,
-    NotFoundError,
-    StoreError,
-    UnavailableError,
-)
-from qmq_client.wire.errors import InvalidMessageError, ProtocolError, QmqError
+from qmq_broker.errors import StoreError
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.requests import ErrorAnswer
 
-#: The first match counts, so leaves come before their branches.
-_STATUSES: Final[tuple[tuple[type[QmqError], int], ...]] = (
-    (ConflictError, 409),
-    (GroupConflictError, 409),
-    (ConsumerReplacedError, 409),
-    (NotEmptyError, 409),
-    (InvalidRecordError, 422),
-    (InvalidMessageError, 422),
-    (ProtocolError, 400),
-    (NotFoundError, 404),
-    (BusyError, 429),
-    (UnavailableError, 503),
-    (DiskFullError, 507),
-    (CorruptionError, 500),
-    (StoreError, 503),
-)
 #: A full disk, or a broker that restarts, is not asked again at once.
 _STORE_RETRY_AFTER_S: Final = 5.0
 
@@ -51,16 +24,14 @@ INTERNAL: Final = ErrorAnswer(
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RequestRefusedError(QmqError):
     """An HTTP request was refused before its content was looked at."""
 
-    code = "request"
+    status: int
+    code: str = "request"
 
-    def __init__(self, status: int, answer: ErrorAnswer, *, retry_after_s: float = 0.0) -> None:
-        super().__init__(answer.message)
-        self.status = status
-        self.answer = answer
-        self.retry_after_s = retry_after_s
+    text = "{message}"
 
 
 def refuse(
@@ -75,40 +46,30 @@ def refuse(
     retry_after_s: float = 0.0,
 ) -> RequestRefusedError:
     """A refusal by the face itself."""
-    answer = ErrorAnswer(
-        code=code, message=message, field=field, limit=limit, value=value, remedy=remedy
+    return RequestRefusedError(
+        message,
+        status=status,
+        code=code,
+        field=field,
+        limit=limit,
+        value=value,
+        remedy=remedy,
+        retry_after_s=retry_after_s,
     )
-    return RequestRefusedError(status, answer, retry_after_s=retry_after_s)
-
-
-def error_status(error: QmqError) -> int:
-    """The HTTP status of a foreseen error."""
-    if isinstance(error, RequestRefusedError):
-        return error.status
-    if isinstance(error, BusyError) and error.is_for_everybody:
-        return 503
-    return status_of(type(error))
-
-
-def status_of(kind: type[QmqError]) -> int:
-    """The same for an error type of the lower floors."""
-    return next((status for known, status in _STATUSES if issubclass(kind, known)), 500)
 
 
 def error_answer(error: QmqError) -> ErrorAnswer:
     """The explanation of a foreseen error."""
-    if isinstance(error, RequestRefusedError):
-        return error.answer
-    if error_status(error) == 500 and not isinstance(error, StoreError):
+    if error.status == 500 and not isinstance(error, StoreError | RequestRefusedError):
         return INTERNAL
     return ErrorAnswer(
         code=error.code,
         message=str(error),
-        field=getattr(error, "field", ""),
-        limit=getattr(error, "limit", ""),
-        value=getattr(error, "value", ""),
-        remedy=getattr(error, "remedy", ""),
-        message_id=getattr(error, "message_id", ""),
+        field=error.field,
+        limit=error.limit,
+        value=error.value,
+        remedy=error.remedy,
+        message_id=error.message_id,
     )
 
 
@@ -123,14 +84,14 @@ def error_headers(error: QmqError) -> tuple[tuple[bytes, bytes], ...]:
     wait = retry_after(error)
     if wait is not None:
         headers.append((b"retry-after", wait))
-    if error_status(error) == 401:
+    if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return tuple(headers)
 
 
 def retry_after(error: QmqError) -> bytes | None:
     """The value of `Retry-After` in whole seconds; None if coming back does not help."""
-    seconds = getattr(error, "retry_after_s", 0.0)
-    if not seconds and error_status(error) in (503, 507):
+    seconds = error.retry_after_s
+    if not seconds and error.status in (503, 507):
         seconds = _STORE_RETRY_AFTER_S
     return str(math.ceil(seconds)).encode() if seconds else None

@@ -26,7 +26,6 @@ from qmq_broker.face.answers import (
     error_answer,
     error_code,
     error_headers,
-    error_status,
     refuse,
 )
 from qmq_broker.face.callers.door import Door
@@ -151,7 +150,7 @@ class App:
         assert isinstance(error, QmqError)
         self._refused[error_code(error)] += 1
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-        return _error(error_status(error), error_answer(error), headers)
+        return _error(error.status, error_answer(error), headers)
 
 
 def _guarded(route: Route[Any], handler: Handler) -> Handler:
@@ -173,7 +172,7 @@ async def _on_http(_: Request, error: Exception) -> Response:
         what.get(error.status_code, "the request was refused"),
         remedy="GET /openapi.json lists what there is.",
     )
-    return _error(refused.status, refused.answer, dict(error.headers or {}))
+    return _error(refused.status, error_answer(refused), dict(error.headers or {}))
 
 
 async def _on_unforeseen(_: Request, error: Exception) -> Response:

@@ -80,13 +80,16 @@ class SubjectRemoval:
         groups = sum(group.state.subject == subject for group in self._delivery.registry)
         if groups:
             raise NotEmptyError(
-                subject=subject, field="groups", count=groups, remedy="Remove its groups first."
+                subject=subject,
+                field="groups",
+                value=str(groups),
+                remedy="Remove its groups first.",
             )
         pending = self._store.schedule.pending_by_subject().get(subject, 0)
         if pending:
             remedy = "Wait until they are due, or cancel them: qmq delayed cancel."
             raise NotEmptyError(
-                subject=subject, field="delayed messages", count=pending, remedy=remedy
+                subject=subject, field="delayed messages", value=str(pending), remedy=remedy
             )
         queue = self._store.queue(subject)
         if queue is not None and queue.next_sequence > queue.first_sequence:
@@ -111,6 +114,6 @@ def _has_messages(subject: str, count: int) -> NotEmptyError:
     return NotEmptyError(
         subject=subject,
         field="messages",
-        count=count,
+        value=str(count),
         remedy="Retention removes messages by age, a segment of the log at a time. Try again later.",
     )

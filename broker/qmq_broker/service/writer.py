@@ -214,14 +214,14 @@ class CommitWriter:
                 f"the oldest request has waited {age_ms:.0f} ms for the disk; "
                 f"allowed: {self._limits.commit_queue_age_ms} ms",
                 retry_after_s=1.0,
-                is_for_everybody=True,
+                status=503,
             )
         if self.waiting_bytes + frame_bytes > self._limits.commit_queue_bytes:
             raise BusyError(
                 f"{self.waiting_bytes} bytes wait for the disk; "
                 f"allowed: {self._limits.commit_queue_bytes}",
                 retry_after_s=1.0,
-                is_for_everybody=True,
+                status=503,
             )
 
     def _gather(self, wait_s: float) -> tuple[list[_Submission], bool]:

@@ -119,7 +119,9 @@ def _note_spans(tables: Tables, part: int) -> None:
             if first == after:
                 within = _HOLE.format(log="{log}", part=row["part"], subject=row["subject"])
                 ((first, after),) = spark.sql(within, log=log).collect()
-            raise IncompleteError(subject=row["subject"], first_sequence=first, next_sequence=after)
+            raise IncompleteError(
+                subject=row["subject"], first_sequence=first, last_sequence=after - 1
+            )
         rows = fresh.select("part").distinct().collect()
         tables.replace(fresh, SPANS, [int(row["part"]) for row in rows])
     finally:

@@ -19,7 +19,7 @@ from qmq_broker.errors import (
     StoreError,
     UnknownFormatError,
 )
-from qmq_broker.face.answers import INTERNAL, status_of
+from qmq_broker.face.answers import INTERNAL
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.routes.table import ROUTES
 from qmq_broker.service.delay import query as delayed_query
@@ -80,7 +80,7 @@ def codes_of_errors() -> set[tuple[int, str]]:
         and issubclass(kind, (ServiceError, StoreError, InvalidMessageError, ProtocolError))
     }
     assert kinds > NOT_ANSWERED
-    return {(status_of(kind), kind.code) for kind in kinds - NOT_ANSWERED}
+    return {(kind.status, kind.code) for kind in kinds - NOT_ANSWERED}
 
 
 def codes_of_the_face() -> set[tuple[int, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.face.callers.certificate import Validity, validity_of
@@ -26,17 +27,15 @@ _DAY_MS: Final = 24 * 3_600_000
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TlsError(QmqError):
     """A certificate or key cannot be used."""
 
-    code = "tls"
+    files: str
+    reason: str
 
-    def __init__(self, *, files: str, reason: str) -> None:
-        super().__init__(
-            f"{files}: {reason}. Give a certificate chain and its unencrypted key, both as PEM."
-        )
-        self.files = files
-        self.reason = reason
+    code = "tls"
+    text = "{files}: {reason}. Give a certificate chain and its unencrypted key, both as PEM."
 
 
 class TlsContext:

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import LockedError
@@ -32,18 +33,18 @@ _LOG: Final = logging.getLogger(__name__)
 _NO_STAMP: Final[Stamp] = (-1, -1, -1, -1, -1)
 _LOCK_SUFFIX: Final = ".lock"
 _DRAFT_SUFFIX: Final = ".draft"
-_RESTORE: Final = "Restore it from a copy, or name a new file to `qmq broker token add`."
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TokenFileError(QmqError):
     """The tokens file cannot be used."""
 
-    code = "tokens_file"
+    path: str
+    reason: str
+    remedy: str = "Restore it from a copy, or name a new file to `qmq broker token add`."
 
-    def __init__(self, *, path: str, reason: str, remedy: str = _RESTORE) -> None:
-        super().__init__(f"tokens file {path}: {reason}. {remedy}")
-        self.path = path
-        self.reason = reason
+    code = "tokens_file"
+    text = "tokens file {path}: {reason}. {remedy}"
 
 
 class WatchedTokens:

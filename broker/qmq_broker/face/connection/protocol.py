@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from qmq_broker.face.answers import RequestRefusedError, refuse, retry_after
+from qmq_broker.face.answers import RequestRefusedError, error_answer, refuse, retry_after
 from qmq_broker.face.app import App, HotRoute
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.connection.direct import DirectExchange, SteppedCoroutine, answer_head
@@ -413,7 +413,7 @@ def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
 
 def raw_answer(refusal: RequestRefusedError) -> bytes:
     """A whole answer as bytes, after which the connection closes."""
-    body = encode_json(refusal.answer)
+    body = encode_json(error_answer(refusal))
     headers = [(b"content-type", JSON_CONTENT_TYPE.encode())]
     wait = retry_after(refusal)
     if wait is not None:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Scope
 
 from qmq_broker.errors import StoreError
-from qmq_broker.face.answers import error_answer, error_code, error_headers, error_status, refuse
+from qmq_broker.face.answers import error_answer, error_code, error_headers, refuse
 from qmq_broker.face.callers.door import Door, caller_of
 from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
 from qmq_broker.face.exchanges.requests import (
@@ -257,7 +257,7 @@ class HotRoutes:
 async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) -> None:
     """Say why a request was refused."""
     headers = error_headers(error)
-    status = error_status(error)
+    status = error.status
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
     await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)

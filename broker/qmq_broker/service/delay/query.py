@@ -55,20 +55,19 @@ class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HeldError(StoreError):
     """The fate of a message is unknown, because a damaged file may hide it. Nothing was changed."""
 
-    code = "held"
-    remedy = (
+    #: What hides it.
+    damage: CorruptionError
+    remedy: str = (
         "Restore the file from a backup of the same store, run `qmq delayed retry`, and ask again. "
         "`qmq delayed status` shows what is held."
     )
 
-    def __init__(self, message_id: bytes, damage: CorruptionError) -> None:
-        self.message_id = format_message_id(message_id)
-        super().__init__(f"message {self.message_id} may be among those that are held: {damage}")
-        #: What hides it.
-        self.damage = damage
+    code = "held"
+    text = "message {message_id} may be among those that are held: {damage}"
 
 
 class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +183,7 @@ class DelayQuery:
         for message_id, some in places.items():
             why = hidden.get(message_id, damage[0] if damage else None)
             if why is not None and all(one.fate is Fate.RESCHEDULED for one in some):
-                found[message_id] = HeldError(message_id, why)
+                found[message_id] = HeldError(message_id=format_message_id(message_id), damage=why)
             else:
                 found[message_id] = sorted(some, key=lambda one: one.message.source)
         return found

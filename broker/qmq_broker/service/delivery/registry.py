@@ -32,7 +32,7 @@ from qmq_client.group.picking import Picker
 from qmq_client.group.settings import backoff_kept, conflict_of, settings_of
 from qmq_client.group.state import GroupState
 from qmq_client.wire.deliveries import DeliveryRun
-from qmq_client.wire.groups import Instances, group_of
+from qmq_client.wire.groups import Instances, group_of, replaced_text
 from qmq_client.wire.requests import BroadcastMember, PullRequest
 from qmq_client.wire.start import Start, StartKind, parse_start
 
@@ -174,7 +174,7 @@ class Groups:
         else:
             self._agree(group.state, request, now_ms)
         if not group.instances.admits(request, now_ms):
-            raise ConsumerReplacedError(request)
+            raise ConsumerReplacedError(replaced_text(request), value=request.consumer)
         group.note_seen(request.consumer, now_ms)
         self._check_room_for_consumer(group.state, request.consumer, now_ms)
         return group

@@ -74,7 +74,7 @@ class OsDisk:
         except BlockingIOError as error:
             text = os.pread(descriptor, _HOLDER_BYTES_MAX, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
-            raise LockedError(directory=self.root, holder=text) from error
+            raise LockedError(directory=self.root, holder=text or "another process") from error
         except OSError as error:
             os.close(descriptor)
             raise translate(error, "lock", path) from error
