@@ -20,7 +20,7 @@ import uvloop
 
 from benchmarks.processes import free_port
 from benchmarks.worker import Control
-from qmq_broker.face.connection.receive_buffer import AWAITED_BYTES
+from qmq_broker.face.connection.protocol import AWAITED_BYTES
 from qmq_client.wire.frame import read_header
 from qmq_client.wire.frame_head import FRAME_HEADER_BYTES
 from qmq_client.wire.requests import SendAnswer, encode_control

@@ -1,7 +1,6 @@
 """The broker's face in the played world: the real application, from a request's head to its answer.
 
-Hot routes are served by the fast path (`qmq_broker.face.connection.direct`), all others through ASGI, as the
-protocol does it; left out is only HTTP's own grammar, and the sockets.
+Left out is only HTTP's own grammar, and the sockets.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.app import App
-from qmq_broker.face.connection.direct import DirectExchange
+from qmq_broker.face.http.request_response import RequestResponse
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.serving import Serving
 from tests.simulation.broker import BrokerLife
@@ -63,28 +61,20 @@ class Face:
         is_closed = self.life.broker.serving.state is not Serving.SERVING
         call.is_refused_for_certain = call.route == "send" and is_closed
         call.accuse = self._accuse
-        route = self._app.hot_route(path.encode())
-        if route is None:
-            self.life.loop.begin(self._through_asgi(call, path), path)
-            return
         wire = _Wire(call)
-        exchange = DirectExchange(
+        request = RequestResponse(
             _scope(call, path), wire, FlowControl(wire), keep_alive=True, on_end=wire.end
         )
-        call.lose = exchange.lose
-        exchange.receive(call.body)
-        exchange.receive_end()
-        self.life.loop.drive(self._app.serve(exchange, partial(route, exchange)))
+        call.lose = request.lose
+        request.receive(call.body)
+        request.receive_end()
+        self.life.loop.drive(self._app.serve(request))
 
     def _accuse(self, what: str) -> None:
         def fail() -> None:
             raise AssertionError(what)
 
         self.life.in_loop("has broken a promise", fail)
-
-    async def _through_asgi(self, call: Call, path: str) -> None:
-        request = _AsgiRequest(call)
-        await self._app(_scope(call, path), request.receive, request.send)
 
 
 class _Wire(asyncio.Transport):
@@ -109,35 +99,6 @@ class _Wire(asyncio.Transport):
         status_line, *lines = head.split(b"\r\n")
         pairs = [line.split(b": ", 1) for line in lines]
         _respond(self._call, int(status_line.split(b" ", 2)[1]), pairs, body)
-
-
-class _AsgiRequest:
-    """One request as ASGI has it: its body in one part, and its answer."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._parts: list[bytes] = [call.body]
-        self._start: MutableMapping[str, Any] = {}
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call.lose = self._lose
-
-    async def receive(self) -> MutableMapping[str, Any]:
-        """See ASGI."""
-        if self._parts:
-            return {"type": "http.request", "body": self._parts.pop(), "more_body": False}
-        await self._gone
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        """See ASGI. Answers of these routes have one part."""
-        if message["type"] == "http.response.start":
-            self._start = message
-        else:
-            _respond(self._call, self._start["status"], self._start["headers"], message["body"])
-
-    def _lose(self) -> None:
-        if not self._gone.done():
-            self._gone.set_result(None)
 
 
 def _respond(call: Call, status: int, pairs: Any, body: bytes) -> None:

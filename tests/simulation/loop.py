@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, TypeVar, cast
 
-from qmq_broker.face.connection.direct import SteppedCoroutine
+from qmq_broker.face.http.request_response import SteppedCoroutine
 from qmq_client.consumer.async_calls import AsyncCalls
 from tests.simulation.scheduler import Died, Process, Scheduler, Signal, Turn
 
@@ -60,14 +60,10 @@ class PlayedLoop:
             self._is_turning = False
         self.on_turn()
 
-    def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Begin a task that nobody waits for; what goes wrong in it ends the world."""
-        self.start(coroutine, name).add_done_callback(_must_be_well)
-
     def drive(self, coroutine: Coroutine[Any, None, None]) -> None:
-        """Begin what goes on without a task, as the broker's fast path does; see `SteppedCoroutine`."""
+        """Begin what goes on without a task, as the broker's routes do; see `SteppedCoroutine`."""
         self._stepped[coroutine] = None
-        SteppedCoroutine(coroutine, lambda: self._stepped.pop(coroutine, None)).step()
+        SteppedCoroutine(coroutine, lambda: self._stepped.pop(coroutine, None), set()).step()
 
     def start(self, coroutine: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
         """Begin a task that the caller looks after."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message
 
 from qmq_broker.face.answers import (
     INTERNAL,
@@ -29,17 +28,17 @@ from qmq_broker.face.answers import (
     refuse,
 )
 from qmq_broker.face.callers.door import Door
-from qmq_broker.face.exchanges.exchange import AsgiExchange, Exchange, KeptAnswer
-from qmq_broker.face.exchanges.requests import (
+from qmq_broker.face.http.request_response import RequestResponse
+from qmq_broker.face.http.requests import (
     BodyRoom,
     ClientGone,
     Encoding,
     encode,
     read_head,
-    send_whole,
 )
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
+from qmq_broker.face.routes.bodies import BODY_BYTES_MAX
 from qmq_broker.face.routes.hot import HotRoutes, answer_error
 from qmq_broker.face.routes.queries import check_once
 from qmq_broker.face.routes.route import ROUTE, Route, authorize
@@ -50,13 +49,11 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE, UNKNOWN_ROUTES, ErrorAns
 
 _LOG: Final = logging.getLogger(__name__)
 _OPEN: Final = frozenset(route.path for route in ROUTES if route.is_open)
-_HOT: Final = {route.path.encode(): route for route in HOT_ROUTES}
-
-HotRoute = Callable[[Exchange], Awaitable[None]]
+_HOT: Final = {route.path: route for route in HOT_ROUTES}
 
 
 class App:
-    """ASGI 3 application of one broker."""
+    """Serves the requests of one broker."""
 
     def __init__(
         self, broker: Broker, limits: FaceLimits, *, instance: int, door: Door | None = None
@@ -71,48 +68,21 @@ class App:
         self._admin = self._admin_app(Handlers(broker, has_tokens=self._door.has_tokens))
         self._failures = Repeats()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            return
-        exchange = AsgiExchange(scope, receive, send)
-        route = self.hot_route(scope["path"].encode())
-        if route is not None:
-            await self.serve(exchange, partial(route, exchange))
-        else:
-            await self.serve(exchange, partial(self._ask, exchange, receive))
-
-    def hot_route(self, path: bytes) -> HotRoute | None:
-        """The hot route of this path; None if it is not one of the three."""
-        route = _HOT.get(path)
-        return None if route is None else partial(self._serve_hot, route)
-
-    async def _serve_hot(self, route: Route[Any], exchange: Exchange) -> None:
-        exchange.scope[ROUTE] = route
-        await self._hot.serve(partial(route.handler, self._hot), exchange)
-
-    async def _ask(self, exchange: AsgiExchange, receive: Receive) -> None:
-        """Let the other routes answer, if there is room for their answer."""
-        answer = KeptAnswer()
-        await self._admin(exchange.scope, receive, answer.send)
-        self._room.check_answer(len(answer.body))
-        with self._room.answer(len(answer.body), exchange.scope):
-            await send_whole(exchange.send, answer.start, answer.body)
-
-    def take_dropped(self) -> int:
-        """How many clients were dropped since the last call: others needed the room of their answers."""
-        return self._room.take_dropped()
-
-    async def serve(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        """Let a known caller in, run the work, and answer whatever goes wrong."""
-        scope = exchange.scope
+    async def serve(self, request: RequestResponse) -> None:
+        """Authenticate the caller, let the route answer, and answer whatever goes wrong."""
+        scope = request.scope
         try:
             self._door.authenticate(scope, is_open=scope["path"] in _OPEN)
-            await work()
+            route = _HOT.get(scope["path"])
+            if route is None:
+                await self._ask_admin(request)
+            else:
+                scope[ROUTE] = route
+                await self._hot.serve(partial(route.handler, self._hot), request)
         except RequestRefusedError as refusal:
             self._refused[error_code(refusal)] += 1
-            await answer_error(exchange, read_head(scope).answer_encoding(), refusal)
-        except (ClientGone, ClientDisconnect):
+            await answer_error(request, read_head(scope).answer_encoding(), refusal)
+        except ClientGone:
             return
         except Exception as error:  # the top of a request
             times = self._failures.due(type(error).__name__, asyncio.get_running_loop().time())
@@ -126,8 +96,32 @@ class App:
                     method=scope.get("method"),
                     path=scope.get("path"),
                 )
-            if not exchange.is_answering:
-                await exchange.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
+            if not request.response_started:
+                await request.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
+
+    async def _ask_admin(self, request: RequestResponse) -> None:
+        """Let Starlette answer, if there is room for its answer."""
+        start: Message = {}
+        parts: list[bytes] = []
+
+        async def receive() -> Message:
+            body = await request.beginning(BODY_BYTES_MAX + 1)
+            return {"type": "http.request", "body": body, "more_body": not request.is_whole}
+
+        async def send(message: Message) -> None:
+            start.update(message)
+            parts.append(message.get("body", b""))
+
+        await self._admin(request.scope, receive, send)
+        body = b"".join(parts)
+        headers = tuple(one for one in start["headers"] if one[0] != b"content-length")
+        self._room.check_answer(len(body))
+        with self._room.answer(len(body), request.scope):
+            await request.respond(start["status"], body, headers)
+
+    def take_dropped(self) -> int:
+        """How many clients were dropped since the last call: others needed the room of their answers."""
+        return self._room.take_dropped()
 
     def _admin_app(self, handlers: Handlers) -> Starlette:
         """The routes of people and tools."""
@@ -142,8 +136,6 @@ class App:
         )
         # A redirect would lead to whatever host the request named
         application.router.redirect_slashes = False
-        # Answered in our words instead of the framework's; it is raised on, and `serve` logs it
-        application.add_exception_handler(Exception, _on_unforeseen)
         return application
 
     async def _on_refused(self, _: Request, error: Exception) -> Response:
@@ -173,12 +165,6 @@ async def _on_http(_: Request, error: Exception) -> Response:
         remedy="GET /openapi.json lists what there is.",
     )
     return _error(refused.status, error_answer(refused), dict(error.headers or {}))
-
-
-async def _on_unforeseen(_: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        raise error  # there is nobody to answer
-    return _error(500, INTERNAL, {})
 
 
 def _error(status: int, answer: ErrorAnswer, headers: dict[str, str]) -> Response:

@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 from dataclasses import asdict
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 import uvicorn
@@ -35,8 +35,7 @@ from qmq_broker.face.connection.listener import (
     fit_connections,
     raise_files_limit,
 )
-from qmq_broker.face.connection.protocol import bounded_protocol
-from qmq_broker.face.connection.receive_buffer import receiving
+from qmq_broker.face.connection.protocol import bounded_connection
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event, values
@@ -196,8 +195,8 @@ class _Process:
     def _make_server(self, face: App) -> BrokerServer:
         limits = self._face_limits
         config = uvicorn.Config(
-            face,
-            http=cast("type[asyncio.Protocol]", receiving(bounded_protocol(face, limits))),
+            cast("Any", face),  # not called by uvicorn, but by the connections
+            http=cast("type[asyncio.Protocol]", bounded_connection(face, limits)),
             ws="none",
             lifespan="off",
             interface="asgi3",

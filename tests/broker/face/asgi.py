@@ -1,4 +1,4 @@
-"""The face without sockets: one request straight into the ASGI application."""
+"""The face without sockets: one request straight into the application."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.types import Message, Scope
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import Door
+from qmq_broker.face.http.request_response import RequestResponse, SteppedCoroutine
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
@@ -85,7 +87,7 @@ class Client:
         if has_length and method == "POST":
             scope["headers"].append((b"content-length", str(len(body)).encode()))
         wire = Wire(parts if parts is not None else [body], is_gone, is_read)
-        task = asyncio.ensure_future(self.app(scope, wire.receive, wire.send))
+        task = asyncio.ensure_future(wire.serve(self.app, scope))
         while not task.done():
             await asyncio.sleep(0)
             if self.is_writing:
@@ -114,8 +116,8 @@ def make_scope(method: str, path: str, headers: Headers = ()) -> Scope:
     }
 
 
-class Wire:
-    """Both directions of one request."""
+class Wire(asyncio.Transport):
+    """The connection of one request; `parts` are the pieces in which its body arrives."""
 
     def __init__(
         self,
@@ -123,34 +125,62 @@ class Wire:
         is_gone: asyncio.Event | None = None,
         is_read: asyncio.Event | None = None,
     ) -> None:
+        super().__init__()
         self._parts = list(parts)
         self._is_read = is_read
-        self._is_full = False
         self._is_gone = is_gone or asyncio.Event()
-        self.sent: list[Message] = []
-        self.received = 0
+        self._is_closed = False
+        self.written = b""
 
-    async def receive(self) -> Message:
+    async def serve(self, app: App, scope: Scope) -> None:
+        """Let the application answer; returns when its route has."""
+        self._flow = FlowControl(self)
+        request = RequestResponse(scope, self, self._flow, keep_alive=True, on_end=lambda: None)
+        ended = asyncio.get_running_loop().create_future()
+        if len(self._parts) == 1:  # with its head
+            request.receive(self._parts.pop())
+            request.receive_end()
+        feeding = asyncio.ensure_future(self._feed(request))
+        SteppedCoroutine(app.serve(request), lambda: ended.set_result(None), set()).step()
+        try:
+            await ended
+        finally:
+            feeding.cancel()
+
+    async def _feed(self, request: RequestResponse) -> None:
+        for part in self._parts:
+            request.receive(part)
+            await asyncio.sleep(0)
         if self._parts:
-            self.received += 1
-            body = self._parts.pop(0)
-            return {"type": "http.request", "body": body, "more_body": bool(self._parts)}
+            request.receive_end()
         await self._is_gone.wait()
-        return {"type": "http.disconnect"}
+        request.lose()
 
-    async def send(self, message: Message) -> None:
-        if self._is_full and self._is_read is not None:
-            await self._is_read.wait()
-        self._is_full = len(message.get("body", b"")) > 64 * 1024
-        self.sent.append(message)
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+        if len(data) > 64 * 1024 and self._is_read is not None and not self._is_read.is_set():
+            self._flow.pause_writing()
+            waiting = asyncio.ensure_future(self._is_read.wait())
+            waiting.add_done_callback(lambda _: self._flow.resume_writing())
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def is_closing(self) -> bool:
+        return self._is_closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
     def reply(self) -> Reply:
         """What was sent."""
-        start, *bodies = self.sent
+        head, _, body = self.written.partition(b"\r\n\r\n")
+        status_line, *lines = head.split(b"\r\n")
         return Reply(
-            status=start["status"],
-            headers=dict(start["headers"]),
-            body=b"".join(body["body"] for body in bodies),
+            status=int(status_line.split(b" ", 2)[1]),
+            headers=dict(tuple(line.split(b": ", 1)) for line in lines),  # type: ignore[misc]
+            body=body,
         )
 
 

@@ -42,7 +42,7 @@ class Turns:
             scope["headers"].append((b"content-type", content_type))
             scope["headers"].append((b"content-length", str(len(body)).encode()))
         wire, rig = Wire([body]), self._client.rig
-        task = asyncio.ensure_future(self._client.app(scope, wire.receive, wire.send))
+        task = asyncio.ensure_future(wire.serve(self._client.app, scope))
         commits = asyncio.ensure_future(self._commit(task))
         while not task.done():
             began_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""Bodies of the fast path: received into their own memory, whatever the reads are and who wants them."""
+"""Bodies of requests: received into their own memory, whatever the reads are and who wants them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from uvicorn import Config
 from uvicorn.server import ServerState
 
-from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
-from qmq_broker.face.connection.receive_buffer import SHARED_BYTES, ReceivingProtocol, receiving
-from qmq_broker.face.exchanges.arriving import ArrivingBody
+from qmq_broker.face.connection.protocol import SHARED_BYTES, bounded_connection
+from qmq_broker.face.http.receive_buffer import ReceiveBuffer
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
 from tests.broker.face.asgi import Client
@@ -32,30 +30,18 @@ class Line:
     """A connection as a transport drives it: it asks for a buffer, fills some of it, and says so."""
 
     def __init__(self, client: Client) -> None:
-        self.state = ServerState()
         self.wire = Wire()
-        config = Config(client.app, interface="asgi3", lifespan="off", log_config=None, ws="none")
-        make = receiving(bounded_protocol(client.app, FaceLimits()))
-        self.protocol: ReceivingProtocol = make(
-            config=config, server_state=self.state, app_state={}
-        )
-        self.protocol.connection_made(self.wire)
-
-    @property
-    def connection(self) -> BoundedProtocol:
-        """What `receiving` hands on to."""
-        (connection,) = self.state.connections
-        assert isinstance(connection, BoundedProtocol)
-        return connection
+        self.connection = bounded_connection(client.app, FaceLimits())(ServerState())
+        self.connection.connection_made(self.wire)
 
     def receive(self, data: bytes, read_bytes: int) -> None:
         """Let data come in, in reads of at most so many bytes."""
         while data:
-            buffer = self.protocol.get_buffer(-1)
+            buffer = self.connection.get_buffer(-1)
             count = min(len(buffer), len(data), read_bytes)
             assert count
             buffer[:count] = data[:count]
-            self.protocol.buffer_updated(count)
+            self.connection.buffer_updated(count)
             data = data[count:]
 
     async def answered(self) -> list[tuple[int, bytes]]:
@@ -104,7 +90,7 @@ def test_a_long_body_is_whole_whatever_the_reads_are(client: Client, read_bytes:
 
 async def committed(client: Client, line: Line) -> None:
     """Let the request that was received be answered."""
-    while line.connection.routes or line.connection.tasks:
+    while line.connection.server_state.tasks or line.connection.requests:
         await asyncio.sleep(0)
         client.rig.broker.writer.step()
         client.rig.run_posted()
@@ -127,7 +113,7 @@ def told_to_await(client: Client, read_bytes: int) -> list[int]:
     async def look() -> list[int]:
         line, awaiting = Line(client), Awaiting()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(line.protocol, "_socket", awaiting)
+            patch.setattr(line.connection, "_socket", awaiting)
             line.receive(send(make_frame([b"x" * LONG])), read_bytes)
             await committed(client, line)
             assert sequences(await line.answered()) == [0]
@@ -189,9 +175,8 @@ def test_B10_bodies_lost_or_refused_in_their_middle_give_their_room_back(rig: Ri
                     await asyncio.sleep(0)
             statuses += [status for line in lines for status, _ in answers_of(line.wire.written)]
             for line in lines:
-                connection = line.connection
-                line.protocol.connection_lost(None)
-                await asyncio.wait_for(all_answered(connection), 30)
+                line.connection.connection_lost(None)
+                await asyncio.wait_for(all_answered(line.connection), 30)
         return statuses
 
     assert asyncio.run(look()) == [503, 503, 503]
@@ -204,12 +189,11 @@ def test_B10_the_memory_of_a_body_that_is_lost_in_its_middle_is_let_go_with_its_
         line = Line(client)
         line.receive(send(make_frame([b"x" * LONG]))[:-1], 1_000_000)
         await asyncio.sleep(0)  # the route asks for the body
-        held = gc.get_referents(line.protocol.get_buffer(-1).obj)
+        held = gc.get_referents(line.connection.get_buffer(-1).obj)
         (memory,) = [one for one in held if isinstance(one, BytesIO)]
-        connection = line.connection
-        line.protocol.connection_lost(None)
+        line.connection.connection_lost(None)
         memory.close()  # refused as long as anybody has a view of it
-        await asyncio.wait_for(all_answered(connection), 30)
+        await asyncio.wait_for(all_answered(line.connection), 30)
         return memory
 
     assert asyncio.run(look()).closed
@@ -217,7 +201,7 @@ def test_B10_the_memory_of_a_body_that_is_lost_in_its_middle_is_let_go_with_its_
 
 def test_B10_a_body_takes_memory_in_proportion_to_what_has_arrived() -> None:
     total = 8 * 1024 * 1024
-    body = ArrivingBody()
+    body = ReceiveBuffer()
     assert body.taken_bytes == 0
     while body.arrived_bytes < total:
         room = body.room(total - body.arrived_bytes)
@@ -228,7 +212,7 @@ def test_B10_a_body_takes_memory_in_proportion_to_what_has_arrived() -> None:
     assert body.take() == total * b"m"
 
 
-def pieces(body: ArrivingBody, add: Callable[[bytes], None]) -> None:
+def pieces(body: ReceiveBuffer, add: Callable[[bytes], None]) -> None:
     add(b"ab")
     body.room(8)[:3] = b"cde"
     body.fill(3)
@@ -238,13 +222,13 @@ def pieces(body: ArrivingBody, add: Callable[[bytes], None]) -> None:
 
 
 def test_a_body_may_come_both_ways() -> None:
-    body = ArrivingBody()
+    body = ReceiveBuffer()
     pieces(body, body.add)
     assert body.take() == b"abcdefghij"
 
 
 def test_a_dropped_body_counts_and_keeps_nothing() -> None:
-    body = ArrivingBody()
+    body = ReceiveBuffer()
     body.drop()
     pieces(body, body.add)
     assert (body.take(), body.arrived_bytes) == (b"", 10)

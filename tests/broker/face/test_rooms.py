@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from qmq_broker.face.connection.protocol import BoundedProtocol
-from qmq_broker.face.exchanges.requests import DROP, BodyRoom
+from qmq_broker.face.connection.protocol import Connection
+from qmq_broker.face.http.requests import DROP, BodyRoom
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 from tests.broker.face.asgi import FRAME, Client, Reply, error_of
@@ -170,7 +170,7 @@ def test_B10_answers_of_all_routes_take_of_the_same_room_and_short_ones_take_non
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-async def ask_and_not_read(client: Client) -> tuple[BoundedProtocol, Wire]:
+async def ask_and_not_read(client: Client) -> tuple[Connection, Wire]:
     """A connection whose client has asked for a long answer and reads none of it."""
     protocol, wire = connect(client)
     wire.on_write = protocol.pause_writing

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.face.connection.listener import SweepCounts, end_slow_connections
-from qmq_broker.face.connection.protocol import BoundedProtocol
+from qmq_broker.face.connection.protocol import Connection
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import Client
 from tests.broker.face.wire import Wire, connect, request
@@ -27,7 +27,7 @@ class Watched:
     """One connection, and the passes over it at a time that the test gives."""
 
     def __init__(self, client: Client) -> None:
-        self.connection: BoundedProtocol
+        self.connection: Connection
         self.wire: Wire
         self.connection, self.wire = connect(client)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from uvicorn import Config
 from uvicorn.server import ServerState
 
-from qmq_broker.face.connection.protocol import BoundedProtocol, bounded_protocol
+from qmq_broker.face.connection.protocol import Connection, bounded_connection
 from qmq_broker.face.limits import FaceLimits
 from tests.broker.face.asgi import Client
 
@@ -43,11 +42,9 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
-def connect(client: Client) -> tuple[BoundedProtocol, Wire]:
+def connect(client: Client) -> tuple[Connection, Wire]:
     """A connection to this application. Requires: a running loop."""
-    config = Config(client.app, interface="asgi3", lifespan="off", log_config=None, ws="none")
-    protocol_class = bounded_protocol(client.app, FaceLimits())
-    protocol, wire = protocol_class(config, ServerState(), {}), Wire()
+    protocol, wire = bounded_connection(client.app, FaceLimits())(ServerState()), Wire()
     protocol.connection_made(wire)
     return protocol, wire
 
@@ -60,6 +57,8 @@ def request(
     return b"\r\n".join((method + b" " + path + b" HTTP/" + version, *lines, b"", PULL))
 
 
-async def all_answered(protocol: BoundedProtocol) -> None:
-    while protocol.tasks or protocol.routes:
-        await asyncio.gather(*protocol.tasks, asyncio.sleep(0))
+async def all_answered(protocol: Connection) -> None:
+    while protocol.server_state.tasks or (
+        protocol.requests and not protocol.transport.is_closing()
+    ):
+        await asyncio.sleep(0)

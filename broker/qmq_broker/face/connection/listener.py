@@ -24,7 +24,7 @@ import uvicorn
 from qmq_broker.face.callers.door import Door
 from qmq_broker.face.callers.tls import TlsContext
 from qmq_broker.face.callers.token_file import WatchedTokens
-from qmq_broker.face.connection.protocol import BoundedProtocol
+from qmq_broker.face.connection.protocol import Connection
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
 from qmq_broker.options import ServeOptions
@@ -238,7 +238,7 @@ def end_slow_connections(
     """
     slow = unread = 0
     for connection in list(connections):
-        if not isinstance(connection, BoundedProtocol):
+        if not isinstance(connection, Connection):
             continue
         is_closing = connection.transport.is_closing()
         if is_closing and connection.unread_since_s is None:

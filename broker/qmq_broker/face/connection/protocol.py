@@ -1,49 +1,51 @@
-"""One connection: uvicorn's HTTP/1.1 protocol with bounds on what an untrusted client may send and how slowly.
+"""One connection: HTTP/1.1 with bounds on what an untrusted client may send and how slowly.
 
-Refused here, before any request reaches the application: too many connections, a head that is too
-long or has too many headers, heads that two servers could read in two ways (several lengths, both
-length and transfer encoding, several hosts, another transfer encoding than chunked, folded lines).
-Deadlines are kept by one sweep over all connections (`listener.py`) instead of timers, so a request
-costs no timer.
+The one way from a socket to a route: the parser (llhttp) is given what a read brought, and each head that it ends
+becomes a `RequestResponse`, which is served in turn by `App.serve`. A transport asks for a buffer before each read.
+While a body of known length is expected, that is the body's own memory (`http/receive_buffer.py`), and the parser
+does not see it; everything else is received into a buffer shared by the connections of a server. A long body comes
+in pieces as small as the sender's system makes them, and each would wake the loop. So once a read came short, the
+expected length is set on the socket.
 
-Requests to the hot routes, as clients send them, take the fast path (`direct.py`); all others, and
-those behind one that is not answered yet, go on through uvicorn and ASGI.
+Refused here, before any request reaches the application: too many connections, a head that is too long or has too
+many headers, heads that two servers could read in two ways (several lengths, both length and transfer encoding,
+several hosts, another transfer encoding than chunked, folded lines). The parser itself refuses bad lengths, bad
+chunks and control characters with a 400. Deadlines are kept by one sweep over all connections (`listener.py`)
+instead of timers, so a request costs no timer.
 
 Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
-connection is closed. What a client asks to upgrade to is ignored, and what comes behind a chunked body is
-passed over, within the bounds of a head.
-
-The parser itself (llhttp) refuses bad lengths, bad chunks and control characters with a 400.
-
-What the head of a request must say: one host, one length, and a version that is spoken here.
-
-The parser (llhttp) refuses what is no head at all; this refuses what two servers could read in two ways.
+connection is closed. What a client asks to upgrade to is ignored, and what comes behind a chunked body is passed
+over, within the bounds of a head.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable
-from functools import partial
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from urllib.parse import unquote
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.answers import RequestRefusedError, error_answer, refuse, retry_after
-from qmq_broker.face.app import App, HotRoute
+from qmq_broker.face.app import App
 from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
-from qmq_broker.face.connection.direct import DirectExchange, SteppedCoroutine, answer_head
-from qmq_broker.face.exchanges.requests import DROP
+from qmq_broker.face.http.request_response import RequestResponse, SteppedCoroutine, answer_head
+from qmq_broker.face.http.requests import DROP
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-    from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+#: One read of heads, small requests and bodies of unknown length.
+SHARED_BYTES: Final = 64 * 1024
+#: One read of a long body: half of a usual frame, so that one is on its way while another is read.
+AWAITED_BYTES: Final = 256 * 1024
 
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
@@ -91,41 +93,47 @@ class _Trailers(list[tuple[bytes, bytes]]):
 _TRAILERS: Final = _Trailers()
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """A connection with bounds; made by `bounded_protocol`."""
+class Connection(asyncio.BufferedProtocol):
+    """A connection with bounds; made by `bounded_connection`."""
 
     face: ClassVar[App]
     limits: ClassVar[FaceLimits]
     #: Open connections of each address.
     addresses: ClassVar[Counter[str]]
+    #: Serves all connections of one loop: a read is finished when `buffer_updated` returns.
+    shared: ClassVar[memoryview]
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    transport: asyncio.Transport
+    flow: FlowControl
+    #: None once the connection is lost.
+    _parser: Any
+
+    def __init__(self, server_state: ServerState, **_: Any) -> None:
+        """What else a uvicorn server gives is not used."""
+        self.server_state = server_state
+        self.loop = asyncio.get_running_loop()
+        #: Requests without a whole answer, the oldest first, which alone is served.
+        self.requests: deque[RequestResponse] = deque()
+        self._served: RequestResponse | None = None
+        #: The request whose body is being received.
+        self._receiving: RequestResponse | None = None
         self._refusal: RequestRefusedError | None = None
         #: Bytes that came in since the last request or the last piece of a body.
         self._head_bytes = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         #: The head of a request that asks for an upgrade, without that; empty when it was read so.
         self._plain_head = b""
+        self._is_shared = True
+        #: Length of the buffer of the next read.
+        self._room_bytes = 0
+        #: None with TLS: the bytes that come are not those that are read.
+        self._socket: socket.socket | None = None
+        #: How much must have come before the loop is woken.
+        self._awaited_bytes = 1
         self.is_in_head = True
         #: Loop time since when a request, or a first one, is awaited; None between requests.
         self.receiving_since_s: float | None = self.loop.time()
-        #: Requests whose answer is not complete: uvicorn itself remembers only the newest.
-        self._open_cycles: list[RequestResponseCycle] = []
-        #: The newest request that took the fast path, and whether it is the newest of all.
-        self._direct: DirectExchange | None = None
-        self._is_direct = False
-        #: The route of a request whose head was just read.
-        self._starting: SteppedCoroutine | None = None
-        #: Routes of the fast path that are under way: one, or one that has just been answered and the next.
-        self.routes = 0
-        #: Length of its body, by its head.
-        self._body_bytes = 0
         #: Loop time since when it was answered and asks for nothing.
         self.idle_since_s: float | None = None
         #: Loop time since when the client has left an answer unread.
@@ -133,47 +141,112 @@ class BoundedProtocol(HttpToolsProtocol):
         #: Whether the pass before found it too slow. What came while the loop stood still, for a slow
         #: disk for one, is read between two passes.
         self.was_slow = False
+        self._make_parser()
 
-    def connection_made(
-        self,
-        transport: asyncio.Transport,  # type: ignore[override]  # a TCP server's, never another
-    ) -> None:
-        super().connection_made(transport)
-        names = certificate_names(transport.get_extra_info("peercert"))
-        self.app_state = {**self.app_state, CERTIFICATE_NAMES: names, DROP: transport.abort}
-        self._address = self.client[0] if self.client else ""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # a TCP server's, never another
+        self.flow = FlowControl(self.transport)
+        self.server_state.connections.add(cast("Any", self))
+        is_plain = transport.get_extra_info("sslcontext") is None
+        self._socket = transport.get_extra_info("socket") if is_plain else None
+        client = transport.get_extra_info("peername")
+        self._address = str(client[0]) if client else ""
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "http" if is_plain else "https",
+            "server": transport.get_extra_info("sockname"),
+            "client": client,
+            "root_path": "",
+            "state": {
+                CERTIFICATE_NAMES: certificate_names(transport.get_extra_info("peercert")),
+                DROP: self.transport.abort,
+            },
+        }
         self.addresses[self._address] += 1
-        if len(self.connections) > self.limits.connections:
-            self._refuse_connection(f"{len(self.connections)} connections are open")
+        connections = len(self.server_state.connections)
+        if connections > self.limits.connections:
+            self._refuse_raw(_busy(f"{connections} connections are open"))
         elif self.addresses[self._address] > self.limits.connections_per_address:
-            self._refuse_connection(f"{self.addresses[self._address]} connections are yours")
+            self._refuse_raw(_busy(f"{self.addresses[self._address]} connections are yours"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.connections.discard(cast("Any", self))
         # Of several requests one behind the other, each has to know that nobody is there any more.
-        for cycle in self._open_cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        self._open_cycles.clear()
-        if self._direct is not None:
-            self._direct.lose()
-        if self._is_direct:
-            self.cycle = None  # type: ignore[assignment]  # as before the first request
+        for request in (self._served, *self.requests):
+            if request is not None:
+                request.lose()
+        self.requests.clear()
+        self._served = self._receiving = self._parser = None
         self.addresses[self._address] -= 1
         if not self.addresses[self._address]:
             del self.addresses[self._address]
-        super().connection_lost(exc)
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+
+    def get_buffer(self, _hint: int) -> memoryview:
+        """The buffer for the next read."""
+        self._is_shared = not self._missing_bytes
+        body = self._receiving
+        room = self.shared if self._is_shared or body is None else body.room()
+        self._room_bytes = len(room)
+        return room
+
+    def buffer_updated(self, count: int) -> None:
+        """This many bytes were read."""
+        if self._is_shared:
+            self.data_received(bytes(self.shared[:count]))
+        else:
+            self._body_received(count)
+        missing_bytes = self._missing_bytes
+        is_short = count < self._room_bytes
+        if self._awaited_bytes > 1 or (is_short and missing_bytes > SHARED_BYTES):
+            self._await(min(missing_bytes, AWAITED_BYTES))
 
     def data_received(self, data: bytes) -> None:
+        """Bytes that the parser has to see."""
         if self.transport.is_closing():
             return
         self._head_bytes += len(data)
         self._feed(data)
         if self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
             self._refuse_raw(self._head_too_long())
-        starting, self._starting = self._starting, None
-        if starting is not None:  # not before: the parser is done with what came
-            starting.step()
+        self._serve()  # not before: the parser is done with what came
+
+    @property
+    def _missing_bytes(self) -> int:
+        return 0 if self._receiving is None else self._receiving.missing_bytes
+
+    def _body_received(self, count: int) -> None:
+        """So many bytes were received into the body's own memory; the parser does not see them."""
+        request = self._receiving
+        if request is None:
+            return
+        request.fill(count)
+        if request.missing_bytes:
+            self._hold_back(request)
+        else:
+            self._make_parser()  # the one that is there waits for this body forever
+            self.on_message_complete()
+
+    def _make_parser(self) -> None:
+        self._parser = HttpRequestParser(self)
+        # An answer may say "close" while further requests are there: they are read, and passed over
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _await(self, count: int) -> None:
+        """Wake the loop only when this much has come, or the rest, not for each piece.
+
+        Requires: at least this much will come, or the end of the connection, which wakes the loop
+        too.
+        """
+        wanted_bytes = max(1, count)
+        if self._socket is None or wanted_bytes == self._awaited_bytes:
+            return
+        self._awaited_bytes = wanted_bytes
+        with suppress(OSError):  # it is closed
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
 
     def _feed(self, data: bytes) -> None:
         """Let the parser have it; a head that asks for an upgrade is read again without.
@@ -182,115 +255,134 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         while data:
             try:
-                self.parser.feed_data(data)
+                self._parser.feed_data(data)
             except HttpParserError:
-                self.send_400_response("")
+                refusal = self._refusal
+                self._refuse_raw(
+                    refusal or no_request("this is no HTTP request", "Speak HTTP/1.1.")
+                )
             except HttpParserUpgrade as upgrade:
                 data, self._plain_head = self._plain_head + data[upgrade.args[0] :], b""
                 continue
             return
 
-    @property
-    def missing_body_bytes(self) -> int:
-        """What is still to come of a body of the fast path; 0: what comes is for `data_received`."""
-        exchange = self._direct
-        if not self._is_direct or exchange is None or exchange.is_whole:
-            return 0
-        return self._body_bytes - exchange.arrived_bytes
-
-    def room(self, missing_bytes: int) -> memoryview:
-        """Where to receive more of a body. Requires: `missing_bytes` is `missing_body_bytes`, not 0."""
-        assert self._direct is not None
-        return self._direct.room(missing_bytes)
-
-    def body_received(self, count: int) -> None:
-        """So many bytes were received into `room`; the parser does not see them."""
-        assert self._direct is not None
-        self._direct.fill(count)
-        if not self.missing_body_bytes:
-            # The one that is there waits for this body forever.
-            self.parser = HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-            self.on_message_complete()
-
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        """Called by the parser, as the others below."""
+        self._url, self._headers = b"", []
         self.idle_since_s = None
         self.is_in_head = True
         self.receiving_since_s = self.loop.time()
 
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
     def on_headers_complete(self) -> None:
         self._check_head()
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             self._plain_head = self._head_without_upgrade()
             return
-        route = self.face.hot_route(self.url) if self._is_usual() else None
-        self._is_direct = route is not None
-        if route is None:
-            super().on_headers_complete()
-            self._open_cycles = [one for one in self._open_cycles if not one.response_complete]
-            self._open_cycles.append(self.cycle)
-        else:
-            self._begin_direct(route)
-        self.headers = _TRAILERS
+        self._receiving = self._new_request()
+        self.requests.append(self._receiving)
+        if len(self.requests) > 1:
+            self.flow.pause_reading()
+        self._headers = _TRAILERS
         self.is_in_head = False
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
-        if self._is_direct and self._direct is not None:
-            self._direct.receive(body)
-        else:
-            super().on_body(body)
+        if self._receiving is not None:
+            self._receiving.receive(body)
+            self._hold_back(self._receiving)
 
     def on_message_complete(self) -> None:
         if self._plain_head:
             return
-        if self._is_direct and self._direct is not None:
-            self._direct.receive_end()
-        else:
-            super().on_message_complete()
+        request, self._receiving = self._receiving, None
+        if request is not None:
+            request.receive_end()
         self.receiving_since_s = None
         self.is_in_head = True
         self._head_bytes = 0
 
-    def on_response_complete(self) -> None:
+    def _new_request(self) -> RequestResponse:
+        scope = {
+            **self._scope,
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "headers": self._headers,
+            **_target(self._url),
+        }
+        named = dict(self._headers)
+        length = named.get(b"content-length")
+        return RequestResponse(
+            scope,
+            self.transport,
+            self.flow,
+            keep_alive=scope["http_version"] != "1.0" and self._parser.should_keep_alive(),
+            on_end=self._on_answered,
+            body_bytes=None if length is None else int(length),
+            expects_continue=named.get(b"expect", b"").lower() == b"100-continue",
+        )
+
+    def _hold_back(self, request: RequestResponse) -> None:
+        if request.is_waiting_to_be_read:
+            self.flow.pause_reading()
+
+    def _serve(self) -> None:
+        """Begin with the oldest request, unless that was done."""
+        if not self.requests or self._served is self.requests[0] or self.transport.is_closing():
+            return
+        request = self._served = self.requests[0]
+        tasks = cast("set[SteppedCoroutine]", self.server_state.tasks)
+        work = SteppedCoroutine(self.face.serve(request), request.end, tasks)
+        work.step()
+
+    def _on_answered(self) -> None:
+        """The oldest request has its whole answer."""
+        self.requests.popleft()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
         if self.flow.read_paused and self.receiving_since_s is not None:
             self.receiving_since_s = self.loop.time()  # the next request could not come before
-        if self.pipeline:
-            super().on_response_complete()
-        else:  # the same, without its timer for each answer
-            self.server_state.total_requests += 1
-            if not self.transport.is_closing():
-                self.flow.resume_reading()
-                self.idle_since_s = self.loop.time()
+        self.flow.resume_reading()
+        if self.requests:
+            self.loop.call_soon(self._serve)
+        else:
+            self.idle_since_s = self.loop.time()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio asks for
+    def eof_received(self) -> bool:
         """The client sends no more; returns whether the connection stays: until what came before is answered.
 
         Requires what uvloop does: through TLS nothing can be answered after that.
         """
-        open_ones = self._unanswered()
         is_whole = self.receiving_since_s is None
-        if not open_ones or not is_whole or self.transport.get_extra_info("sslcontext") is not None:
+        is_tls = self.transport.get_extra_info("sslcontext") is not None
+        if not self.requests or not is_whole or is_tls:
             return False
-        if any(one.scope["path"] == "/v1/pull" for one in open_ones if one is not self._direct):
-            return False  # it would wait for a client that may have ended
-        if self._direct is not None:
-            self._direct.hurry()
-        open_ones[-1].keep_alive = False
+        for request in self.requests:
+            request.hurry()
+        if self.requests:
+            self.requests[-1].keep_alive = False
         return True
 
+    def shutdown(self) -> None:
+        """The server stops: end when what has come is answered."""
+        if self.requests:
+            self.requests[-1].keep_alive = False
+        else:
+            self.transport.close()
+
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.flow.pause_writing()
         self.unread_since_s = self.loop.time()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.flow.resume_writing()
         self.unread_since_s = None
-
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser or one of the callbacks above refused the request."""
-        self._refuse_raw(self._refusal or no_request("this is no HTTP request", "Speak HTTP/1.1."))
 
     def end_slow(self) -> None:
         """Answer 408 unless an answer has begun, and close."""
@@ -298,58 +390,18 @@ class BoundedProtocol(HttpToolsProtocol):
             refuse(408, "too_slow", "the request did not arrive in time", remedy="Send it at once.")
         )
 
-    def _refuse_connection(self, why: str) -> None:
-        self._refuse_raw(_busy(why))
-
-    def _is_usual(self) -> bool:
-        """Whether the request has the form that our clients give it, and none is before it."""
-        return (
-            self.parser.get_method() == b"POST"
-            and self.parser.get_http_version() == "1.1"
-            and not self.expect_100_continue
-            and not self._has_open_request()
-            and self._has_length()
-        )
-
-    def _has_length(self) -> bool:
-        length = dict(self.headers).get(b"content-length")
-        self._body_bytes = int(length) if length is not None else 0
-        return length is not None
-
-    def _has_open_request(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete
-
-    def _begin_direct(self, route: HotRoute) -> None:
-        self.scope["method"], self.scope["path"] = "POST", self.url.decode()
-        exchange = DirectExchange(
-            cast("Scope", self.scope),
-            self.transport,
-            self.flow,
-            keep_alive=self.parser.should_keep_alive(),
-            on_end=self.on_response_complete,
-        )
-        self._direct, self.cycle = exchange, cast("RequestResponseCycle", exchange)
-        work = self.face.serve(exchange, partial(route, exchange))
-        self._starting = SteppedCoroutine(work, partial(self._end_direct, exchange))
-        self.routes += 1
-
-    def _end_direct(self, exchange: DirectExchange) -> None:
-        self.routes -= 1
-        exchange.end()
-
     def _head_without_upgrade(self) -> bytes:
-        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
-        lines = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        return b"\r\n".join((b"%b %b HTTP/%b" % (method, self.url, version), *lines, b"", b""))
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        return b"\r\n".join((b"%b %b HTTP/%b" % (method, self._url, version), *lines, b"", b""))
 
     def _check_head(self) -> None:
-        """Raise what the parser takes for its own refusal, which `send_400_response` then tells."""
-        head_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-        refusal = head_refusal(self.headers, self.parser.get_http_version())
+        """Raise what the parser takes for its own refusal, which `_feed` then tells."""
+        head_bytes = len(self._url) + sum([len(name) + len(value) for name, value in self._headers])
+        refusal = head_refusal(self._headers, self._parser.get_http_version())
         if head_bytes > self.limits.head_bytes:
             self._refusal = self._head_too_long()
-        elif len(self.headers) > self.limits.headers:
+        elif len(self._headers) > self.limits.headers:
             self._refusal = refuse(
                 431,
                 "too_many_headers",
@@ -359,9 +411,9 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         elif refusal is not None:
             self._refusal = refusal
-        elif len(self.pipeline) >= self.limits.pipelined:
-            self._refusal = _busy(f"{len(self.pipeline)} requests are before this one")
-        elif self.parser.get_method() == b"CONNECT":
+        elif len(self.requests) > self.limits.pipelined:
+            self._refusal = _busy(f"{len(self.requests) - 1} requests are before this one")
+        elif self._parser.get_method() == b"CONNECT":
             self._refusal = no_request("this is no proxy", "Send requests to the broker itself.")
         if self._refusal is not None:
             raise self._refusal
@@ -376,24 +428,18 @@ class BoundedProtocol(HttpToolsProtocol):
             remedy="Send less in headers.",
         )
 
-    def _unanswered(self) -> list[DirectExchange | RequestResponseCycle]:
-        return [
-            cycle
-            for cycle in (self._direct, *self._open_cycles)
-            if cycle is not None and not cycle.response_complete
-        ]
-
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
         """Refuse what is being received, unless it was answered, and close.
 
         A request before it would take the refusal for its own answer: then the answer to that one closes.
         """
-        unanswered = self._unanswered()
-        is_answered = not self.is_in_head and self.cycle.response_started
-        if not self.is_in_head and not is_answered:
-            unanswered.pop()  # the one that is refused
-        if unanswered:
-            unanswered[-1].keep_alive = False
+        before = list(self.requests)
+        refused = None if self.is_in_head else self._receiving
+        is_answered = refused is not None and refused.response_started
+        if refused is not None and not is_answered:
+            before.remove(refused)
+        if before:
+            before[-1].keep_alive = False
             self.flow.pause_reading()
             return
         if not is_answered:
@@ -401,14 +447,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def _target(url: bytes) -> dict[str, Any]:
+    """What a scope says of the target of a request."""
+    target = parse_url(url)
+    path = target.path.decode("ascii")
+    return {
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": target.path,
+        "query_string": target.query or b"",
+    }
+
+
 def _busy(why: str) -> RequestRefusedError:
     return refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0)
 
 
-def bounded_protocol(face: App, limits: FaceLimits) -> type[BoundedProtocol]:
-    """The class of connections with these bounds; their transports know them through `ReceivingProtocol`."""
-    members = {"face": face, "limits": limits, "addresses": Counter()}
-    return type("BoundedProtocol", (BoundedProtocol,), members)
+def bounded_connection(face: App, limits: FaceLimits) -> Callable[..., Connection]:
+    """What a server calls for each connection with these bounds. For one loop."""
+    members = {
+        "face": face,
+        "limits": limits,
+        "addresses": Counter(),
+        "shared": memoryview(bytearray(SHARED_BYTES)),
+    }
+    return type("BoundedConnection", (Connection,), members)
 
 
 def raw_answer(refusal: RequestRefusedError) -> bytes:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qmq_broker.face.callers.door import caller_of
-from qmq_broker.face.exchanges.exchange import make_known
+from qmq_broker.face.http.request_response import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.find import Finder
 from qmq_broker.face.routes.json_messages import dead_to_json, record_to_json

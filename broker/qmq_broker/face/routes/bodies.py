@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from starlette.requests import Request
 
-from qmq_broker.face.exchanges.requests import check_charset, read_head
+from qmq_broker.face.http.requests import check_charset, read_head
 from qmq_broker.face.strict_json import read_json
 from qmq_client.wire.errors import TooLargeError
 

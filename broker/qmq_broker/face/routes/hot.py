@@ -17,8 +17,8 @@ from starlette.types import Scope
 from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, refuse
 from qmq_broker.face.callers.door import Door, caller_of
-from qmq_broker.face.exchanges.exchange import Exchange, Outcome, make_known
-from qmq_broker.face.exchanges.requests import (
+from qmq_broker.face.http.request_response import Outcome, RequestResponse, make_known
+from qmq_broker.face.http.requests import (
     BodyRoom,
     ClientGone,
     Encoding,
@@ -54,7 +54,7 @@ _IN_LOOP_BYTES_MAX: Final = 16 * 1024
 _STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
-_Work = Callable[[Head, Exchange], Awaitable[None]]
+_Work = Callable[[Head, RequestResponse], Awaitable[None]]
 
 
 class HotRoutes:
@@ -72,34 +72,34 @@ class HotRoutes:
         self._one_aside = asyncio.Lock()
         self._faults = Repeats()
 
-    async def serve(self, work: _Work, exchange: Exchange) -> None:
+    async def serve(self, work: _Work, http: RequestResponse) -> None:
         """Serve one request by one of the three below; every foreseen error becomes its answer."""
-        head = read_head(exchange.scope)
+        head = read_head(http.scope)
         try:
-            if exchange.scope["method"] != "POST":
-                raise _method_not_allowed(exchange.scope["method"])
+            if http.scope["method"] != "POST":
+                raise _method_not_allowed(http.scope["method"])
             self._room.begin_request()
             try:
-                await work(head, exchange)
+                await work(head, http)
             finally:
                 self._room.end_request()
         except QmqError as error:
-            self._tell_fault(exchange, error)
+            self._tell_fault(http, error)
             self._broker.measures.refused[error_code(error)] += 1
-            await answer_error(exchange, head.answer_encoding(), error)
+            await answer_error(http, head.answer_encoding(), error)
 
-    def _tell_fault(self, exchange: Exchange, error: QmqError) -> None:
+    def _tell_fault(self, http: RequestResponse, error: QmqError) -> None:
         """Log what is no fault of the caller's: of the disk, or of files; each kind at doubling intervals."""
         if not isinstance(error, StoreError):
             return
-        path = exchange.scope["path"]
+        path = http.scope["path"]
         now_s = asyncio.get_running_loop().time()
         times = self._faults.due((path, error.code), now_s)
         if times:
             fields = {"path": path, "code": error.code, "reason": error, "times": times}
             log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
-    async def send(self, head: Head, exchange: Exchange) -> None:
+    async def send(self, head: Head, http: RequestResponse) -> None:
         """Store messages; answers once they are durable."""
         encoding, body_bytes_max = check_head(
             head,
@@ -108,22 +108,22 @@ class HotRoutes:
         )
         self._broker.serving.check_takes_messages()
         with self._room.body(head.content_bytes or 0) as share:
-            data = await exchange.body(body_bytes_max, share)
+            data = await http.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
                 data, message_ids = await self._aside(len(data), partial(self._frame_of, data))
-            durable: Outcome[Placed] = exchange.outcome()
-            may_send = partial(check_subject, exchange.scope)
+            durable: Outcome[Placed] = Outcome()
+            may_send = partial(check_subject, http.scope)
             owner = head.caller.owner
             frame = self._broker.send(data, partial(make_known, durable), may_send, owner=owner)
             placed = await durable
         reply = head.answer_encoding()
-        await exchange.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
+        await http.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
-    async def pull(self, head: Head, exchange: Exchange) -> None:
+    async def pull(self, head: Head, http: RequestResponse) -> None:
         """Settle, and give messages, which may have to be waited for."""
-        request = await self._read(head, exchange, PullRequest)
-        check_subject(exchange.scope, request.subject)
+        request = await self._read(head, http, PullRequest)
+        check_subject(http.scope, request.subject)
         self._broker.serving.check_delivers()
         self._check_answer(request)
         delivery = self._broker.delivery
@@ -134,18 +134,18 @@ class HotRoutes:
         try:
             given = delivery.pull(request, self._broker.time.now_ms(), stale, owner=owner)
             if given is None and request.wait_ms and len(stale) <= _STALE_WAITING_MAX:
-                given = await self._wait(request, stale, exchange)
+                given = await self._wait(request, stale, http)
         except QmqError as error:
             if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
-            self._tell_fault(exchange, error)
+            self._tell_fault(http, error)
             given = (
                 None  # a refusal would say that they were not carried out; the next pull gets it
             )
         if given is None:
             given = delivery.nothing(request, stale)
         reply, given_bytes = head.answer_encoding(), sum(given.records.lengths)
-        with self._room.answer(given_bytes, exchange.scope):  # while it is made
+        with self._room.answer(given_bytes, http.scope):  # while it is made
             if given.is_final:
                 await asyncio.to_thread(self._broker.sync_actions)
             if reply is Encoding.FRAME:
@@ -154,19 +154,19 @@ class HotRoutes:
                 body = await self._aside(given_bytes, partial(deliveries_to_json, given))
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
-        with self._room.answer(len(body), exchange.scope), self._room.waiting():
-            await exchange.answer(200, reply, body)
+        with self._room.answer(len(body), http.scope), self._room.waiting():
+            await http.answer(200, reply, body)
 
-    async def settle(self, head: Head, exchange: Exchange) -> None:
+    async def settle(self, head: Head, http: RequestResponse) -> None:
         """Settle messages that were given."""
-        request = await self._read(head, exchange, SettleRequest)
-        check_subject(exchange.scope, request.subject)
+        request = await self._read(head, http, SettleRequest)
+        check_subject(http.scope, request.subject)
         self._broker.serving.check_delivers()
         self._broker.delivery.check_settle(request)
         settled = await self._settled(request)
         answer = SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
         reply = head.answer_encoding()
-        await exchange.answer(200, reply, encode(reply, answer))
+        await http.answer(200, reply, encode(reply, answer))
 
     async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
         """Apply its settlements; others get their turns between portions of them."""
@@ -177,12 +177,12 @@ class HotRoutes:
             delivery.settle_slice(request, part, self._broker.time.now_ms(), settled)
         return settled
 
-    async def _read(self, head: Head, exchange: Exchange, kind: type[T]) -> T:
+    async def _read(self, head: Head, http: RequestResponse, kind: type[T]) -> T:
         encoding, body_bytes_max = check_head(
             head, frame_bytes_max=CONTROL_BYTES_MAX, json_bytes_max=CONTROL_BYTES_MAX
         )
         with self._room.body(head.content_bytes or 0) as share:
-            data = await exchange.body(body_bytes_max, share)
+            data = await http.body(body_bytes_max, share)
             return await self._aside(len(data), partial(decode, encoding, data, kind))
 
     async def _aside(self, data_bytes: int, work: Callable[[], T]) -> T:
@@ -193,17 +193,17 @@ class HotRoutes:
             return await asyncio.to_thread(work)
 
     async def _wait(
-        self, request: PullRequest, stale: tuple[Stale, ...], exchange: Exchange
+        self, request: PullRequest, stale: tuple[Stale, ...], http: RequestResponse
     ) -> HandOut | None:
         """Wait until there is something for this pull, its time is up, or its client is gone."""
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
         with self._room.waiting():
             while True:
-                waiting = await self._sleep(request, exchange, until_s)
+                waiting = await self._sleep(request, http, until_s)
                 if not waiting.is_woken or self._broker.serving.is_stopping:
                     return None
-                given = self._pull_woken(request, stale, waiting, exchange.scope)
+                given = self._pull_woken(request, stale, waiting, http.scope)
                 if given is not None:
                     return given
 
@@ -222,7 +222,9 @@ class HotRoutes:
             delivery.waiting.wake_group(waiting.key)
             raise
 
-    async def _sleep(self, request: PullRequest, exchange: Exchange, until_s: float) -> WaitingPull:
+    async def _sleep(
+        self, request: PullRequest, http: RequestResponse, until_s: float
+    ) -> WaitingPull:
         """Wait once; the pull that waited, and perhaps was woken."""
         waiting_pulls = self._broker.delivery.waiting
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,7 +234,7 @@ class HotRoutes:
             consumer=request.consumer,
         )
         try:
-            await exchange.wait(woken, until_s)
+            await http.wait(woken, until_s)
         except ClientGone:
             if waiting.is_woken:
                 waiting_pulls.wake_group(waiting.key)
@@ -254,13 +256,13 @@ class HotRoutes:
         )
 
 
-async def answer_error(exchange: Exchange, encoding: Encoding, error: QmqError) -> None:
+async def answer_error(http: RequestResponse, encoding: Encoding, error: QmqError) -> None:
     """Say why a request was refused."""
     headers = error_headers(error)
     status = error.status
     if status == 405:
         headers = (*headers, *_ALLOW_POST)
-    await exchange.answer(status, encoding, encode(encoding, error_answer(error)), headers)
+    await http.answer(status, encoding, encode(encoding, error_answer(error)), headers)
 
 
 def without_settlements(request: PullRequest) -> PullRequest:

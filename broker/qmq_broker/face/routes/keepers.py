@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qmq_broker.face.exchanges.exchange import make_known
+from qmq_broker.face.http.request_response import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.service.broker import Broker
 from qmq_broker.service.keeping import KeeperStatus, OnKept

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qmq_broker.face.callers.access import Role
-from qmq_broker.face.exchanges.exchange import Exchange
-from qmq_broker.face.exchanges.requests import Head
+from qmq_broker.face.http.request_response import RequestResponse
+from qmq_broker.face.http.requests import Head
 from qmq_broker.face.routes.admin import Admin
 from qmq_broker.face.routes.delayed import DelayedRoutes, JsonDelayed
 from qmq_broker.face.routes.find import JsonSearch, JsonTrace
@@ -63,7 +63,7 @@ from qmq_client.wire.requests import (
     SettleRequest,
 )
 
-HotHandler = Callable[[HotRoutes, Head, Exchange], Awaitable[None]]
+HotHandler = Callable[[HotRoutes, Head, RequestResponse], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 

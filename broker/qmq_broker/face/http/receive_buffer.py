@@ -1,11 +1,9 @@
-"""A request's body while it arrives: from the socket straight into the memory that is written to
-disk.
+"""The receive buffer of one request's body: the memory that the socket writes into and the disk reads from.
 
-A body joined from parts is copied three times on its way; for half a megabyte that takes longer
-than all that is done with it. So the transport gets memory to receive into, allocated in steps. A
-head, which costs a client nothing, claims none of it, and what is allocated is never more than
-`_AHEAD` times what has arrived. Not for: limits on the length of a body, which its head was checked
-against.
+A body joined from parts is copied three times on its way; for half a megabyte that takes longer than all that
+is done with it. So the transport gets memory to receive into, allocated in steps. A head, which costs a client
+nothing, claims none of it, and what is allocated is never more than `_AHEAD` times what has arrived. Not for:
+limits on the length of a body.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _NOTHING: Final = memoryview(b"")
 _DISCARDED: Final = memoryview(bytearray(_FIRST_BYTES))
 
 
-class ArrivingBody:
+class ReceiveBuffer:
     """The bytes of one body so far. Belongs to the loop thread."""
 
     __slots__ = ("_buffer", "_free", "_start", "arrived_bytes", "is_dropped", "taken_bytes")
@@ -40,11 +38,16 @@ class ArrivingBody:
 
     def add(self, part: bytes) -> None:
         """Add a part that was received elsewhere."""
-        if not self.is_dropped:
-            self._start = self.take() + part if self.arrived_bytes else part
-            self._buffer, self._free = None, _NOTHING
-            self.taken_bytes = max(self.taken_bytes, len(self._start))
-        self.arrived_bytes += len(part)
+        if not self.arrived_bytes and not self.is_dropped:
+            self._start, self.arrived_bytes, self.taken_bytes = part, len(part), len(part)
+            return
+        left = memoryview(part)
+        while left:  # of a length that is not known before the end
+            room = self.room(max(len(left), self.arrived_bytes // 4))
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            self.fill(count)
+            left = left[count:]
 
     def room(self, missing_bytes: int) -> memoryview:
         """Where to receive the next bytes. Requires: `missing_bytes` above 0."""

@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Final, Self, TypeVar
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from qmq_broker.face.answers import refuse
+from qmq_broker.face.answers import RequestRefusedError, refuse
 from qmq_broker.face.callers.access import CALLER, NOBODY, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
@@ -39,9 +39,6 @@ class Encoding(Enum):
 
 #: What a connection buffers before it makes its writer wait; asyncio's own bound.
 _BUFFERED_BYTES: Final = 64 * 1024
-#: So much of an answer is written at once. Through TLS a connection takes whatever it is given in one
-#: write, and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
-PIECE_BYTES: Final = 256 * 1024
 _CHARSETS: Final = (b"utf-8", b"utf8", b"us-ascii")
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
 #: In the state of a connection: ends it at once, whatever it still holds of an answer.
@@ -122,7 +119,7 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
         )
     body_bytes_max = frame_bytes_max if encoding is Encoding.FRAME else json_bytes_max
     if head.content_bytes is not None and head.content_bytes > body_bytes_max:
-        raise _too_long(body_bytes_max, f"{head.content_bytes} bytes")
+        raise too_long(body_bytes_max, f"{head.content_bytes} bytes")
     return encoding, body_bytes_max
 
 
@@ -261,32 +258,6 @@ class BodyShare:
         self._room.take(self, count)
 
 
-async def read_body(receive: Receive, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
-    """The whole body; raises `RequestRefusedError` over a bound and `ClientGone`."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    body: bytes = message.get("body", b"")
-    if share is not None:
-        share.take(len(body))
-    if not message.get("more_body", False):
-        return _bounded(body, body_bytes_max)
-    parts = [body]
-    read_bytes = len(body)
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part: bytes = message.get("body", b"")
-        read_bytes += len(part)
-        if read_bytes > body_bytes_max:
-            raise _too_long(body_bytes_max, f"more than {body_bytes_max} bytes")
-        if share is not None:
-            share.take(len(part))
-        parts.append(part)
-    return b"".join(parts)
-
-
 def decode(encoding: Encoding, body: bytes, kind: type[T]) -> T:
     """A request struct from its body; raises `ProtocolError` or `InvalidMessageError`."""
     if encoding is Encoding.FRAME:
@@ -297,37 +268,6 @@ def decode(encoding: Encoding, body: bytes, kind: type[T]) -> T:
 def encode(encoding: Encoding, value: msgspec.Struct) -> bytes:
     """An answer's body."""
     return encode_control(value) if encoding is Encoding.FRAME else encode_json(value)
-
-
-async def answer(
-    send: Send,
-    status: int,
-    encoding: Encoding,
-    body: bytes,
-    headers: tuple[tuple[bytes, bytes], ...] = (),
-) -> None:
-    """Send a whole answer; see `send_whole`."""
-    start = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [
-            (b"content-type", encoding.value),
-            (b"content-length", str(len(body)).encode()),
-            *headers,
-        ],
-    }
-    await send_whole(send, start, body)
-
-
-async def send_whole(send: Send, start: Message, body: bytes) -> None:
-    """Send an answer with all of its body; returns when all but `_BUFFERED_BYTES` of it has left this process."""
-    await send(start)
-    if len(body) > _BUFFERED_BYTES:
-        # The end is sent apart: it waits until the client has read nearly all of the body.
-        for piece in in_pieces(body, PIECE_BYTES):
-            await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
-        body = b""
-    await send({"type": "http.response.body", "body": body})
 
 
 def in_pieces(body: bytes, piece_bytes: int) -> Iterator[memoryview]:
@@ -356,13 +296,8 @@ def _media_type(value: bytes | None) -> bytes:
     return b"" if value is None else value.split(b";", 1)[0].strip().lower()
 
 
-def _bounded(body: bytes, body_bytes_max: int) -> bytes:
-    if len(body) > body_bytes_max:
-        raise _too_long(body_bytes_max, f"{len(body)} bytes")
-    return body
-
-
-def _too_long(body_bytes_max: int, value: str) -> Exception:
+def too_long(body_bytes_max: int, value: str) -> RequestRefusedError:
+    """The refusal of a body over its bound."""
     return refuse(
         413,
         "body_too_large",

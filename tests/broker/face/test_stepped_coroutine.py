@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face.connection.direct import Outcome, SteppedCoroutine
+from qmq_broker.face.http.request_response import Outcome, SteppedCoroutine
 
 Route = Callable[[list[object]], Coroutine[Any, Any, None]]
 
@@ -19,7 +19,7 @@ def drive(route: Route, after: Callable[[list[object]], None] = lambda _: None) 
 
     async def look() -> None:
         ended = asyncio.Event()
-        SteppedCoroutine(route(noted), ended.set).step()
+        SteppedCoroutine(route(noted), ended.set, set()).step()
         after(noted)
         await asyncio.wait_for(ended.wait(), 30)
 
@@ -51,7 +51,7 @@ def test_an_outcome_that_is_told_before_is_not_waited_for() -> None:
         noted.append(await outcome)
 
     noted: list[object] = []
-    SteppedCoroutine(route(noted), lambda: noted.append("ended")).step()
+    SteppedCoroutine(route(noted), lambda: noted.append("ended"), set()).step()
     assert noted == [7, "ended"]
 
 

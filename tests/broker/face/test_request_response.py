@@ -1,4 +1,4 @@
-"""The fast path of the hot routes: who takes it, and that it answers as the way through ASGI does."""
+"""A connection's requests and their answers: in turn, whole, piece by piece, and what ends before its time."""
 
 from __future__ import annotations
 
@@ -6,49 +6,24 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
 
-from qmq_broker.face.connection.direct import DirectExchange
-from qmq_broker.face.exchanges.requests import ClientGone, Encoding, send_whole
+from qmq_broker.face.answers import RequestRefusedError
+from qmq_broker.face.http.request_response import RequestResponse
+from qmq_broker.face.http.requests import BodyRoom, ClientGone, Encoding
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import FRAME_CONTENT_TYPE
-from tests.broker.face.asgi import Client
-from tests.broker.face.wire import PULL, all_answered, connect, request
-from tests.broker.service.rig import make_frame
+from tests.broker.face.asgi import JSON, Client, make_scope
+from tests.broker.face.asgi import Wire as OneWire
+from tests.broker.face.wire import PULL, Wire, all_answered, connect, request
+from tests.broker.service.rig import GROUP, SUBJECT, Rig, make_frame
 from tests.kit.broker_process import BrokerProcess, read_all
-
-
-@pytest.mark.parametrize(
-    ("data", "is_short"),
-    [
-        (request(), True),
-        (request(connection=b"close"), True),
-        (request(b"/v1/groups"), False),
-        (request(b"/v1/pull?x=1"), False),
-        (request(b"/v1/p%75ll"), False),
-        (request(method=b"PUT"), False),
-        (request(version=b"1.0"), False),
-        (request(expect=b"100-continue"), False),
-        (request(content_length=b"", transfer_encoding=b"chunked"), False),
-        (request(connection=b"upgrade", upgrade=b"h2c"), True),
-    ],
-)
-def test_the_short_way_is_for_posts_of_the_usual_form(
-    client: Client, data: bytes, is_short: bool
-) -> None:
-    async def look() -> bool:
-        protocol, _ = connect(client)
-        protocol.data_received(data[: -len(PULL)])
-        is_direct = isinstance(protocol.cycle, DirectExchange)
-        protocol.connection_lost(None)
-        await asyncio.wait_for(all_answered(protocol), 30)
-        return is_direct
-
-    assert asyncio.run(look()) is is_short
+from tests.kit.waiting import DEADLINE_S
 
 
 def test_a_request_behind_one_that_waits_is_answered_behind_it(client: Client) -> None:
@@ -78,7 +53,7 @@ def test_B10_few_requests_wait_for_the_one_before_them_and_those_are_answered(
     async def ask() -> bytes:
         protocol, wire = connect(client)
         protocol.data_received(get * (10 * ahead))
-        assert len(protocol.pipeline) == ahead
+        assert len(protocol.requests) == ahead, "the first is answered"
         while not wire.is_closed:
             await asyncio.sleep(0)
         return wire.written
@@ -115,31 +90,28 @@ def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Clie
             await asyncio.sleep(0)
         await asyncio.wait_for(all_answered(protocol), 30)
         protocol.data_received(request()[:-1])
-        exchange = protocol.cycle
-        assert isinstance(exchange, DirectExchange)
+        (http,) = protocol.requests
         protocol.connection_lost(None)
         await asyncio.wait_for(all_answered(protocol), 30)
         with pytest.raises(ClientGone):
-            await exchange.body(100)
+            await http.body(100)
         loop = asyncio.get_running_loop()
         with pytest.raises(ClientGone):  # at once: nobody is there to wait for
-            await asyncio.wait_for(exchange.wait(loop.create_future(), loop.time() + 1_000), 30)
-        await exchange.answer(200, Encoding.JSON, b"to nobody")
-        return wire.written, exchange.is_answering
+            await asyncio.wait_for(http.wait(loop.create_future(), loop.time() + 1_000), 30)
+        await http.answer(200, Encoding.JSON, b"to nobody")
+        return wire.written, http.response_started
 
-    written, is_answering = asyncio.run(look())
+    written, has_begun = asyncio.run(look())
     assert written.startswith(b"HTTP/1.1 200 OK\r\n")
     assert written.count(b"HTTP/1.1") == 1
-    assert not is_answering
+    assert not has_begun
 
 
 def test_an_answer_has_its_length_its_type_and_what_else_is_to_be_said(client: Client) -> None:
     async def look(*, keep_alive: bool) -> tuple[bytes, bool]:
         protocol, wire = connect(client)
-        exchange = DirectExchange(
-            {}, wire, protocol.flow, keep_alive=keep_alive, on_end=lambda: None
-        )
-        await exchange.answer(503, Encoding.JSON, b"{}", ((b"retry-after", b"1"),))
+        http = RequestResponse({}, wire, protocol.flow, keep_alive=keep_alive, on_end=lambda: None)
+        await http.answer(503, Encoding.JSON, b"{}", ((b"retry-after", b"1"),))
         return wire.written, wire.is_closed
 
     head = (
@@ -155,17 +127,16 @@ def test_B10_an_answer_ends_when_its_reader_has_most_of_it(client: Client) -> No
     async def look() -> list[bool]:
         protocol, _ = connect(client)
         protocol.data_received(request()[:-1])
-        exchange = protocol.cycle
-        assert isinstance(exchange, DirectExchange)
+        (http,) = protocol.requests
         protocol.pause_writing()
-        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, bytes(1_000_000)))
+        answering = asyncio.ensure_future(http.answer(200, Encoding.JSON, bytes(1_000_000)))
         await asyncio.sleep(0)
         before = answering.done()
         protocol.resume_writing()
         await asyncio.wait_for(answering, 30)
         protocol.connection_lost(None)
         await asyncio.wait_for(all_answered(protocol), 30)
-        return [before, exchange.response_complete]
+        return [before, http.response_complete]
 
     assert asyncio.run(look()) == [False, True]
 
@@ -174,10 +145,9 @@ def test_B10_an_answer_begins_when_the_one_before_has_its_reader(client: Client)
     async def look() -> list[bytes]:
         protocol, wire = connect(client)
         protocol.data_received(request()[:-1])
-        exchange = protocol.cycle
-        assert isinstance(exchange, DirectExchange)
+        (http,) = protocol.requests
         protocol.pause_writing()
-        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, b"{}"))
+        answering = asyncio.ensure_future(http.answer(200, Encoding.JSON, b"{}"))
         await asyncio.sleep(0)
         written = [wire.written]
         protocol.resume_writing()
@@ -197,18 +167,17 @@ def test_B10_a_long_answer_is_written_piece_by_piece_as_its_reader_takes_it(clie
         protocol, wire = connect(client)
         wire.on_write = protocol.pause_writing
         protocol.data_received(request()[:-1])
-        exchange = protocol.cycle
-        assert isinstance(exchange, DirectExchange)
-        answering = asyncio.ensure_future(exchange.answer(200, Encoding.JSON, body))
+        (http,) = protocol.requests
+        answering = asyncio.ensure_future(http.answer(200, Encoding.JSON, body))
         await asyncio.sleep(0)
         written = [0]
         while len(wire.written) > written[-1]:
-            assert not exchange.response_complete
+            assert not http.response_complete
             written.append(len(wire.written))
             protocol.resume_writing()
             await asyncio.sleep(0)
         await asyncio.wait_for(answering, 30)
-        assert exchange.response_complete
+        assert http.response_complete
         protocol.connection_lost(None)
         await asyncio.wait_for(all_answered(protocol), 30)
         return [after - before for before, after in pairwise(written)], wire.written
@@ -217,24 +186,6 @@ def test_B10_a_long_answer_is_written_piece_by_piece_as_its_reader_takes_it(clie
     assert len(pieces) > 3
     assert max(pieces) < len(body) // 3
     assert answer.endswith(b"\r\n\r\n" + body)
-
-
-def test_B10_a_long_answer_through_asgi_is_sent_in_pieces_too() -> None:
-    """All at once, a connection with TLS would hold it, and tell nobody."""
-    body = bytes(range(250)) * 4_000
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(send_whole(send, {"type": "http.response.start", "status": 200}, body))
-    pieces = [message["body"] for message in sent[1:]]
-    assert b"".join(pieces) == body
-    assert max(map(len, pieces)) < len(body) // 3
-    assert [message.get("more_body", False) for message in sent[1:]] == [
-        *[True] * (len(pieces) - 1),
-        False,
-    ]
 
 
 def test_a_wait_that_was_woken_leaves_no_timer_behind(
@@ -254,9 +205,9 @@ def test_a_wait_that_was_woken_leaves_no_timer_behind(
 
         monkeypatch.setattr(loop, "call_at", watched)
         woken: asyncio.Future[None] = loop.create_future()
-        exchange = DirectExchange({}, wire, protocol.flow, keep_alive=True, on_end=lambda: None)
+        http = RequestResponse({}, wire, protocol.flow, keep_alive=True, on_end=lambda: None)
         loop.call_soon(woken.set_result, None)
-        await exchange.wait(woken, loop.time() + 1_000)
+        await http.wait(woken, loop.time() + 1_000)
         return [timer.cancelled() for timer in timers]
 
     assert asyncio.run(look()) == [True]
@@ -336,18 +287,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         ("send", FRAME_CONTENT_TYPE, make_frame([b"x" * 200_000])[:-8]),
     ],
 )  # fmt: skip
-def test_both_ways_answer_alike(
+def test_a_body_in_chunks_is_answered_like_one_with_its_length(
     broker: BrokerProcess, path: str, content_type: str, body: bytes
 ) -> None:
     head = f"POST /v1/{path} HTTP/1.1\r\nhost: a\r\ncontent-type: {content_type}\r\n".encode()
     head += b"connection: close\r\n"
     answers = []
-    for way in (
+    for form in (
         b"content-length: %d\r\n\r\n%b" % (len(body), body),
         b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
     ):
         with broker.connection() as connection:
-            connection.sendall(head + way)
+            connection.sendall(head + form)
             answer_head, _, answer_body = read_all(connection).partition(b"\r\n\r\n")
         answers.append((sorted(answer_head.split(b"\r\n")), answer_body))
     assert answers[0] == answers[1]
@@ -365,3 +316,97 @@ def test_what_was_sent_is_there_for_a_pull_on_the_same_connection(tmp_path: Path
         assert broker.stop() == 0
     assert re.findall(rb"HTTP/1.1 (\d{3})", answers) == [b"200", b"200"]
     assert len(json.loads(answers.rpartition(b"\r\n\r\n")[2])["messages"]) == 2
+
+
+BODIES_BYTES = 1_000
+WAITING = {"subject": SUBJECT, "group": GROUP, "wait_ms": 50_000}
+
+
+def lone(wire: Wire) -> RequestResponse:
+    scope = make_scope("POST", "/v1/send")
+    return RequestResponse(scope, wire, FlowControl(wire), keep_alive=True, on_end=lambda: None)
+
+
+def test_B10_what_comes_behind_a_lost_body_takes_no_room() -> None:
+    room = BodyRoom(FaceLimits(bodies_bytes=BODIES_BYTES))
+
+    async def lose() -> RequestResponse:
+        http = lone(Wire())
+        with room.body(100) as share:
+            reading = asyncio.ensure_future(http.body(100, share))
+            await asyncio.sleep(0)  # it has begun to wait
+            http.receive(b"x" * 10)
+            assert room.taken_bytes == 10
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+        return http
+
+    http = asyncio.run(lose())
+    assert room.taken_bytes == 0
+    http.receive(b"y" * 10)
+    assert room.taken_bytes == 0
+
+
+def test_B10_what_comes_behind_a_refused_body_is_not_kept() -> None:
+    room = BodyRoom(FaceLimits(bodies_bytes=BODIES_BYTES))
+
+    async def refuse() -> RequestResponse:
+        http = lone(Wire())
+        with room.body(BODIES_BYTES) as share:
+            reading = asyncio.ensure_future(http.body(BODIES_BYTES, share))
+            await asyncio.sleep(0)  # it has begun to wait
+            http.receive(b"x" * BODIES_BYTES)
+            http.receive(b"x" * BODIES_BYTES)
+            with pytest.raises(RequestRefusedError):
+                await reading
+        return http
+
+    http = asyncio.run(refuse())
+    http.receive(b"y" * BODIES_BYTES)
+    assert (http._buffer.take(), room.taken_bytes) == (b"", 0)
+    assert http.arrived_bytes == 3 * BODIES_BYTES, "where the next request begins is known"
+
+
+def test_a_failure_behind_the_answer_is_no_second_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object, http: RequestResponse) -> None:
+        await http.answer(200, Encoding.JSON, b"{}")
+        raise RuntimeError("nobody foresaw it")
+
+    async def serve() -> bytes:
+        wire = Wire()
+        await client.app.serve(lone(wire))
+        return wire.written
+
+    monkeypatch.setattr(client.app._hot, "serve", fail)
+    assert asyncio.run(serve()).count(b"HTTP/1.1") == 1
+
+
+def test_a_wake_of_a_client_that_is_gone_is_passed_on(rig: Rig, client: Client) -> None:
+    waiting = rig.broker.delivery.waiting
+
+    async def pull(consumer: str, wire: OneWire) -> asyncio.Task[None]:
+        scope = make_scope("POST", "/v1/pull", [(b"content-type", JSON), (b"content-length", b"1")])
+        count = waiting.count
+        task = asyncio.ensure_future(wire.serve(client.app, scope))
+        while waiting.count == count:
+            await asyncio.sleep(0)
+        return task
+
+    def wire_of(consumer: str, is_gone: asyncio.Event | None) -> OneWire:
+        return OneWire([json.dumps({**WAITING, "consumer": consumer}).encode()], is_gone, None)
+
+    async def leave() -> OneWire:
+        is_gone = asyncio.Event()
+        wire = wire_of("there", None)
+        first = await pull("gone", wire_of("gone", is_gone))
+        second = await pull("there", wire)
+        is_gone.set()
+        rig.send(b"a")  # wakes the first, which does not know yet that it is gone
+        await asyncio.wait_for(asyncio.gather(first, second), DEADLINE_S)
+        return wire
+
+    reply = asyncio.run(leave()).reply()
+    assert len(reply.json["messages"]) == 1

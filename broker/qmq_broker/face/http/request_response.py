@@ -1,17 +1,9 @@
-"""The fast path of a request to a hot route: from the parser to the route and back, without ASGI.
+"""One HTTP request and its answer on a connection, and the coroutine that serves it.
 
-POSTs of the usual form take it (`protocol.py` decides); all others go through ASGI and meet the
-same routes with the same bounds. A longer body does not even pass through the parser
-(`receive_buffer.py`). The exchange has the four attributes by which uvicorn's protocol knows the state of
-a request, so that shutdown, pipelined requests and deadlines work unchanged. Belongs to the loop
-thread.
-
-A route that continues inside the very callback that brings what it waits for.
-
-An asyncio task starts in the next iteration of the loop, and continues in the one after each event.
-Every iteration is a system call and one more wait for the interpreter's lock, just while another
-thread wants it for the next commit. A route of the fast path starts as soon as its head was read,
-and continues as soon as its commit is reported; for everything else it waits as a task does.
+A route that continues inside the very callback that brings what it waits for: an asyncio task starts in the next
+iteration of the loop, and continues in the one after each event. Every iteration is a system call and one more
+wait for the interpreter's lock, just while another thread wants it for the next commit. So a route starts as soon
+as its head was read, and continues as soon as its commit is reported; for everything else it waits as a task does.
 """
 
 from __future__ import annotations
@@ -24,21 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from starlette.types import Scope
 
 from qmq_broker.face.answers import RequestRefusedError
-from qmq_broker.face.exchanges.arriving import ArrivingBody
-from qmq_broker.face.exchanges.exchange import Headers
-from qmq_broker.face.exchanges.requests import (
-    PIECE_BYTES,
-    BodyShare,
-    ClientGone,
-    Encoding,
-    in_pieces,
-)
+from qmq_broker.face.http.receive_buffer import ReceiveBuffer
+from qmq_broker.face.http.requests import BodyShare, ClientGone, Encoding, in_pieces, too_long
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
 
 
 T = TypeVar("T")
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class Outcome(Generic[T]):
@@ -84,26 +70,43 @@ class Outcome(Generic[T]):
             self.step()
 
 
+def make_known(outcome: Outcome[T] | asyncio.Future[T], known: T | Exception) -> None:
+    """Let the route that waits continue, if it still does."""
+    if outcome.done():  # the client went away meanwhile
+        return
+    if isinstance(known, Exception):
+        outcome.set_exception(known)
+    else:
+        outcome.set_result(known)
+
+
 class SteppedCoroutine:
     """A coroutine in progress: `step` starts it, and `on_end` is called after its end.
 
-    An error that it does not catch is reported to the loop, as for a task.
+    Until then it is one of `under_way`. An error that it does not catch is reported to the loop, as for a task.
     """
 
-    __slots__ = ("_coroutine", "_on_end")
+    __slots__ = ("_coroutine", "_on_end", "_under_way")
 
-    def __init__(self, coroutine: Coroutine[Any, None, None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, None, None],
+        on_end: Callable[[], None],
+        under_way: set[SteppedCoroutine],
+    ) -> None:
         self._coroutine = coroutine
         self._on_end = on_end
+        self._under_way = under_way
+        under_way.add(self)
 
     def step(self, _: object = None) -> None:
         """Run until it waits again or ends. Requires: what it waits for has come."""
         try:
             awaited = self._coroutine.send(None)
         except StopIteration:
-            self._on_end()
+            self._end()
         except (Exception, asyncio.CancelledError) as error:
-            self._on_end()
+            self._end()
             told = {"message": "a route failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(told)
         else:
@@ -115,6 +118,13 @@ class SteppedCoroutine:
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(self.step)
 
+    def _end(self) -> None:
+        self._under_way.discard(self)
+        self._on_end()
+
+    def cancel(self, msg: object = None) -> None:
+        """For a server that ends tasks: this one ends with the process."""
+
 
 #: An answer up to this length is sent in one piece with its head; a longer body is not copied for
 #: that.
@@ -122,14 +132,23 @@ _ONE_PIECE_BYTES_MAX: Final = 64 * 1024
 #: In place of `PIECE_BYTES` without TLS, where a connection tells at once that it holds much: what a usual
 #: pull brings is one write.
 _PLAIN_PIECE_BYTES: Final = 2 * 1024 * 1024
+#: So much of an answer is written at once through TLS, where a connection takes whatever it is given in one write,
+#: and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
+PIECE_BYTES: Final = 256 * 1024
+#: So much of a body is kept for a route that has not asked for it; then reading pauses.
+_UNASKED_BYTES: Final = 64 * 1024
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class DirectExchange:
-    """An exchange on one connection."""
+class RequestResponse:
+    """A request and its answer on one connection. Belongs to the loop thread."""
 
     __slots__ = (
-        "_arriving",
+        "_buffer",
+        "_bytes_max",
+        "_expects_continue",
         "_flow",
+        "_is_asked_for",
         "_is_hurried",
         "_is_lost",
         "_on_end",
@@ -137,6 +156,8 @@ class DirectExchange:
         "_share",
         "_transport",
         "_waiter",
+        "_wanted_bytes",
+        "body_bytes",
         "is_whole",
         "keep_alive",
         "response_complete",
@@ -152,46 +173,65 @@ class DirectExchange:
         *,
         keep_alive: bool,
         on_end: Callable[[], None],
+        body_bytes: int | None = None,
+        expects_continue: bool = False,
     ) -> None:
-        """`on_end` is called when the answer is complete and the connection can go on."""
+        """`body_bytes`: its length, by its head. `on_end` is called when the answer is complete."""
         self.scope = scope
         self.keep_alive = keep_alive
+        self.body_bytes = body_bytes
         self.response_started = self.response_complete = False
+        #: Whether the whole body has arrived.
+        self.is_whole = False
         self._transport = transport
         self._flow = flow
         self._on_end = on_end
-        self._arriving = ArrivingBody()
-        #: Whether the whole body has arrived.
-        self.is_whole = False
+        self._expects_continue = expects_continue
+        self._buffer = ReceiveBuffer()
+        self._is_asked_for = False
         self._is_lost = False
         self._is_hurried = False
         self._refusal: RequestRefusedError | None = None
         self._share: BodyShare | None = None
+        #: Longer bodies are refused.
+        self._bytes_max: int | None = None
+        #: A waiting route is woken when so much has arrived.
+        self._wanted_bytes: int | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_answering(self) -> bool:
-        """See `Exchange`."""
-        return self.response_started
 
     @property
     def arrived_bytes(self) -> int:
         """How much of the body has arrived."""
-        return self._arriving.arrived_bytes
+        return self._buffer.arrived_bytes
 
-    def room(self, missing_bytes: int) -> memoryview:
-        """Memory for receiving more of the body."""
-        room = self._arriving.room(missing_bytes)
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the body is still to come; 0 if that is not known."""
+        if self.is_whole or self.body_bytes is None:
+            return 0
+        return self.body_bytes - self._buffer.arrived_bytes
+
+    @property
+    def is_waiting_to_be_read(self) -> bool:
+        """Whether enough has arrived for a route that has not asked for it yet."""
+        if self._is_asked_for or self._buffer.is_dropped:
+            return False
+        return self._buffer.arrived_bytes > _UNASKED_BYTES
+
+    def room(self) -> memoryview:
+        """Memory for receiving more of the body. Requires: `missing_bytes` is not 0."""
+        room = self._buffer.room(self.missing_bytes)
         self._count()
         return room
 
     def fill(self, count: int) -> None:
         """This many bytes were received into `room`."""
-        self._arriving.fill(count)
+        self._buffer.fill(count)
+        self._count()
 
     def receive(self, part: bytes) -> None:
         """A part of the body has arrived."""
-        self._arriving.add(part)
+        self._buffer.add(part)
         self._count()
 
     def receive_end(self) -> None:
@@ -203,7 +243,7 @@ class DirectExchange:
         """The connection is lost."""
         self._is_lost = True
         # Not left to the collector: since Python 3.13 memory that dies with a view of it complains aloud.
-        self._arriving.drop()
+        self._buffer.drop()
         self._wake()
 
     def hurry(self) -> None:
@@ -214,13 +254,14 @@ class DirectExchange:
 
     def end(self) -> None:
         """The route has returned: nobody wants the body; a client without a whole answer must not wait."""
-        self._arriving.drop()
+        self._buffer.drop()
         if not self.response_complete:
             self._transport.close()
 
     async def body(self, body_bytes_max: int, share: BodyShare | None = None) -> bytes:
-        """See `Exchange`. The bound holds: the parser limits the body to the length in the head."""
-        self._share = share
+        """The whole body, once; raises `RequestRefusedError` over a bound and `ClientGone`."""
+        self._share, self._bytes_max = share, body_bytes_max
+        self._ask()
         try:
             self._count()
             while not (self._is_lost or self.is_whole or self._refusal):
@@ -231,16 +272,25 @@ class DirectExchange:
             raise ClientGone
         if self._refusal is not None:
             raise self._refusal
-        body = self._arriving.take()
-        self._arriving.drop()
+        body = self._buffer.take()
+        self._buffer.drop()
         return body
 
-    def outcome(self) -> Outcome[Any]:
-        """See `Exchange`."""
-        return Outcome()
+    async def beginning(self, wanted_bytes: int) -> bytes:
+        """The whole body if it is short, else what has arrived: at least so much. Raises `ClientGone`."""
+        self._wanted_bytes = wanted_bytes
+        self._ask()
+        while not (self._is_lost or self.is_whole or self.arrived_bytes >= wanted_bytes):
+            await self._change()
+        if self._is_lost:
+            raise ClientGone
+        return self._buffer.take()
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
-        """See `Exchange`. The waiting ends by itself at its time, or with the connection."""
+        """Wait for `woken`, until it is `until_s` by the loop; raises `ClientGone`.
+
+        Requires: the body was read.
+        """
         if not (self._is_lost or self._is_hurried):
             timer = asyncio.get_running_loop().call_at(until_s, self._wake)
             self._waiter = woken
@@ -255,14 +305,19 @@ class DirectExchange:
     async def answer(
         self, status: int, encoding: Encoding, body: bytes, headers: Headers = ()
     ) -> None:
-        """See `Exchange`."""
+        """Send a whole answer; see `respond`."""
+        await self.respond(status, body, ((b"content-type", encoding.value), *headers))
+
+    async def respond(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole answer; returns when most of it has left this process, or the connection is lost."""
         if self._flow.write_paused and not self._is_lost:
             await self._flow.drain()
         if self._is_lost:
             return
         self.response_started = True
-        content = ((b"content-type", encoding.value), *headers)
-        head = answer_head(status, len(body), content, keep_alive=self.keep_alive)
+        head = answer_head(status, len(body), headers, keep_alive=self.keep_alive)
+        if self.scope.get("method") == "HEAD":
+            body = b""
         if len(body) <= _ONE_PIECE_BYTES_MAX:
             self._transport.write(head + body)
         else:
@@ -271,7 +326,7 @@ class DirectExchange:
         if self._is_lost:
             return
         self.response_complete = True
-        self._arriving.drop()
+        self._buffer.drop()
         if not self.keep_alive:
             self._transport.close()
         self._on_end()
@@ -286,15 +341,30 @@ class DirectExchange:
             if self._is_lost:
                 return
 
+    def _ask(self) -> None:
+        """The route reads the body from now on."""
+        self._is_asked_for = True
+        if self._expects_continue and not self._transport.is_closing():
+            self._expects_continue = False
+            self._transport.write(_CONTINUE)
+        if not self.is_whole:
+            self._flow.resume_reading()
+
     def _count(self) -> None:
         """Count what the body takes of memory; if there is no room for it, the route gets an error."""
-        if self._share is None:
+        arrived_bytes = self._buffer.arrived_bytes
+        if self._wanted_bytes is not None and arrived_bytes >= self._wanted_bytes:
+            self._wake()
+        if self._bytes_max is None or self._refusal is not None:
             return
         try:
-            self._share.take(self._arriving.taken_bytes - self._share.taken_bytes)
+            if arrived_bytes > self._bytes_max:
+                raise too_long(self._bytes_max, f"more than {self._bytes_max} bytes")
+            if self._share is not None:
+                self._share.take(self._buffer.taken_bytes - self._share.taken_bytes)
         except RequestRefusedError as refusal:
             self._refusal = refusal
-            self._arriving.drop()
+            self._buffer.drop()
             self._wake()
 
     async def _change(self) -> None:

@@ -1,1 +1,0 @@
-"""One request and its answer, read and written within bounds."""

@@ -1,0 +1,1 @@
+"""One HTTP request and its answer, read and written within bounds."""
