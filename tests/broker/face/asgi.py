@@ -177,9 +177,10 @@ class Wire(asyncio.Transport):
         """What was sent."""
         head, _, body = self.written.partition(b"\r\n\r\n")
         status_line, *lines = head.split(b"\r\n")
+        pairs = [line.partition(b": ") for line in lines]
         return Reply(
             status=int(status_line.split(b" ", 2)[1]),
-            headers=dict(tuple(line.split(b": ", 1)) for line in lines),  # type: ignore[misc]
+            headers={name: value for name, _, value in pairs},
             body=body,
         )
 

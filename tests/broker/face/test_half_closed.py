@@ -59,5 +59,12 @@ def test_a_pull_of_who_sends_no_more_is_answered_at_once(broker: BrokerProcess) 
     assert b'"messages":[]' in answer
 
 
+def test_a_pull_behind_another_request_of_who_sends_no_more_is_answered_too(
+    broker: BrokerProcess,
+) -> None:
+    answer = broker.talk(post("/v1/send", SEND) + post("/v1/pull", PULL), timeout_s=40)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
 def test_half_a_request_of_who_sends_no_more_has_no_answer(broker: BrokerProcess) -> None:
     assert broker.talk(post("/v1/send", SEND)[:-1]) == b""
