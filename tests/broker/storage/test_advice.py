@@ -16,12 +16,14 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.keepers import LogOffsets
+from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from qmq_broker.storage.upkeep.verify import Verification, verify_store
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import Rig
+from tests.broker.storage.later import frames_in
 from tests.kit.clock import FakeClock
 
 OPTIONS: dict[str, Any] = {
@@ -306,6 +308,21 @@ def test_B4_an_older_action_log_with_its_checkpoints_is_noticed(
     return None
 
 
+def good_frames(patient: Patient) -> set[tuple[str, int]]:
+    """Segment and place of each frame with messages that is as it was before any harm."""
+    found = set()
+    for path in (patient.whole / layout.COMMIT_LOG).glob("0*"):
+        whole, harmed = path.read_bytes(), patient.directory / layout.COMMIT_LOG / path.name
+        content = harmed.read_bytes() if harmed.exists() else b""
+        for first in frames_in(whole):
+            if whole[first + 5] not in COMMIT_KINDS or not whole[first + 7]:
+                continue
+            frame = slice(first, first + int.from_bytes(whole[first + 8 : first + 12]))
+            if content[frame] == whole[frame]:
+                found.add((path.name, first))
+    return found
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_B4_each_advice_works_at_the_first_try_when_two_files_are_harmed(
     patient: Patient, seed: int
@@ -321,8 +338,11 @@ def test_B4_each_advice_works_at_the_first_try_when_two_files_are_harmed(
                 file.unlink()
             else:
                 file.write_bytes(HARMS[harm](file.read_bytes()))
+        good = good_frames(patient)
         if said := patient.follow():
             wrong[str(harmed)] = said
+        elif lost := good - good_frames(patient):
+            wrong[str(harmed)] = f"lost what was good: {sorted(lost)}"
     assert not wrong, f"seed {seed}:\n" + "\n".join(map(": ".join, wrong.items()))
 
 
