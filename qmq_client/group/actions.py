@@ -239,3 +239,8 @@ Action = (
     | MovedBack
     | Owned
 )
+
+
+def kind_name(kind: type[Action]) -> str:
+    """The name of a kind of action, as listings and tables have it."""
+    return kind.__name__.lower()

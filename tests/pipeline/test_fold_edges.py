@@ -74,7 +74,7 @@ def test_messages_that_a_start_found_gone_give_their_sequences_to_others() -> No
     moved = MovedBack(AT_MS + 5, "orders", "billing", 2, 0)
     fold.feed([DEFINED, pulled(1, 0, (0, 3, 1)), pulled(2, 3, (3, 2, 1)), acked(3, 1, 5), moved])
     assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked"}
-    assert (fold.mark.come_to, fold.mark.held) == (2, {"c1": [(0, 1, 0)]})
+    assert (fold.mark.come_to, fold.mark.to_json()["held"]) == (2, {"c1": [(0, 1, 0)]})
     fold.feed([pulled(6, 5, (2, 2, 1)), acked(7, 5, 6)])
     assert outcomes(rows_of(fold)) == {0: "in flight", 1: "acked", 2: "acked", 3: "in flight"}
 
@@ -82,12 +82,21 @@ def test_messages_that_a_start_found_gone_give_their_sequences_to_others() -> No
 def test_what_the_log_lost_behind_a_group_does_not_take_it_back() -> None:
     """What was handed out ahead of the loss still ends with the group."""
     lost = Skipped(AT_MS + 2, "orders", "billing", 0, 2)
-    found = folded([DEFINED, pulled(1, 0, (0, 5, 1)), lost, ENDED])
-    assert {(one["outcome"], one["reason"]) for one in found.values()} == {
-        ("skipped", "given up by force"),
-        ("skipped", "the group ended"),
-    }
+    found = folded([DEFINED, pulled(1, 0, (0, 5, 1)), nacked(1, 0, 2), lost, ENDED])
+    assert [one["reason"] for one in found.values()] == [
+        *["given up by force"] * 2,
+        *["the group ended"] * 3,
+    ]
     assert outcomes(found) == dict.fromkeys(range(5), "skipped")
+
+
+def test_what_the_log_lost_while_a_consumer_has_it_is_in_flight_until_it_comes_back() -> None:
+    lost = Skipped(AT_MS + 2, "orders", "billing", 0, 3)
+    history: list[Action] = [DEFINED, pulled(1, 0, (0, 3, 1)), lost, acked(3, 0, 1)]
+    assert outcomes(folded(history)) == {0: "acked", 1: "in flight", 2: "in flight"}
+    again = Skipped(AT_MS + 5, "orders", "billing", 1, 3)
+    found = folded([*history, nacked(4, 1, 2), again])
+    assert outcomes(found) == {0: "acked", 1: "skipped", 2: "in flight"}
 
 
 def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:

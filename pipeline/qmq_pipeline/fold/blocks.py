@@ -29,7 +29,8 @@ NONE, IN_FLIGHT, GIVEN_BACK, ACKED, DEAD, SKIPPED, FILTERED, WAITING, SET_ASIDE 
     len(OUTCOMES)
 )
 _OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING, SET_ASIDE)
-_WITHOUT_COPY: Final = tuple(one for one in _OPEN if one != SET_ASIDE)
+#: What retention deletes by force: not what a consumer has in hand, nor what has a copy.
+_DELETED: Final = (NONE, GIVEN_BACK, WAITING)
 _STATE: Final = np.dtype(
     [
         ("first_us", "i8"),
@@ -70,7 +71,7 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.FILTERED: ((NONE,), FILTERED, _SETTLED),
     steps.PASSED_OVER: ((NONE,), SKIPPED, _TOLD),
     steps.GIVEN_UP: (_OPEN, SKIPPED, _TOLD),
-    steps.GIVEN_UP_BY_FORCE: (_WITHOUT_COPY, SKIPPED, _TOLD),
+    steps.GIVEN_UP_BY_FORCE: (_DELETED, SKIPPED, _TOLD),
 }
 #: Steps that are Python objects at a time.
 _STEPS_AT_ONCE: Final = 10_000

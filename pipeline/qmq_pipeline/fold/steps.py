@@ -1,20 +1,45 @@
 """The actions of one group, as steps on sequences: what the group did with which messages.
 
-The broker keeps the same state while it runs (`qmq_client/group/state.py`). An ack names pull sequences of a
-consumer; here it becomes the sequences that were pulled. What a group passes on its way is found here, too. A step
-says nothing of single messages: a range of a million is one step. `blocks.py` applies steps to messages.
+The broker keeps the state of a group while it runs (`qmq_client/group/state.py`); it forgets a message that is done,
+and this does not. So the actions are the broker's, and what consumers hold is kept in the broker's ranges, but an action
+becomes steps instead of a state. An ack names pull sequences of a consumer; here it becomes the sequences that were
+pulled. What a group passes on its way is found here, too. A step says nothing of single messages: a range of a million
+is one step. `blocks.py` applies steps to messages. A test runs both on random histories and compares.
 
 What was handed out before the table of actions begins is unknown: its settlements are counted and otherwise ignored.
 """
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple, get_args
 
+import msgspec
+
+from qmq_client.group.actions import (
+    Acked,
+    Action,
+    BroughtBack,
+    Configured,
+    Dead,
+    Ended,
+    Expired,
+    GroupDefined,
+    Keyed,
+    MovedBack,
+    Nacked,
+    Passed,
+    Pulled,
+    Replayed,
+    SetAside,
+    Skipped,
+    Sought,
+    kind_name,
+)
+from qmq_client.group.history import LEASE_ENDED
+from qmq_client.group.leases import Lease
+from qmq_client.group.ranges import Spans
 from qmq_pipeline.tables.table import Column, Table
 
 #: What a step does; `blocks.py` has the meaning of each.
@@ -86,20 +111,29 @@ class GroupMark:
     was_refiltered: bool = False
     #: Settlements of hand-outs that are older than the table.
     unmatched: int = 0
-    #: Consumer → hand-outs that have not ended: first and next pull sequence, first sequence.
-    held: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    #: Consumer → what was handed out to it and has not ended.
+    held: dict[str, Spans[Lease]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> GroupMark:
         """Read what `to_json` wrote."""
-        held = {name: [(a, b, c) for a, b, c in some] for name, some in found["held"].items()}
+        held: dict[str, Spans[Lease]] = {}
+        for name, some in found["held"].items():
+            held[name] = Spans()
+            for one in some:
+                held[name].add(_lease(*one))
         tags = found["filter"]
         known = None if tags is None else (tuple(tags[0]), tuple(tags[1]))
         return cls(**{**found, "held": held, "filter": known})
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        held = {
+            name: [(one.first, one.next, one.first_sequence) for one in some]
+            for name, some in self.held.items()
+        }
+        return {**values, "held": held}
 
 
 class GroupSteps:
@@ -133,11 +167,8 @@ class GroupSteps:
         mark.has_ended = False
 
     def configured(self, row: Row) -> Iterator[Step]:
-        settings = json.loads(row["action_json"])[4]
-        tags = (
-            tuple(settings[0] if settings else ()),
-            tuple(settings[1] if len(settings) > 1 else ()),
-        )
+        settings = msgspec.json.decode(row["action_json"], type=Configured).settings
+        tags = (settings.any_tags, settings.all_tags)
         mark = self.mark
         has_come = mark.first is not None and mark.come_to > mark.first
         mark.was_refiltered |= tags != mark.filter and has_come
@@ -156,8 +187,10 @@ class GroupSteps:
         if row["attempt"] == 1:  # what it skipped on the way there is not for it
             yield from self._come_to(first, row)
             self.mark.come_to = max(self.mark.come_to, after)
-        held = self.mark.held.setdefault(row["consumer"], [])
-        held.append((row["first_pull"], row["next_pull"], first))
+        held = self.mark.held.setdefault(row["consumer"], Spans())
+        given = _lease(row["first_pull"], row["next_pull"], first)
+        held.take(given.first, given.next)  # a hole in the log may hide that the group ended
+        held.add(given)
         yield Step(PULLED, first, after, row["at"], row["attempt"])
 
     def acked(self, row: Row) -> Iterator[Step]:
@@ -165,7 +198,7 @@ class GroupSteps:
             yield Step(ACKED, first, after, row["at"])
 
     def given_back(self, row: Row) -> Iterator[Step]:
-        said = row["error"] or ("lease ended" if row["action"] == "expired" else None)
+        said = row["error"] or (LEASE_ENDED if row["action"] == _EXPIRED else None)
         for first, after in self._handed_out(row):
             yield Step(GIVEN_BACK, first, after, row["at"], 0, None, said)
 
@@ -181,7 +214,7 @@ class GroupSteps:
         yield Step(BROUGHT_BACK, first, first + 1, row["at"])
 
     def skipped(self, row: Row) -> Iterator[Step]:
-        """Messages that retention deleted by force; those set aside have copies, which come back."""
+        """Messages that retention deleted by force; those in flight may be settled yet, and those set aside have copies."""
         mark, after = self.mark, row["next_sequence"]
         yield self._step(GIVEN_UP_BY_FORCE, row, 0, BY_FORCE)
         mark.first = after if mark.first is None else mark.first
@@ -201,16 +234,17 @@ class GroupSteps:
         mark.come_to, mark.next = min(mark.come_to, first), min(mark.next, first)
         mark.first = None if mark.first is None else min(mark.first, first)
         for consumer, held in list(mark.held.items()):
-            kept = [(a, min(b, a + first - c), c) for a, b, c in held if c < first]
-            mark.held[consumer] = kept
-            if not kept:
+            for one in list(held):
+                if one.next_sequence > first:
+                    held.take(one.first + max(0, first - one.first_sequence), one.next)
+            if not held:
                 del mark.held[consumer]
 
     def passed(self, row: Row) -> Iterator[Step]:
         yield from self._come_to(row["next_sequence"], row)
 
     def keyed(self, row: Row) -> Iterator[Step]:
-        chosen = json.loads(row["action_json"])[5]
+        chosen = msgspec.json.decode(row["action_json"], type=Keyed).sequences
         mark = self.mark
         if mark.first is None:
             mark.first = mark.come_to = min([row["next_sequence"], *chosen])
@@ -259,49 +293,43 @@ class GroupSteps:
 
     def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
         """The runs of sequences behind these pull sequences of a consumer, which are then no longer held."""
-        held = self.mark.held.get(row["consumer"], [])
-        here, after = row["first_pull"], row["next_pull"]
-        place = max(0, bisect_right(held, here, key=lambda one: one[0]) - 1)
-        kept: list[tuple[int, int, int]] = []
-        found: list[tuple[int, int]] = []
-        last = place
-        for first_pull, next_pull, first in held[place:]:
-            if first_pull >= after:
-                break
-            last += 1
-            begin, end = max(here, first_pull), min(after, next_pull)
-            if begin >= end:
-                kept.append((first_pull, next_pull, first))
-                continue
-            self.mark.unmatched += begin - here
-            if first_pull < begin:
-                kept.append((first_pull, begin, first))
-            if end < next_pull:
-                kept.append((end, next_pull, first + end - first_pull))
-            here = end
-            found.append((first + begin - first_pull, first + end - first_pull))
-        held[place:last] = kept
-        if not held:
-            self.mark.held.pop(row["consumer"], None)
-        self.mark.unmatched += max(0, after - here)
-        yield from found
+        first, after = row["first_pull"], row["next_pull"]
+        held = self.mark.held.get(row["consumer"])
+        found = [] if held is None else held.take(first, after)
+        if held is not None and not held:
+            del self.mark.held[row["consumer"]]
+        self.mark.unmatched += after - first - sum(one.next - one.first for one in found)
+        for one in found:
+            yield one.first_sequence, one.next_sequence
 
 
-_APPLY: Final[Mapping[str, Callable[[GroupSteps, Row], Iterator[Step]]]] = {
-    "groupdefined": GroupSteps.defined,
-    "configured": GroupSteps.configured,
-    "ended": GroupSteps.ended,
-    "pulled": GroupSteps.pulled,
-    "acked": GroupSteps.acked,
-    "nacked": GroupSteps.given_back,
-    "expired": GroupSteps.given_back,
-    "dead": GroupSteps.dead,
-    "skipped": GroupSteps.skipped,
-    "sought": GroupSteps.sought,
-    "passed": GroupSteps.passed,
-    "keyed": GroupSteps.keyed,
-    "replayed": GroupSteps.replayed,
-    "setaside": GroupSteps.set_aside,
-    "broughtback": GroupSteps.brought_back,
-    "movedback": GroupSteps.moved_back,
+def _lease(first: int, next_: int, first_sequence: int) -> Lease:
+    """A lease of which nobody asks here when it ends."""
+    return Lease(
+        first=first, next=next_, first_sequence=first_sequence, attempt=1, token=0, until_ms=0
+    )
+
+
+_EXPIRED: Final = kind_name(Expired)
+#: What each kind of action does; the other kinds change no message.
+_KINDS: Final[Mapping[type[Action], Callable[[GroupSteps, Row], Iterator[Step]]]] = {
+    GroupDefined: GroupSteps.defined,
+    Configured: GroupSteps.configured,
+    Ended: GroupSteps.ended,
+    Pulled: GroupSteps.pulled,
+    Acked: GroupSteps.acked,
+    Nacked: GroupSteps.given_back,
+    Expired: GroupSteps.given_back,
+    Dead: GroupSteps.dead,
+    Skipped: GroupSteps.skipped,
+    Sought: GroupSteps.sought,
+    Passed: GroupSteps.passed,
+    Keyed: GroupSteps.keyed,
+    Replayed: GroupSteps.replayed,
+    SetAside: GroupSteps.set_aside,
+    BroughtBack: GroupSteps.brought_back,
+    MovedBack: GroupSteps.moved_back,
 }
+_APPLY: Final = {kind_name(kind): apply for kind, apply in _KINDS.items()}
+#: Names of the kinds that change no message.
+IDLE_KINDS: Final = tuple(kind_name(kind) for kind in get_args(Action) if kind not in _KINDS)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.fold.blocks import Block
-from qmq_pipeline.fold.steps import STEPS, GroupMark, GroupSteps
+from qmq_pipeline.fold.steps import IDLE_KINDS, STEPS, GroupMark, GroupSteps
 from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.schemas import ACTIONS, DELIVERIES, SPANS
 from qmq_pipeline.tables.store import Tables
@@ -53,7 +53,7 @@ _COLUMNS: Final = (
     "action_json",
 )
 #: Actions that change no message; most only show that a consumer is alive.
-_IDLE: Final = "'extended', 'paused', 'purged'"
+_IDLE: Final = ", ".join(f"'{kind}'" for kind in IDLE_KINDS)
 _BATCH_ROWS: Final = 20_000
 #: Ranges of sequences are joined by the blocks of this length that they have something in.
 _GRAIN: Final = 65_536

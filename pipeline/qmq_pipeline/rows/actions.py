@@ -21,7 +21,16 @@ import pyarrow as pa
 from qmq_broker.errors import UnknownFormatError
 from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_client.group.actions import Acked, Action, Dead, Expired, Extended, Nacked, Pulled
+from qmq_client.group.actions import (
+    Acked,
+    Action,
+    Dead,
+    Expired,
+    Extended,
+    Nacked,
+    Pulled,
+    kind_name,
+)
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.requests import sized_part
@@ -95,7 +104,7 @@ def action_rows(action: Action) -> Iterator[_Row]:
     """The rows of one action, without their place in the log; empty columns are left out."""
     row: _Row = {
         "at": _time(getattr(action, "at_ms", None)),
-        "action": type(action).__name__.lower(),
+        "action": kind_name(type(action)),
         "subject": getattr(action, "subject", None),
         "consumer_group": getattr(action, "group", None),
         "consumer": getattr(action, "consumer", None),
