@@ -7,6 +7,8 @@ messages.
 
 from __future__ import annotations
 
+from typing import Final
+
 from qmq_client.group.actions import (
     Action,
     BroughtBack,
@@ -21,9 +23,10 @@ from qmq_client.group.actions import (
     Skipped,
     Sought,
 )
-from qmq_client.group.holding import move_back
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.state import GroupState
+
+_BEYOND: Final = 2**63
 
 
 def apply_action(state: GroupState, action: Action) -> None:
@@ -121,3 +124,41 @@ def new_state(defined: GroupDefined) -> GroupState:
     )
     state.seen_ms = defined.at_ms
     return state
+
+
+def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> bool:
+    """Whether `move_back` would change anything."""
+    known = [state.cursor, max(state.dead, default=-1) + 1]
+    known += [run.next for run in state.redeliveries.runs()]
+    known += [run.next for run in state.aside.runs.runs()]
+    known += [lease.next_sequence for _, log in state.consumers() for lease in log.leases()]
+    if state.lanes is not None:
+        known += [sequence + 1 for sequence, _ in state.lanes.sequences()]
+    if max(known) > next_sequence or max(state.aside.copies.values(), default=-1) >= next_copy:
+        return True
+    return bool(state.dead) and not state.given().isdisjoint(state.dead)
+
+
+def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
+    """Forget what lies beyond the end of the subject, and copies beyond the end of their subject.
+
+    Messages that a power cut or a damage took can no longer be settled, and others get their
+    sequences. Copies that are gone are replaced by the originals.
+    """
+    state.cursor = min(state.cursor, next_sequence)
+    state.redeliveries.take(next_sequence, _BEYOND)
+    state.aside.forget(next_sequence, _BEYOND)
+    for sequence in [one for one, copy in state.aside.copies.items() if copy >= next_copy]:
+        del state.aside.copies[sequence]
+    state.drop_leases_beyond(next_sequence)
+    for sequence in [sequence for sequence in state.dead if sequence >= next_sequence]:
+        del state.dead[sequence]
+    if state.lanes is not None:
+        for sequence, _ in list(state.lanes.sequences()):
+            if sequence >= next_sequence:
+                state.lanes.done(sequence, sequence + 1)
+    if (
+        state.dead
+    ):  # the log broke off between a death and the end of its lease: delivered once more
+        for sequence in state.given() & state.dead.keys():
+            del state.dead[sequence]

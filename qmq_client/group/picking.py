@@ -22,7 +22,6 @@ from typing import Final
 
 from qmq_client.group.actions import Acked, Action, Dead, Keyed, Passed, Pulled, Skipped
 from qmq_client.group.dead_letters import ATTEMPTS_USED_UP, EXPIRED
-from qmq_client.group.holding import first_original
 from qmq_client.group.lanes import key_number
 from qmq_client.group.queue import Entry, GroupQueue, Place
 from qmq_client.group.redelivery import Redelivery
@@ -443,7 +442,7 @@ class Picker:
         if first >= first_sequence:
             return
         if state.aside.copies:
-            first = first_original(state)
+            first = _first_original(state)
         for gone in state.aside.without_copies(first, first_sequence):
             self._skip(*gone, now_ms)
 
@@ -451,6 +450,21 @@ class Picker:
         state = self.state
         skipped = Skipped(now_ms, state.subject, state.group, first, next_sequence)
         self._write([skipped], state)
+
+
+def _first_original(state: GroupState) -> int:
+    """The lowest sequence that would next be read from the subject's own queue."""
+    aside = state.aside
+    needed = [state.cursor]
+    for run in state.redeliveries.runs():
+        first = next(aside.without_copies(run.first, run.next), None)
+        if first is not None:
+            needed.append(first[0])
+            break
+    if state.lanes is not None:
+        ready = state.lanes.ready(len(aside.copies) + 1)
+        needed += [one for one in ready if one not in aside.copies]
+    return min(needed)
 
 
 def _whole(entries: Sequence[Entry]) -> Sequence[Entry]:

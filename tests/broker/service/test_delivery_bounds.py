@@ -9,7 +9,7 @@ import pytest
 
 from qmq_broker.errors import BusyError, NoRoomError
 from qmq_broker.service.limits import ServiceLimits
-from qmq_client.group.holding import move_back, must_move_back
+from qmq_client.group.apply import move_back, must_move_back
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.requests import PullRequest, Settlement
 from tests.broker.service.rig import GROUP, SUBJECT, Rig

@@ -21,9 +21,8 @@ from qmq_broker.service.delivery.snapshot import (
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.frame_seek import LogRange
 from qmq_client.group.actions import Acked, Action, Keyed, MovedBack, Passed, Pulled, Purged, Sought
-from qmq_client.group.apply import apply_action
+from qmq_client.group.apply import apply_action, move_back, must_move_back
 from qmq_client.group.dead_letters import LETTER_BYTES
-from qmq_client.group.holding import move_back, must_move_back
 from qmq_client.group.state import GroupState
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Tags

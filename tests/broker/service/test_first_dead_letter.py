@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from qmq_broker.service.delivery.needed_log import first_needed
 from qmq_client.group import dead_letters
 from qmq_client.group.dead_letters import (
     BLOCK_LETTERS_MAX,
@@ -15,7 +16,6 @@ from qmq_client.group.dead_letters import (
     DeadLetter,
     DeadLetters,
 )
-from qmq_client.group.holding import first_needed
 from qmq_client.group.state import GroupState
 
 COUNT = 10_000

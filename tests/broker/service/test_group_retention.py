@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from qmq_broker.service.delivery.needed_log import first_copy, first_needed
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
-from qmq_client.group.holding import first_copy, first_needed
 from qmq_client.group.queue import Place
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig

@@ -9,10 +9,10 @@ import pytest
 
 from qmq_broker.errors import DiskFullError
 from qmq_broker.service.delivery import needed_log
+from qmq_broker.service.delivery.needed_log import first_needed
 from qmq_broker.service.housekeeping import INTERVAL_MS
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.queues import consume_queues
-from qmq_client.group.holding import first_needed
 from qmq_client.group.state import GroupState
 from qmq_client.wire.start import parse_start
 from tests.broker.service.retaining import (

@@ -30,7 +30,7 @@ from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.store import Store
 from qmq_client.group.actions import MovedBack
-from qmq_client.group.holding import must_move_back
+from qmq_client.group.apply import must_move_back
 from qmq_client.group.picking import Picked, Room, hand_out
 from qmq_client.group.redelivery import Backoff
 from qmq_client.group.settling import (

@@ -7,11 +7,11 @@ it asks that one alone, and all of them when that one needs nothing of what is t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from qmq_broker.service.delivery.registry import Groups
 from qmq_broker.service.delivery.waiting import GroupKey
 from qmq_broker.storage.store import Store
-from qmq_client.group.holding import first_copy, first_needed
 from qmq_client.group.state import GroupState
 from qmq_client.wire.names import COPIES
 
@@ -69,3 +69,52 @@ class NeededLog:
         queue = self._store.queue(subject)
         entries = [] if queue is None else queue.entries(sequence, 1)
         return entries[0].physical_offset if entries else self._store.durable_offset
+
+
+def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -> int:
+    """The lowest sequence of its subject that this group may still be given.
+
+    Dead letters count if they died at or after `dead_since_ms`, because they can be replayed.
+    Messages that are away, or came back as copies, do not count, nor do those below
+    `first_sequence`: they were given up by force.
+    """
+    copies = state.aside.copies
+    waiting = (run for run in state.redeliveries.runs() if run.next > first_sequence)
+    ranges = [(run.first, run.next) for run in (waiting if copies else islice(waiting, 1))]
+    ranges += [
+        (lease.first_sequence, lease.next_sequence)
+        for _, log in state.consumers()
+        for lease in log.leases()
+    ]
+    left = [
+        (max(first, first_sequence), next_) for first, next_ in ranges if next_ > first_sequence
+    ]
+    needed = [max(state.cursor, first_sequence)]
+    if copies:
+        needed += [one for run in left for one, _ in state.aside.without_copies(*run)]
+    else:
+        needed += [first for first, _ in left]
+    if state.lanes is not None:
+        keyed = (one for one, _ in state.lanes.sequences() if one >= first_sequence)
+        needed += [one for one in keyed if not state.aside.holds(one)]
+    dead = state.dead.first_since(dead_since_ms, without=copies, first_sequence=first_sequence)
+    if dead is not None:
+        needed.append(dead)
+    return min(needed)
+
+
+def first_copy(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -> int | None:
+    """The lowest sequence in the queue of copies that this group may still be given.
+
+    Copies below `first_sequence` were given up by force.
+    """
+    dead, copies = state.dead, state.aside.copies
+    if not copies:
+        return None
+    needed = [
+        copy
+        for sequence, copy in copies.items()
+        if copy >= first_sequence
+        and (sequence not in dead or dead[sequence].at_ms >= dead_since_ms)
+    ]
+    return min(needed, default=None)
