@@ -25,8 +25,8 @@
     │   ├── ConsumerReplacedError a pull of a broadcast whose name another process has taken over
     │   └── InvalidRecordError    one record of the request is damaged; names its message
     ├── RequestRefusedError       refused before its content was looked at (face/answers.py)
-    ├── TokenFileError            the tokens cannot be used (face/callers/token_file.py)
-    └── TlsError                  a certificate or key cannot be used (face/callers/tls.py)
+    ├── TokenFileError            the tokens cannot be used (face/authentication/token_file.py)
+    └── TlsError                  a certificate or key cannot be used (face/authentication/tls.py)
 
 What only one module raises, and nobody below it knows, is defined there and drawn here.
 

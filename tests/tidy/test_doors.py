@@ -13,7 +13,7 @@ from tests.tidy.house import Source, product
 DISK = "broker/qmq_broker/storage/files/disk.py"
 OPEN_FILES = "broker/qmq_broker/storage/files/os_file.py"
 #: Tokens and certificates: the operator's, outside of the data directory.
-OUTSIDE = "broker/qmq_broker/face/callers/outside_files.py"
+OUTSIDE = "broker/qmq_broker/face/authentication/outside_files.py"
 
 #: What of `os` reaches a file. The rest (`environ`, `getpid`, `path`, `urandom`) is harmless.
 OS_FILE_CALLS = {

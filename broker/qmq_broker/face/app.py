@@ -27,7 +27,7 @@ from qmq_broker.face.answers import (
     error_headers,
     refuse,
 )
-from qmq_broker.face.callers.door import Door
+from qmq_broker.face.authentication.authenticator import Authenticator
 from qmq_broker.face.http.request_response import RequestResponse
 from qmq_broker.face.http.requests import (
     BodyRoom,
@@ -56,23 +56,28 @@ class App:
     """Serves the requests of one broker."""
 
     def __init__(
-        self, broker: Broker, limits: FaceLimits, *, instance: int, door: Door | None = None
+        self,
+        broker: Broker,
+        limits: FaceLimits,
+        *,
+        instance: int,
+        authenticator: Authenticator | None = None,
     ) -> None:
-        """Without a `door`, everybody may do everything."""
-        self._door = door or Door(None, broker.time.now_ms)
+        """Without a authenticator, everybody may do everything."""
+        self._authenticator = authenticator or Authenticator(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
-        self._hot = HotRoutes(broker, limits, self._room, self._door, instance=instance)
+        self._hot = HotRoutes(broker, limits, self._room, self._authenticator, instance=instance)
         # Pulls that wait ask again whether they may
-        self._door.on_changed = broker.delivery.waiting.wake_all
+        self._authenticator.on_changed = broker.delivery.waiting.wake_all
         self._refused = broker.measures.refused
-        self._admin = self._admin_app(Handlers(broker, has_tokens=self._door.has_tokens))
+        self._admin = self._admin_app(Handlers(broker, has_tokens=self._authenticator.has_tokens))
         self._failures = Repeats()
 
     async def serve(self, request: RequestResponse) -> None:
         """Authenticate the caller, let the route answer, and answer whatever goes wrong."""
         scope = request.scope
         try:
-            self._door.authenticate(scope, is_open=scope["path"] in _OPEN)
+            self._authenticator.authenticate(scope, is_open=scope["path"] in _OPEN)
             route = _HOT.get(scope["path"])
             if route is None:
                 await self._ask_admin(request)

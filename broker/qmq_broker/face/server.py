@@ -24,12 +24,12 @@ import uvloop
 
 from qmq_broker.errors import CorruptionError, NoRoomError, StoreError
 from qmq_broker.face.app import App
-from qmq_broker.face.callers.tls import TlsError
-from qmq_broker.face.callers.token_file import TokenFileError
+from qmq_broker.face.authentication.tls import TlsError
+from qmq_broker.face.authentication.token_file import TokenFileError
 from qmq_broker.face.connection.listener import (
     BACKLOG,
     BrokerServer,
-    Entrance,
+    Security,
     end_slow_connections,
     files_needed,
     fit_connections,
@@ -95,7 +95,7 @@ def serve(
     if bounds is None:
         return ExitCode.USAGE
     try:
-        entrance = Entrance.of(options, clock)
+        security = Security.of(options, clock)
     except (TokenFileError, TlsError) as error:
         log_event(_LOG, logging.CRITICAL, "not_started", code=error.code, reason=error)
         return ExitCode.USAGE
@@ -117,7 +117,7 @@ def serve(
             store=options.store,
             is_read_only=options.is_read_only,
         )
-        process = _Process(options, store, clock, settings, bounds, entrance)
+        process = _Process(options, store, clock, settings, bounds, security)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(process.run(listener))
 
@@ -145,14 +145,14 @@ class _Process:
         clock: Clock,
         settings: BrokerSettings,
         face_limits: FaceLimits,
-        entrance: Entrance,
+        security: Security,
     ) -> None:
         self._options = options
         self._store = store
         self._clock = clock
         self._settings = settings
         self._face_limits = face_limits
-        self._entrance = entrance
+        self._security = security
         self._signals = 0
         self._repeats = Repeats()
 
@@ -164,7 +164,7 @@ class _Process:
             broker,
             self._face_limits,
             instance=instance_of(secrets.randbits(64)),
-            door=self._entrance.door,
+            authenticator=self._security.authenticator,
         )
         server = self._make_server(face)
         broker.on_end = lambda: self._on_poisoned(broker, server)
@@ -211,13 +211,13 @@ class _Process:
         return BrokerServer(
             config,
             self._on_listening,
-            self._entrance.tls,
+            self._security.tls,
             limits,
         )
 
     def _on_listening(self, sockets: list[socket.socket]) -> None:
         host, port = sockets[0].getsockname()[:2]
-        scheme = "http" if self._entrance.tls is None else "https"
+        scheme = "http" if self._security.tls is None else "https"
         log_event(_LOG, logging.INFO, "limits", details=self._limits_told())
         # The last line of a start: short, for people who wait for it at a terminal.
         log_event(
@@ -226,7 +226,7 @@ class _Process:
             "listening",
             url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
             pid=os.getpid(),
-            tokens=self._entrance.tokens_count(),
+            tokens=self._security.tokens_count(),
         )
 
     def _limits_told(self) -> dict[str, object]:
@@ -273,7 +273,7 @@ class _Process:
                     reason=reason,
                     connections=connections,
                 )
-        requests = self._repeats.due("strangers_refused", now_s, self._entrance.step())
+        requests = self._repeats.due("strangers_refused", now_s, self._security.step())
         if requests:
             log_event(_LOG, logging.WARNING, "strangers_refused", requests=requests)
 
@@ -289,7 +289,7 @@ class _Process:
 
     def _on_hang_up(self) -> None:
         log_event(_LOG, logging.INFO, "reloading", signal="SIGHUP")
-        self._entrance.reload()
+        self._security.reload()
 
     def _on_stop(self, broker: Broker, server: BrokerServer) -> None:
         log_event(_LOG, logging.INFO, "draining", reason=broker.serving.reason)

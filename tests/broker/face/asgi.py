@@ -13,7 +13,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.app import App
-from qmq_broker.face.callers.door import Door
+from qmq_broker.face.authentication.authenticator import Authenticator
 from qmq_broker.face.http.request_response import RequestResponse, SteppedCoroutine
 from qmq_broker.face.limits import FaceLimits
 from qmq_client.wire.requests import (
@@ -48,12 +48,14 @@ class Client:
     """Calls the application; the writer runs between its steps."""
 
     def __init__(
-        self, rig: Rig, limits: FaceLimits | None = None, door: Door | None = None
+        self, rig: Rig, limits: FaceLimits | None = None, authenticator: Authenticator | None = None
     ) -> None:
         self.rig = rig
         #: Whether the writer gets its turns.
         self.is_writing = True
-        self.app = App(rig.broker, limits or FaceLimits(), instance=0xABCD, door=door)
+        self.app = App(
+            rig.broker, limits or FaceLimits(), instance=0xABCD, authenticator=authenticator
+        )
 
     def post(self, path: str, body: object, content_type: bytes = JSON, **more: Any) -> Reply:
         """POST bytes, or a value as JSON."""

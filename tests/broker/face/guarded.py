@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq_broker.face.callers.access import parse_right
-from qmq_broker.face.callers.door import Door
-from qmq_broker.face.callers.token_file import WatchedTokens, change_tokens
-from qmq_broker.face.callers.tokens import TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.authentication.access import parse_right
+from qmq_broker.face.authentication.authenticator import Authenticator
+from qmq_broker.face.authentication.token_file import WatchedTokens, change_tokens
+from qmq_broker.face.authentication.tokens import TokenEntry, TokenList, digest_of, new_token
 from tests.broker.face.asgi import Client, Reply
 from tests.broker.service.rig import Rig
 
@@ -37,8 +37,8 @@ class Guarded:
         )
         change_tokens(str(path), lambda _: TokenList(tokens=entries))
         self.tokens = {name: text for name, (_, text) in made.items()}
-        self.door = Door(WatchedTokens(str(path)), rig.broker.time.now_ms)
-        self.client = Client(rig, door=self.door)
+        self.authenticator = Authenticator(WatchedTokens(str(path)), rig.broker.time.now_ms)
+        self.client = Client(rig, authenticator=self.authenticator)
 
     def ask(self, caller: str | None, method: str, path: str, body: object = None) -> Reply:
         headers = []

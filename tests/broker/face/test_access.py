@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face.callers import tokens as tokens_module
-from qmq_broker.face.callers.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
-from qmq_broker.face.callers.token_file import (
+from qmq_broker.face.authentication import tokens as tokens_module
+from qmq_broker.face.authentication.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
+from qmq_broker.face.authentication.token_file import (
     TokenFileError,
     WatchedTokens,
     change_tokens,
     read_tokens,
 )
-from qmq_broker.face.callers.tokens import (
+from qmq_broker.face.authentication.tokens import (
     TokenEntry,
     TokenList,
     Tokens,

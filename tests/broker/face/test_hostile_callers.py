@@ -1,4 +1,4 @@
-"""Hostile callers at the door of a guarded broker: what they send ends nothing, shows nowhere, and costs nobody else.
+"""Hostile callers of a broker with tokens: what they send ends nothing, shows nowhere, and costs nobody else.
 
 The list of what is tried is numbered by what it attacks; the fuzz is seeded, so that what fails once
 fails again. With `--release` it is longer.
@@ -287,6 +287,6 @@ def test_spoilt_requests_end_nothing_and_leave_nothing_open(
             f"seed {seed}, request {number}: {data!r} got {answer!r}"
         )
         assert b"Traceback" not in answer
-    assert {200, 400, 401, 403} <= seen, "the fuzz reaches behind the door"
+    assert {200, 400, 401, 403} <= seen, "the fuzz reaches the routes"
     assert httpx.get(f"{guarded.broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
     assert open_files(guarded.broker) <= before + 5

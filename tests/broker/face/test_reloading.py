@@ -7,8 +7,8 @@ import json
 import signal
 from pathlib import Path
 
-from qmq_broker.face.callers.token_file import change_tokens
-from qmq_broker.face.callers.tokens import TokenList
+from qmq_broker.face.authentication.token_file import change_tokens
+from qmq_broker.face.authentication.tokens import TokenList
 from tests.broker.face.asgi import Reply, error_of
 from tests.broker.face.guard import add_token, run_token
 from tests.broker.face.guarded import Guarded
@@ -42,7 +42,7 @@ def test_B10_a_pull_that_waits_ends_when_its_token_is_revoked(rig: Rig, tmp_path
 
     def revoke() -> None:
         change_tokens(str(path), lambda _: TokenList())
-        guarded.door.step()
+        guarded.authenticator.step()
 
     reply = asyncio.run(waiting_pull(guarded, revoke))
     assert (reply.status, error_of(reply).code) == (401, "unauthenticated")
@@ -57,7 +57,7 @@ def test_B10_a_message_that_comes_goes_to_nobody_whose_token_was_revoked(
 
     def revoke_and_send() -> None:
         change_tokens(str(path), lambda _: TokenList())
-        guarded.door.step()
+        guarded.authenticator.step()
         rig.send(b"secret", subject="orders.eu")
 
     assert asyncio.run(waiting_pull(guarded, revoke_and_send)).status == 401
@@ -77,7 +77,7 @@ def test_a_pull_that_waits_goes_on_when_other_tokens_change(rig: Rig, tmp_path: 
                 tokens=tuple(one for one in known.tokens if one.name != "producer")
             ),
         )
-        guarded.door.step()
+        guarded.authenticator.step()
         rig.send(b"a", subject="orders.eu")
 
     reply = asyncio.run(waiting_pull(guarded, remove_another_and_send))

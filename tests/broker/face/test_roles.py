@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.face.callers.tokens import new_token
+from qmq_broker.face.authentication.tokens import new_token
 from qmq_broker.face.routes.table import ROUTES
 from tests.broker.face.asgi import Client, error_of
 from tests.broker.face.guarded import CALLERS, Guarded
@@ -132,7 +132,7 @@ def test_a_stranger_is_refused_everywhere_with_the_same_answer(
     assert {reply.status for reply in answers} == {401}
     assert len({reply.body for reply in answers}) == 1
     assert {reply.headers[b"www-authenticate"] for reply in answers} == {b"Bearer"}
-    assert guarded.door.step() == 3
+    assert guarded.authenticator.step() == 3
 
 
 @pytest.mark.parametrize("route", sorted(OPEN))

@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from qmq_broker.face.callers.access import Role
+from qmq_broker.face.authentication.access import Role
 from qmq_broker.face.commands.broker import broker as broker_command
 from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress

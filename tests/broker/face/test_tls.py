@@ -14,8 +14,8 @@ import httpx
 import msgspec
 import pytest
 
-from qmq_broker.face.callers.certificate import validity_of
-from qmq_broker.face.callers.tls import TlsContext
+from qmq_broker.face.authentication.certificate import validity_of
+from qmq_broker.face.authentication.tls import TlsContext
 from qmq_broker.options import TlsOptions
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError

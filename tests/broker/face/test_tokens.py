@@ -16,8 +16,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from qmq_broker.face.callers.token_file import read_tokens
-from qmq_broker.face.callers.tokens import Tokens
+from qmq_broker.face.authentication.token_file import read_tokens
+from qmq_broker.face.authentication.tokens import Tokens
 from qmq_broker.face.commands.token import token
 from qmq_client.commands.root import root
 from tests.broker.face.guard import Authority, add_token, run_token

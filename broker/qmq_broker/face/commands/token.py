@@ -16,10 +16,16 @@ import click
 import msgspec
 
 from qmq_broker.errors import StoreError
-from qmq_broker.face.callers.access import Right, parse_right
-from qmq_broker.face.callers.outside_files import remove, write_new
-from qmq_broker.face.callers.token_file import TokenFileError, change_tokens, read_tokens
-from qmq_broker.face.callers.tokens import TOKENS_MAX, TokenEntry, TokenList, digest_of, new_token
+from qmq_broker.face.authentication.access import Right, parse_right
+from qmq_broker.face.authentication.outside_files import remove, write_new
+from qmq_broker.face.authentication.token_file import TokenFileError, change_tokens, read_tokens
+from qmq_broker.face.authentication.tokens import (
+    TOKENS_MAX,
+    TokenEntry,
+    TokenList,
+    digest_of,
+    new_token,
+)
 from qmq_client.clock import SYSTEM_CLOCK
 
 _DAY_MS: Final = 86_400_000

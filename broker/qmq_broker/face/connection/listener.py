@@ -1,4 +1,4 @@
-"""The listening side of the process: who is let in, with which TLS, and uvicorn around both.
+"""The listening side of the process: tokens and TLS, and uvicorn around both.
 
 How many connections fit beside the files that the broker must be able to open.
 
@@ -21,9 +21,9 @@ from typing import Final, Self, cast
 
 import uvicorn
 
-from qmq_broker.face.callers.door import Door
-from qmq_broker.face.callers.tls import TlsContext
-from qmq_broker.face.callers.token_file import WatchedTokens
+from qmq_broker.face.authentication.authenticator import Authenticator
+from qmq_broker.face.authentication.tls import TlsContext
+from qmq_broker.face.authentication.token_file import WatchedTokens
 from qmq_broker.face.connection.protocol import Connection
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event
@@ -38,10 +38,10 @@ _AFTER_FAILURE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrance:
+class Security:
     """What stands between the network and the routes."""
 
-    door: Door
+    authenticator: Authenticator
     tokens: WatchedTokens | None
     tls: TlsContext | None
 
@@ -50,7 +50,7 @@ class Entrance:
         """Read tokens and certificate; raises `TokenFileError` or `TlsError`."""
         tokens = WatchedTokens(options.tokens_file) if options.tokens_file else None
         tls = TlsContext(options.tls, clock.now_ms) if options.tls is not None else None
-        return cls(door=Door(tokens, clock.now_ms), tokens=tokens, tls=tls)
+        return cls(authenticator=Authenticator(tokens, clock.now_ms), tokens=tokens, tls=tls)
 
     def reload(self) -> None:
         """Let the next step read tokens and certificate, changed or not."""
@@ -62,7 +62,7 @@ class Entrance:
         """Check the files; returns how many requests were turned away since the last step."""
         if self.tls is not None:
             self.tls.step()
-        return self.door.step()
+        return self.authenticator.step()
 
     def tokens_count(self) -> int | str:
         """For the log: how many tokens there are, or that there is no such file."""
@@ -105,7 +105,7 @@ class BrokerServer(uvicorn.Server):
         for listener in sockets:
             listener.listen(self.config.backlog)
             listener.setblocking(False)
-            doorman = _Doorman(
+            accepting = _TlsListener(
                 lambda sock: loop.connect_accepted_socket(
                     self._protocol,
                     sock,
@@ -116,8 +116,8 @@ class BrokerServer(uvicorn.Server):
                 self.server_state.connections,
                 self._limits,
             )
-            doorman.start(listener)
-            self.servers.append(cast("asyncio.Server", doorman))
+            accepting.start(listener)
+            self.servers.append(cast("asyncio.Server", accepting))
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:
@@ -129,7 +129,7 @@ class BrokerServer(uvicorn.Server):
         )
 
 
-class _Doorman:
+class _TlsListener:
     """Accepts connections and does their TLS handshakes, some at a time, in place of the loop's own
     server.
 

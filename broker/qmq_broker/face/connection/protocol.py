@@ -33,7 +33,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from qmq_broker.face.answers import RequestRefusedError, error_answer, refuse, retry_after
 from qmq_broker.face.app import App
-from qmq_broker.face.callers.door import CERTIFICATE_NAMES, certificate_names
+from qmq_broker.face.authentication.authenticator import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.http.request_response import RequestResponse, SteppedCoroutine, answer_head
 from qmq_broker.face.http.requests import DROP
 from qmq_broker.face.limits import FaceLimits

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Scope
 
 from qmq_broker.face.answers import RequestRefusedError, refuse
-from qmq_broker.face.callers.access import CALLER, NOBODY, Caller
+from qmq_broker.face.authentication.access import CALLER, NOBODY, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
 from qmq_client.wire.requests import (

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.authentication.authenticator import caller_of
 from qmq_broker.face.http.request_response import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.find import Finder

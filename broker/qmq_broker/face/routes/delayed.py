@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from qmq_broker.errors import BusyError, CorruptionError, NotFoundError
 from qmq_broker.face.answers import error_answer
-from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.authentication.authenticator import caller_of
 from qmq_broker.face.http.request_response import make_known
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json

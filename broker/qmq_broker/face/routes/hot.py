@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, refuse
-from qmq_broker.face.callers.door import Door, caller_of
+from qmq_broker.face.authentication.authenticator import Authenticator, caller_of
 from qmq_broker.face.http.request_response import Outcome, RequestResponse, make_known
 from qmq_broker.face.http.requests import (
     BodyRoom,
@@ -61,12 +61,18 @@ class HotRoutes:
     """Send, pull and settle of one broker."""
 
     def __init__(
-        self, broker: Broker, limits: FaceLimits, room: BodyRoom, door: Door, *, instance: int
+        self,
+        broker: Broker,
+        limits: FaceLimits,
+        room: BodyRoom,
+        authenticator: Authenticator,
+        *,
+        instance: int,
     ) -> None:
         """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
         self._broker = broker
         self._room = room
-        self._door = door
+        self._authenticator = authenticator
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._one_aside = asyncio.Lock()
@@ -213,7 +219,7 @@ class HotRoutes:
         """Pull after a wake, if the caller still may; one that is refused passes its wake on."""
         delivery = self._broker.delivery
         try:
-            self._door.authenticate(scope)
+            self._authenticator.authenticate(scope)
             check_subject(scope, request.subject)
             self._check_answer(request)
             owner = caller_of(scope).owner

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qmq_broker.face.callers.access import Role
+from qmq_broker.face.authentication.access import Role
 from qmq_broker.face.routes.route import About, Route
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 from starlette.requests import Request
 from starlette.types import Scope
 
-from qmq_broker.face.callers.access import ALL_SUBJECTS, Role
-from qmq_broker.face.callers.door import caller_of
+from qmq_broker.face.authentication.access import ALL_SUBJECTS, Role
+from qmq_broker.face.authentication.authenticator import caller_of
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
 #: Highest sequence, offset and time.

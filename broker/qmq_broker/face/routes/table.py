@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qmq_broker.face.callers.access import Role
+from qmq_broker.face.authentication.access import Role
 from qmq_broker.face.http.request_response import RequestResponse
 from qmq_broker.face.http.requests import Head
 from qmq_broker.face.routes.admin import Admin

@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from qmq_broker.face.callers.access import Caller, Right
+from qmq_broker.face.authentication.access import Caller, Right
 
 #: With more clients than this, another way of identifying them is needed.
 TOKENS_MAX: Final = 10_000

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.face.callers.certificate import Validity, validity_of
-from qmq_broker.face.callers.outside_files import Stamp, read_bounded, stamp_of
+from qmq_broker.face.authentication.certificate import Validity, validity_of
+from qmq_broker.face.authentication.outside_files import Stamp, read_bounded, stamp_of
 from qmq_broker.face.logs import log_event
 from qmq_broker.options import TlsOptions
 from qmq_client.wire.errors import QmqError

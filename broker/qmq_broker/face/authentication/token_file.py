@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from qmq_broker.errors import LockedError
-from qmq_broker.face.callers.outside_files import Stamp, read_bounded, stamp_of
-from qmq_broker.face.callers.tokens import (
+from qmq_broker.face.authentication.outside_files import Stamp, read_bounded, stamp_of
+from qmq_broker.face.authentication.tokens import (
     FILE_BYTES_MAX,
     TokenList,
     Tokens,

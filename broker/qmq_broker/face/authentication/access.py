@@ -5,7 +5,7 @@ may do both, and change the data of others: state, dead letters, positions of gr
 one name, a prefix of names (`orders.*`), or all (`*`). There is no other pattern, so nothing a
 untrusted client writes is ever run as one.
 
-Pure: `token_file.py` says where tokens come from, `door.py` how callers are authenticated.
+Pure: `token_file.py` says where tokens come from, `authenticator.py` how callers are authenticated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qmq_client.wire.names import is_name
 from qmq_client.wire.shown import shorten
 
 ALL_SUBJECTS: Final = "*"
-#: The caller in the scope of a request; see `door.py`.
+#: The caller in the scope of a request; see `authenticator.py`.
 CALLER: Final = "qmq.caller"
 
 

@@ -1,8 +1,8 @@
-"""The door: every request gets its caller here, before anything of it is looked at.
+"""Authentication of requests: each gets its caller before anything else of it is looked at.
 
-A broker with tokens refuses everybody who shows none (401), always with the same answer. What a
-known caller may do is checked where the subject is known (`routes/route.py`). A broker without tokens takes everybody as `ANYBODY`. A connection with a
-verified client certificate may be identified by a name in it.
+A broker with tokens refuses everybody who shows none (401), always with the same answer. What a known caller may
+do is checked where the subject is known (`routes/route.py`). A broker without tokens takes everybody as `ANYBODY`.
+A connection with a verified client certificate may be identified by a name in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from qmq_broker.face.answers import refuse
-from qmq_broker.face.callers.access import ANYBODY, CALLER, NOBODY, Caller
-from qmq_broker.face.callers.token_file import WatchedTokens
+from qmq_broker.face.authentication.access import ANYBODY, CALLER, NOBODY, Caller
+from qmq_broker.face.authentication.token_file import WatchedTokens
 
 #: Where the connection's protocol puts the names of a verified certificate.
 CERTIFICATE_NAMES: Final = "certificate_names"
@@ -23,8 +23,8 @@ _BEARER: Final = b"bearer "
 _HEADER_BYTES_MAX: Final = 200
 
 
-class Door:
-    """Tells callers apart. Belongs to the loop thread."""
+class Authenticator:
+    """Finds the caller of each request. Belongs to the loop thread."""
 
     def __init__(self, tokens: WatchedTokens | None, now_ms: Callable[[], int]) -> None:
         self._tokens = tokens
@@ -70,7 +70,7 @@ class Door:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller that `Door.authenticate` found."""
+    """The caller that `Authenticator.authenticate` found."""
     caller: Caller = scope[CALLER]
     return caller
 
