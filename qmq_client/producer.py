@@ -54,7 +54,7 @@ from qmq_client.outbox.sending.unawaited import (
     sent,
     sent_many,
 )
-from qmq_client.outbox.table import DEFAULT_TABLES, Tables
+from qmq_client.outbox.table import AS_NAMED, DEFAULT_TABLES, Tables
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.receipts import Receipt
 from qmq_client.publishing.stats import Flushed, PublisherStats
@@ -418,7 +418,8 @@ class Producer:
         """Delete an unsent row; its subject, or None if there was no such row."""
         columns = self._inserts.tables.outbox.c
         subject: str | None = connection.scalar(
-            sa.select(columns.subject).where(columns.message_id == message_id)
+            sa.select(columns.subject).where(columns.message_id == message_id),
+            execution_options=AS_NAMED,
         )
         return subject if self._delete(connection, message_id) else None
 

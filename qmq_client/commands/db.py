@@ -21,8 +21,8 @@ from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.database.errors import database_errors
 from qmq_client.database.url import known_url
 from qmq_client.doctor import sqlite
+from qmq_client.doctor.drift import find_drift
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
-from qmq_client.outbox.checking.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_PREFIX
 from qmq_client.settings.sections import DatabaseSection
 from qmq_migrations.adoption import ALEMBIC_TABLE

@@ -6,8 +6,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from qmq_client.doctor.drift import find_drift
 from qmq_client.doctor.finding import Findings, Thresholds, found
-from qmq_client.outbox.checking.drift import find_drift
 from qmq_client.outbox.committed.settling import UNDELETED
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from qmq_client.wire.message_id import format_message_id
+
 
 # One is made for each message, so it is a type that takes a fifth of a dataclass's time.
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,16 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     #: Row number of a claimed row: a way to find it, not its identity.
     number: int | None = None
+
+
+_NAMED_IDS_MAX: Final = 5
+
+
+def ids_text(rows: Sequence[OutboxRow]) -> str:
+    """The messages as errors and the log name them."""
+    shown = ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX])
+    more = len(rows) - _NAMED_IDS_MAX
+    return f"message {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.doctor.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_migrations.upgrade import downgrade, migrate
 from tests.conftest import MakeDatabase

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.doctor.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_migrations.lock import lock_for
 from qmq_migrations.upgrade import migrate, newest_revision

@@ -15,7 +15,7 @@ from alembic.config import CommandLine, Config
 from click.testing import CliRunner
 
 from qmq_client.commands.root import root
-from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.doctor.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES, make_tables
 from tests.conftest import MakeDatabase
 from tests.migrations.schemas import live_schema

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.doctor.drift import find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_migrations.upgrade import migrate, upgrade_sql
 from tests.conftest import MakeServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.outbox.checking.drift import find_drift
+from qmq_client.doctor.drift import find_drift
 from qmq_client.outbox.table import REVISIONS, create_tables, make_tables
 from qmq_migrations.adoption import TABLES_OF
 from qmq_migrations.errors import (

@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.database.own_connections import OwnConnections
-from qmq_client.outbox.table import LIVE, ORDER_LOCKS, PARKED
+from qmq_client.outbox.table import AS_NAMED, LIVE, ORDER_LOCKS, PARKED
 
 #: Rows that one query may read; a key with more is queried alone, and only its first rows are read.
 WAITING_ROWS_MAX: Final = 10_000
@@ -112,4 +112,4 @@ def missing_locks(found: set[int]) -> list[int]:
 
 
 def _locks(connection: sa.Connection, order_lock: sa.Table) -> set[int]:
-    return set(connection.scalars(sa.select(order_lock.c.slot)))
+    return set(connection.scalars(sa.select(order_lock.c.slot), execution_options=AS_NAMED))

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from qmq_client.errors import ConfigurationError
 from qmq_client.outbox.database.claiming import ClaimTerms
 from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import ORDER_LOCKS
+from qmq_client.outbox.table import AS_NAMED, ORDER_LOCKS
 
 
 def refuse(reason: str) -> sa.exc.OperationalError:
@@ -102,7 +102,8 @@ class OutboxDialect(ABC):
             .where(order_lock.c.slot.in_(slots))
             .order_by(order_lock.c.slot)
             .limit(len(slots))  # or `sql_select_limit` of MySQL would leave some unlocked
-            .with_for_update()
+            .with_for_update(),
+            execution_options=AS_NAMED,
         )
         return len(locked.all()) == len(slots)
 

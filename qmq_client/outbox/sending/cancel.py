@@ -7,7 +7,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from qmq_client.outbox.database.dialect import dialect_of
-from qmq_client.outbox.table import LIVE, PARKED
+from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 
 #: How long after a row's time its owner may still wait for the answer to its last request,
 #: and the request may still arrive: twice as long as one waits for an answer.
@@ -36,6 +36,7 @@ def delete_unsent(
             columns.message_id == message_id,
             columns.state.in_((LIVE, PARKED)),
             is_free if own is None else columns.token == own,
-        )
+        ),
+        execution_options=AS_NAMED,
     )
     return deleted.rowcount > 0

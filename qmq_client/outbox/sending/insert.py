@@ -28,16 +28,14 @@ from qmq_client.outbox.database.autocommit import is_autocommit
 from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect
 from qmq_client.outbox.database.placeholders import placeholders
 from qmq_client.outbox.database.table_names import in_own_schema
-from qmq_client.outbox.row import OutboxRow
-from qmq_client.outbox.table import LIVE, Tables
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.outbox.row import OutboxRow, ids_text
+from qmq_client.outbox.table import AS_NAMED, LIVE, Tables
 from qmq_client.wire.shown import shorten
 
 #: Rows in one statement: with five parameters each, far below every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 1_000
 #: Numbers of rows whose statement is kept.
 _KEPT_TEXTS: Final = 16
-_NAMED_IDS_MAX: Final = 5
 _COLUMNS: Final = (
     "message_id",
     "subject",
@@ -145,7 +143,8 @@ class Inserts:
     def _are_there(self, connection: sa.Connection, rows: Sequence[OutboxRow]) -> bool:
         number = self.tables.outbox.c.message_id
         query = sa.select(sa.func.count()).where(number.in_({row.message_id for row in rows}))
-        return bool(connection.scalar(query) == len({row.message_id for row in rows}))
+        found = connection.scalar(query, execution_options=AS_NAMED)
+        return bool(found == len({row.message_id for row in rows}))
 
     def _text(self, count: int, *, skips_known: bool) -> str:
         text = self._texts.get((count, skips_known))
@@ -247,10 +246,3 @@ def closed_error(error: sa.exc.InvalidRequestError) -> NoTransactionError:
         f"the session's transaction takes no more work: {error}. Send before the commit, and inside an "
         "`after_begin` listener with `session=connection`, the event's connection"
     )
-
-
-def ids_text(rows: Sequence[OutboxRow]) -> str:
-    """The messages as errors name them."""
-    shown = ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX])
-    more = len(rows) - _NAMED_IDS_MAX
-    return f"message {shown}{f' and {more} more' if more > 0 else ''}"

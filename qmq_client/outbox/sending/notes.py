@@ -22,9 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from qmq_client.outbox.row import OutboxRow
+from qmq_client.outbox.row import OutboxRow, ids_text
 from qmq_client.outbox.sending.unawaited import end_unawaited, flush_unawaited, write_unawaited
-from qmq_client.wire.message_id import format_message_id
 
 _log = logging.getLogger("qmq.producer")
 
@@ -35,7 +34,6 @@ _COMMITTING: Final = "qmq_committing"
 #: The savepoint whose end was announced last.
 _ANNOUNCED: Final = "qmq_announced"
 _HAS_COMMITTED: Final = "qmq_has_committed"
-_NAMED_IDS_MAX: Final = 5
 
 
 # One for each send, so it is a type that takes a fifth of a dataclass's time.
@@ -211,7 +209,7 @@ def _tell_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
         "a session was closed without commit, so the messages=%d that were sent since are not sent: %s. "
         "Send before the commit; commit after the send",
         len(rows),
-        ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX]),
+        ids_text(rows),
     )
 
 

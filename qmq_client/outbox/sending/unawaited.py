@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction, registry
 
 from qmq_client.errors import NoTransactionError
-from qmq_client.outbox.row import OutboxRow
-from qmq_client.wire.message_id import format_message_id
+from qmq_client.outbox.row import OutboxRow, ids_text
 
 _log = logging.getLogger("qmq.producer")
 
@@ -116,7 +115,7 @@ class Pending:
         """Write the rows; raises `NoTransactionError` if it is too late."""
         if self.is_over:
             raise NoTransactionError(
-                f"{_ids(self.rows)} was not written: its transaction or savepoint ended before the send was "
+                f"{ids_text(self.rows)} was not written: its transaction or savepoint ended before the send was "
                 "awaited, or its task was cancelled. Write `await producer.send(…)`"
             )
         if not self.is_written:
@@ -132,7 +131,7 @@ class Pending:
             _log.error(
                 "%s was sent with an AsyncConnection and never awaited, so it was not written: write "
                 "`await producer.send(…)`",
-                _ids(self.rows),
+                ids_text(self.rows),
             )
 
 
@@ -196,7 +195,7 @@ def write_unawaited(session: Session, *, is_whole: bool) -> None:
             _log.error(
                 "%s was sent with an AsyncSession and not awaited, so it was written by its flush: write "
                 "`await producer.send(…)`",
-                _ids(each.rows),
+                ids_text(each.rows),
             )
             each.write_in(session)
 
@@ -242,7 +241,3 @@ def has_unawaited(session: Session, message_id: bytes) -> bool:
 def _unwritten(session: Session) -> list[PendingInSession]:
     found: Iterable[PendingInSession] = session.info.get(_UNAWAITED, ())
     return [each for each in found if not (each.is_written or each.is_over)]
-
-
-def _ids(rows: Sequence[OutboxRow]) -> str:
-    return ", ".join(f"message {format_message_id(row.message_id)}" for row in rows)

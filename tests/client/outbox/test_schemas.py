@@ -199,7 +199,8 @@ def test_S1_S2_what_an_application_makes_of_its_own_schemas_moves_no_table_of_ou
 ) -> None:
     engine = make_database(kind).engine()
     create_tables(engine)
-    translated = {None: make_tenant(kind, engine, make_database)}
+    its_own = make_tenant(kind, engine, make_database)
+    translated = {None: its_own, engine.dialect.default_schema_name: its_own}
     tenant = engine.execution_options(schema_translate_map=translated)
     broker = MemoryBroker()
     options = ProducerOptions(background=False, strict=strict, order_by_key=True)
@@ -222,7 +223,8 @@ def test_C5_an_inbox_is_where_it_is_whatever_an_application_makes_of_its_own_sch
 ) -> None:
     engine = make_database(kind).engine()
     create_tables(engine)
-    translated = {None: make_tenant(kind, engine, make_database)}
+    its_own = make_tenant(kind, engine, make_database)
+    translated = {None: its_own, engine.dialect.default_schema_name: its_own}
     tenant = engine.execution_options(schema_translate_map=translated)
     inbox = Inbox(tenant, group="stock")
     one, two = b"1" * 16, b"2" * 16
