@@ -65,6 +65,9 @@ class Caller:
         ]
         return query.subjects(), sorted(groups)
 
+    def groups(self) -> set[tuple[str, str]]:
+        return {(one.subject, one.group) for one in self.rig.broker.query.groups()}
+
     def send(self) -> None:
         messages: list[dict[str, Any]] = [
             {"subject": f"s{self.draw.randrange(8)}", "body": "x" * self.draw.randrange(900)}
@@ -84,7 +87,9 @@ class Caller:
             names = self.given[-1][0]
         more = {"max_messages": self.draw.choice([1, 20]), "max_attempts": self.draw.randint(1, 3)}
         lease_ms = self.draw.choice([50, 1_000, 60_000])
+        before = self.groups()
         reply = self.ask("/v1/pull", {**names, **more, "lease_ms": lease_ms})
+        assert reply.status == 200 or self.groups() == before, "a refused pull makes no group"
         if reply.status == 200 and reply.json["messages"]:
             self.given.append((names, reply.json))
 

@@ -71,20 +71,25 @@ class Budget:
         if not self.groups_of[owner]:
             del self.groups_of[owner], self.bytes_of[owner]
 
-    def refusal(self, owner: str) -> BusyError | None:
-        """Why groups of this token get nothing new; None if there is room."""
-        limits = self._limits
-        if self.memory_bytes >= limits.groups_bytes:
-            return _refusal("memory of all groups", self.memory_bytes, limits.groups_bytes)
-        if owner and self.bytes_of[owner] >= limits.groups_bytes_per_token:
+    def refusal(self, owner: str, *, more_bytes: int = 0) -> BusyError | None:
+        """Why groups of this token get nothing new; None if there is room, also behind `more_bytes`."""
+        limits, used_bytes = self._limits, self.memory_bytes + more_bytes
+        if used_bytes >= limits.groups_bytes:
+            return _refusal("memory of all groups", used_bytes, limits.groups_bytes)
+        used_bytes = self.bytes_of[owner] + more_bytes
+        if owner and used_bytes >= limits.groups_bytes_per_token:
             of = f"memory of the groups of token {owner}"
-            return _refusal(of, self.bytes_of[owner], limits.groups_bytes_per_token)
+            return _refusal(of, used_bytes, limits.groups_bytes_per_token)
         return None
+
+    def check_room(self, owner: str, more_bytes: int) -> None:
+        """Raise `BusyError` if another group of so many bytes would get no messages."""
+        if (refusal := self.refusal(owner, more_bytes=more_bytes)) is not None:
+            raise refusal
 
     def check_new_group(self, owner: str) -> None:
         """Raise `BusyError` if this token may not make another group."""
-        if (refusal := self.refusal(owner)) is not None:
-            raise refusal
+        self.check_room(owner, 0)
         groups, limits = len(self._counted), self._limits
         if groups >= limits.groups:
             raise too_many("groups", groups, limits.groups)

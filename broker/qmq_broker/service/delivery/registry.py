@@ -261,7 +261,9 @@ class Groups:
             first_sequence=position_of(self._store, subject, parse_start(request.start)),
             max_attempts=request.max_attempts,
         )
-        group = self._group(new_state(defined), now_ms)
+        state = new_state(defined)
+        self._budget.check_room(owner, state.memory_bytes)
+        group = self._group(state, now_ms)
         group.state.next_pull_floor = self._pull_floor
         actions: list[Action] = [defined]
         if owner:
