@@ -82,7 +82,8 @@ class Growth:
 
     def rows(self) -> list[Row]:
         """How much more one message of many costs than one of few, and what a run costs when nothing is new."""
-        rows = [row for name, taken_s in self._taken_s.items() for row in _growth(name, taken_s)]
+        measured = {name: taken_s for name, taken_s in self._taken_s.items() if taken_s}
+        rows = [row for name, taken_s in measured.items() for row in _growth(name, taken_s)]
         most = max(self._repeated_s)
         goal = None
         ratios = paired_ratios(self._taken_s[_ALL][most], self._repeated_s[most])

@@ -64,7 +64,8 @@ def run(bench: Bench) -> Iterator[Row]:
     spark = get_session(SessionOptions(log_file=bench.directory / "jvm.log", settings=settings))
     try:
         yield from scan_rows(bench, spark, messages)
-        yield from wide_rows(bench, spark, messages // 4)
+        if not is_tiny:  # the same code, with other bodies
+            yield from wide_rows(bench, spark, messages // 4)
         yield from outbox_rows(bench, spark, messages // 2, has_jar=jar is not None)
         yield from stream_rows(bench, spark, messages)
         yield from live_rows(bench, spark)
@@ -85,7 +86,8 @@ def _growth_rows(bench: Bench, spark: SparkSession, began_s: float) -> Iterator[
     rounds = min(bench.rounds, _ROUNDS_MAX)
     growth = Growth(bench, spark)
     growth.to(small)
-    growth.run_two(rounds)
+    if bench.effort is not Effort.TINY:  # the first jobs of all
+        growth.run_two(rounds)
     growth.run_all(rounds)
     if middle > small:
         growth.to(middle)

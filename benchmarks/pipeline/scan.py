@@ -28,8 +28,11 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
     log = bench.directory / "log"
     fill(log, messages)
     ingested = Folders(bench.directory / "ingested")
-    parquet = _parquet(spark, log, ingested.fresh())
+    tables = ingested.fresh()
+    first_s = elapsed_s(lambda: _ingest(spark, log, tables))
+    parquet = _parquet(spark, tables)
     written = Folders(bench.directory / "written")
+    is_tiny = bench.effort is Effort.TINY
     variants = {
         "all": lambda: _taken_s(_source(spark, log)),
         "all of Parquet": lambda: _taken_s(parquet),
@@ -39,7 +42,10 @@ def scan_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
         "count": lambda: elapsed_s(lambda: _count(_source(spark, log, "subject"))),
         "count of Parquet": lambda: elapsed_s(lambda: _count(parquet)),
         "plain Python": lambda: elapsed_s(lambda: plain_scan(log)),
-        "ingest": lambda: elapsed_s(lambda: _ingest(spark, log, ingested.fresh())),
+        # Where figures mean nothing, the tables are not made again.
+        "ingest": lambda: (
+            first_s if is_tiny else elapsed_s(lambda: _ingest(spark, log, ingested.fresh()))
+        ),
         "JVM": lambda: elapsed_s(lambda: _write(_source(spark, log), written.fresh())),
     }
     goals = (
@@ -66,7 +72,7 @@ def wide_rows(bench: Bench, spark: SparkSession, messages: int) -> list[Row]:
     log = bench.directory / "wide log"
     fill(log, messages, body_bytes=_WIDE_BYTES)
     folders = Folders(bench.directory / "wide tables")
-    parquet = _parquet(spark, log, folders.fresh())
+    parquet = _parquet(spark, _ingest(spark, log, folders.fresh()))
     variants = {
         "all": lambda: _taken_s(_source(spark, log)),
         "all of Parquet": lambda: _taken_s(parquet),
@@ -110,12 +116,12 @@ def _source(spark: SparkSession, log: Path, *columns: str) -> DataFrame:
     return (reader.option("columns", ",".join(columns)) if columns else reader).load()
 
 
-def _parquet(spark: SparkSession, log: Path, tables: str) -> DataFrame:
-    """The same messages, as ingest writes them."""
+def _parquet(spark: SparkSession, tables: str) -> DataFrame:
+    """The same messages, as ingest has written them."""
     from qmq_pipeline.tables.schemas import LOG, MESSAGES
     from qmq_pipeline.tables.store import Tables
 
-    rows = Tables(spark, _ingest(spark, log, tables)).read(LOG)
+    rows = Tables(spark, tables).read(LOG)
     return rows.where("kind = 'message'").select(*MESSAGES.names)
 
 

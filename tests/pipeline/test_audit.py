@@ -30,6 +30,7 @@ from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, AUDIT_RUN, LIFECYCLE
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import rows_of
 from tests.pipeline.world import HOUR_MS, START_MS, Corpus, DataDirectory, OutboxDatabase, messages
 from tests.pipeline.world import KINDS as PLANTED
@@ -141,7 +142,7 @@ def test_P4_what_a_group_skipped_is_found_and_what_is_not_for_it_is_sound(
             *begin("behind"),
         ]
     )
-    ingest(spark, config)
+    write_bronze(config)
     assert "what groups set aside or skipped is not judged" in " ".join(
         audit(spark, config).coverage
     )
@@ -178,7 +179,7 @@ def test_P4_an_audit_without_rows_to_compare_says_so_and_what_was_judged_all_the
     )
     directory.append(messages(MessageIds(1), 9), at_ms=START_MS + 500)
     directory.close()
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     found = audit(spark, config)
     assert (found.is_clean, found.committed, found.stored, found.foreign_messages) == (
@@ -214,7 +215,7 @@ def test_a_window_limits_what_is_judged_and_not_what_is_counted_of_all_messages(
         ]
     )
     directory.append(messages(ids, 5, subjects=("orders",)), at_ms=START_MS + 3 * HOUR_MS)
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     every = audit(spark, config)
     assert (every.expected, every.delivered, every.settled) == (25, 20, 20)

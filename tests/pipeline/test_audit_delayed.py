@@ -14,13 +14,13 @@ from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record
 from qmq_pipeline.jobs.audit import audit
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, DELAY_LATENESS, LIFECYCLE, LOG
 from tests.crash.delay_world import Releases
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import rows_of
 from tests.pipeline.world import (
     FAR_MS,
@@ -73,7 +73,7 @@ def test_P4_delayed_messages_that_were_put_off_or_cancelled_are_sound_and_plante
         databases=(database.section,),
         audit=AuditOptions(until_ms=NEVER_MS + 5 * MINUTE_MS),
     )
-    assert ingest(spark, config).rows["cancelled"] == len(cancelled) + len(revived)
+    assert write_bronze(config).rows["cancelled"] == len(cancelled) + len(revived)
     result = audit(spark, config)
     rows = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
     told = {(row["kind"], row["message_id"]) for row in rows}
@@ -109,7 +109,7 @@ def test_P4_what_was_withdrawn_from_its_outbox_before_it_came_is_not_lost(
         place=Place(path=str(directory.path)),
         databases=(database.section,),
     )
-    rows = ingest(spark, config).rows
+    rows = write_bronze(config).rows
     assert (rows["messages"], rows["cancelled"]) == (5, 1)
     (row,) = rows_of(config.tables, LOG, kind="cancelled")
     assert (row["message_id"], row["subject"]) == (withdrawn.message_id.hex(), withdrawn.subject)

@@ -13,10 +13,10 @@ from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.jobs.audit import audit
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import rows_of
 from tests.pipeline.world import (
     FAR_MS,
@@ -59,11 +59,11 @@ def test_P4_rows_that_wait_are_late_those_that_are_gone_unstored_are_lost_and_ed
         databases=(database.section,),
         audit=AuditOptions(until_ms=START_MS + HOUR_MS),
     )
-    ingest(spark, replace(config, place=None))
+    write_bronze(replace(config, place=None))
     went = [one.message_id for one in (*gone, *gone_stored)]
     outbox = DEFAULT_TABLES.outbox
     database.execute(sa.delete(outbox).where(outbox.c.message_id.in_(went)))
-    ingest(spark, config)
+    write_bronze(config)
     result = audit(spark, config)
     rows = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
     told = {(row["kind"], row["message_id"]): row["evidence"] for row in rows}

@@ -28,6 +28,7 @@ from qmq_pipeline.spark.explain import explain
 from qmq_pipeline.tables.damage import told_by_spark
 from qmq_pipeline.tables.schemas import LOG, MESSAGES
 from qmq_pipeline.tables.store import Tables
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import files_of, rows_of
 from tests.pipeline.world import STORE, DataDirectory, messages
 
@@ -150,7 +151,7 @@ def test_F40_files_of_an_older_version_of_a_table_are_read_with_nulls(
     spark: SparkSession, directory: DataDirectory, config: PipelineConfig
 ) -> None:
     directory.append(messages(MessageIds(1), 20))
-    ingest(spark, config)
+    write_bronze(config)
     (path,) = files_of(config.tables, LOG)
     older = pq.read_table(path, partitioning=None).drop_columns(["expires_at", "record_crc"])
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)

@@ -31,7 +31,6 @@ from qmq_client.wire.deliveries import DeliveryRun
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.places.config import PipelineConfig
@@ -39,6 +38,7 @@ from qmq_pipeline.places.options import Place
 from qmq_pipeline.tables.schemas import DELIVERIES, FLOW_MINUTE, LIFECYCLE
 from qmq_pipeline.tables.store import Tables
 from qmq_pipeline.tables.table import Table
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import rows_of
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
@@ -222,14 +222,14 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
             life.step()
         # What comes in in the last round is read again by each scan.
         scanning = config if number < 2 else replace(config, outbox_safety_s=_AGES_S)
-        ingest(spark, scanning)
+        write_bronze(scanning)
         lifecycle(spark, config)
         if number != 1:  # once the gold tables fall behind
             marts(spark, config)
         if number == 1:
             life.forget_rows()
     life.whisper()
-    ingest(spark, config)
+    write_bronze(config)
     done = lifecycle(spark, config)
     # The last part of the log, or the last two, and what has no place in the log.
     every = {row["part"] for row in rows_of(config.tables, LIFECYCLE)}
@@ -247,9 +247,9 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
     assert all(whole[table.name] for table in made)
     # Rows that are read once more, as young ones are, and are as they were, are not written again; others change nothing.
     outbox = replace(scanning, place=None)
-    assert ingest(spark, outbox).outbox == {"orders": 0}
+    assert write_bronze(outbox).outbox == {"orders": 0}
     life.database.execute(sa.update(DEFAULT_TABLES.outbox).values(attempts=7))
-    assert ingest(spark, outbox).outbox["orders"] == 0, "what was sent does not change"
+    assert write_bronze(outbox).outbox["orders"] == 0, "what was sent does not change"
     lifecycle(spark, config)
     assert contents(config.tables, LIFECYCLE) == whole[LIFECYCLE.name]
     marts(spark, config)
@@ -272,12 +272,12 @@ def test_P2_a_fold_that_died_behind_its_table_is_done_again_and_counts_nothing_t
         Acked(*here, "c1", 10, 12),
     ]
     directory.act([GroupDefined(*here, 0, 5), first])
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     tables = Tables(spark, config.tables)
     noted = tables.progress("lifecycle")
     directory.act(later)
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     made = contents(config.tables, LIFECYCLE)
     tables.note_progress("lifecycle", noted)  # as if it had died before it noted anything
@@ -297,7 +297,7 @@ def test_P2_where_a_group_that_ended_had_not_come_to_its_rows_go(
     steps: list[list[Action]] = [[GroupDefined(*here, 0, 5), pulled], [Ended(*here)]]
     for actions in steps:
         directory.act(actions)
-        ingest(spark, config)
+        write_bronze(config)
         lifecycle(spark, config)
     parts = contents(config.tables, LIFECYCLE)
     assert sum(f"'consumer_group': '{GROUPS[0]}'" in row for row in parts) == 10
@@ -325,9 +325,9 @@ def test_P2_what_happened_to_messages_that_are_not_read_yet_is_folded_when_they_
             Acked(*here, "c1", 0, 12),
         ]
     )
-    ingest(spark, config)
+    write_bronze(config)
     assert lifecycle(spark, config).deliveries == 4
     directory.append(every[10:], at_ms=START_MS + 30_000)
-    ingest(spark, config)
+    write_bronze(config)
     assert lifecycle(spark, config).deliveries == 12
     assert {row["outcome"] for row in rows_of(config.tables, DELIVERIES)} == {"acked"}

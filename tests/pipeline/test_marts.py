@@ -12,7 +12,6 @@ from pyspark.sql import Row
 from pyspark.testing import assertDataFrameEqual
 
 from qmq_pipeline.errors import OptionError, TablesError
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts, require_sketches
 from qmq_pipeline.tables.schemas import (
@@ -24,6 +23,7 @@ from qmq_pipeline.tables.schemas import (
     PRODUCERS,
 )
 from qmq_pipeline.tables.store import Tables
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.gold import minute, shop
 from tests.pipeline.rows import rows_of
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
-    ingest(spark, config)
+    write_bronze(config)
     with pytest.raises(TablesError, match="lifecycle` first"):
         marts(spark, config)
     lifecycle(spark, config)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from qmq_client.wire.message_id import MessageIds
 from qmq_pipeline.cli import pipeline
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import LOG_OPTIONS, Place
 from qmq_pipeline.places.outbox_options import OUTBOX_OPTIONS
 from qmq_pipeline.tables.schemas import MESSAGES, SCHEDULED, TABLES
 from qmq_pipeline.tables.table import Table
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.world import START_MS, DataDirectory, OutboxDatabase, messages
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_the_lines_of_python_on_the_pages_run(
     directory.close()
     database.insert([*every, missing], created_at_ms=START_MS)
     config = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     names: dict[str, Any] = {
         "directory": str(directory.path),

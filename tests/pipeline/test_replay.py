@@ -14,7 +14,6 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import PullRequest
 from qmq_pipeline.errors import UnreachableError
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.progress import Progress
 from qmq_pipeline.jobs.replay import BATCH_RECORDS, Order, Target, replay
@@ -22,6 +21,7 @@ from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from tests.faults.proxy import Proxy
 from tests.kit.broker_process import BrokerProcess
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.world import DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_P2_a_replay_outlasts_an_answer_that_is_lost_and_a_broker_that_is_killed
 ) -> None:
     directory.append(messages(MessageIds(1), COUNT))
     here = PipelineConfig(tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
-    ingest(spark, here)
+    write_bronze(here)
     lifecycle(spark, here)
     steps: list[int] = []
     with BrokerProcess(tmp_path / "other") as broker, Proxy(broker.port) as line:

@@ -12,7 +12,6 @@ import pytest
 
 from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.audit import audit
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import marts
 from qmq_pipeline.jobs.report import report
@@ -31,6 +30,7 @@ from qmq_pipeline.report.page import (
 )
 from qmq_pipeline.report.words import cell, number
 from qmq_pipeline.tables.store import Tables
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.browser import look_at
 from tests.pipeline.gold import shop
 
@@ -43,7 +43,7 @@ AT = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 def test_the_report_tells_what_the_tables_hold(spark: SparkSession, tmp_path: Path) -> None:
     config = shop(tmp_path)
     page = tmp_path / "pages" / "report.html"
-    ingest(spark, config)
+    write_bronze(config)
     lifecycle(spark, config)
     with pytest.raises(TablesError, match="no marts yet"):
         report(spark, config, str(page))

@@ -13,7 +13,6 @@ import pytest
 from qmq_client.group.actions import Action, BroughtBack, Ended, SetAside, Skipped, Sought
 from qmq_client.wire.names import OWN_PREFIX
 from qmq_pipeline.jobs.audit import audit
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.lifecycle import lifecycle
 from qmq_pipeline.jobs.marts import MARTS, marts
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
@@ -29,6 +28,7 @@ from qmq_pipeline.tables.schemas import (
 from qmq_pipeline.tables.table import Table
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.service.rig import GROUP, SUBJECT
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.rows import rows_of
 from tests.pipeline.test_fold import AT_MS, DEFINED, folded, nacked, outcomes, pulled
 
@@ -93,7 +93,7 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
     rig.clock.pass_ms(3 * HOUR_MS)
     config = world.close()
 
-    ingest(spark, config)
+    write_bronze(config)
     assert "is not judged" in " ".join(audit(spark, config).coverage)
     lifecycle(spark, config)
     result = audit(spark, config)

@@ -260,20 +260,19 @@ def audit(
     window = judged_window(tables, config)
     run = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     kept = make_views(tables, window)
-    found = findings(spark, config.audit, window).persist()
     try:
-        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
-        _write_findings(tables, run, found, counts, config.audit.findings_max)
+        found = findings(spark, config.audit, window)
+        counts = _write_findings(tables, run, found, config.audit.findings_max)
         on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
         totals = spark.sql(audit_sql.TOTALS).collect()[0].asDict()
     finally:
-        for frame in (found, *kept):
+        for frame in kept:
             frame.unpersist()
     result = AuditResult(
         run=run,
         as_of=datetime.fromtimestamp(window.next_ms / 1000, UTC),
         is_judged=window.is_log_known,
-        findings={kind: int(counts.get(kind, 0)) for kind in KINDS},
+        findings=counts,
         quarantined=window.quarantined,
         coverage=window.coverage,
         **{name: int(value or 0) for name, value in totals.items()},
@@ -296,7 +295,6 @@ def make_views(tables: Tables, window: Window) -> list[DataFrame]:
     views = {
         "qmq_committed": f"SELECT * FROM qmq_outbox_all WHERE {between('created_at', window)}",
         "qmq_stored": f"SELECT * FROM qmq_stored_all WHERE {between('stored_at', window)}",
-        "qmq_scheduled": audit_sql.SCHEDULED,
         "qmq_kept": audit_sql.KEPT,
     }
     log = tables.read(LOG)
@@ -341,20 +339,17 @@ def _names(spark: SparkSession, names: tuple[str, ...]) -> DataFrame:
 
 def findings(spark: SparkSession, options: AuditOptions, window: Window) -> DataFrame:
     """Findings of all kinds, one row each. Requires: the views."""
-    kept = "TRUE" if options.is_closed_world else audit_sql.KEPT_PRODUCER
+    is_ghost = audit_sql.IS_MISSED if window.kept else "FALSE"
     values = {
         "late_us": round(options.late_s * 1_000_000),
         "next_us": window.next_ms * 1000,
-        "producers": kept,
+        "is_ghost": "TRUE" if options.is_closed_world else is_ghost,
+        "created_is_judged": between("created_at", window),
         "stored_is_judged": between("stored_at", window),
         "due_is_judged": between("d.due_at", window),
         "aside_is_judged": between("d.set_aside_at", window),
     }
-    queries = list(audit_sql.QUERIES)
-    if options.is_closed_world or window.kept:
-        queries.append(audit_sql.GHOST)
-    if window.is_folded:
-        queries += audit_sql.OF_GROUPS
+    queries = [audit_sql.OF_MESSAGES, *(audit_sql.OF_GROUPS if window.is_folded else ())]
     columns = ", ".join(_COLUMNS)
     # As one text: Spark would analyse each union of data frames from the beginning.
     parts = [f"(SELECT {columns} FROM ({query.format(**values)}))" for query in queries]
@@ -363,19 +358,20 @@ def findings(spark: SparkSession, options: AuditOptions, window: Window) -> Data
 
 
 def _write_findings(
-    tables: Tables, run: str, found: DataFrame, counts: dict[str, int], findings_max: int
-) -> None:
-    """Write findings, of each kind up to the limit."""
-    if not counts and tables.exists(AUDIT_FINDINGS):
-        return
+    tables: Tables, run: str, found: DataFrame, findings_max: int
+) -> dict[str, int]:
+    """Write findings, of each kind up to the limit; returns how many there are of each."""
+    from pyspark.sql import Observation
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as fn
 
-    if any(count > findings_max for count in counts.values()):
-        order = Over.partitionBy("kind").orderBy("at", "message_id")
-        numbered = found.withColumn("place", fn.row_number().over(order))
-        found = numbered.where(f"place <= {findings_max}").drop("place")
-    tables.overwrite(found.withColumn("run", fn.lit(run)).coalesce(1), AUDIT_FINDINGS)
+    observed = Observation()
+    counts = [fn.count_if(fn.col("kind") == kind).alias(kind) for kind in KINDS]
+    order = Over.partitionBy("kind").orderBy("at", "message_id")
+    numbered = found.observe(observed, *counts).withColumn("place", fn.row_number().over(order))
+    some = numbered.where(f"place <= {findings_max}").withColumn("run", fn.lit(run))
+    tables.overwrite(some.coalesce(1), AUDIT_FINDINGS)
+    return {kind: int(observed.get[kind]) for kind in KINDS}
 
 
 def _write_run(tables: Tables, result: AuditResult, *, first_ms: int, grace_s: float) -> None:

@@ -1,7 +1,8 @@
 """The queries of the audit, on the views of `audit.make_views`.
 
-Every query gives the columns of `audit_findings`, without the run. Evidence is one sentence: what was seen, with the
-numbers behind it.
+Committed and stored are compared in one pass: all that is known of a message comes together by its id, and each kind of
+finding is a condition on that row. What groups did is joined with it. Every query gives the columns of `audit_findings`,
+without the run. Evidence is one sentence: what was seen, with the numbers behind it.
 """
 
 from __future__ import annotations
@@ -19,25 +20,44 @@ FROM (
 ) o LEFT JOIN {scans} s USING (database) WHERE place = 1
 """
 
-#: Each delayed message once, with the last due time it was given.
-SCHEDULED: Final = """
-SELECT message_id, newest.* FROM (
-  SELECT message_id, MAX_BY(STRUCT(producer, counter, subject, sequence, stored_at,
-           COALESCE(now_due_at, due_at) AS due_at, record_crc), physical_offset) AS newest
-  FROM qmq_scheduled_all GROUP BY message_id)
+#: All that outboxes and log say, one row for each thing said. `is_judged`: its time is in the window.
+_SAID: Final = """
+SELECT message_id,
+       STRUCT(NOT ({created_is_judged}) AS is_outside, created_at, database, subject, row_id, state, is_gone,
+              attempts, last_error, record_crc AS crc) AS o,
+       NULL AS m, NULL AS d, NULL AS cancelled_at
+FROM qmq_outbox_all
+UNION ALL
+SELECT message_id, NULL,
+       STRUCT(subject, sequence, producer, stored_at, due_at, record_crc AS crc, found_crc,
+              {stored_is_judged} AS is_judged), NULL, NULL
+FROM qmq_stored_all
+UNION ALL
+SELECT message_id, NULL, NULL,
+       STRUCT(physical_offset, subject, stored_at, COALESCE(now_due_at, due_at) AS due_at,
+              record_crc AS crc, found_crc, {stored_is_judged} AS is_judged), NULL
+FROM qmq_scheduled_all
+UNION ALL
+SELECT message_id, NULL, NULL, NULL, stored_at FROM qmq_cancelled_all
 """
-
-LOST: Final = """
-SELECT 'lost' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
-       CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
-       CONCAT('row ', o.row_id, ' of ', o.database,
-         CASE WHEN o.is_gone THEN CONCAT(' was ', o.state, ' and is gone') ELSE ' is sent' END,
-         ', committed ', CAST(o.created_at AS STRING), '; the log does not have it') AS evidence
-FROM qmq_committed o
-LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
-LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
-LEFT ANTI JOIN qmq_cancelled_all c ON c.message_id = o.message_id
-WHERE o.state = 'sent' OR o.is_gone
+_COPY: Final = "STRUCT(m.crc, m.sequence, m.stored_at)"
+#: What is known of each message: its row `o`, copies in the log (the first one, those with the least and the greatest
+#: checksum, and one whose bytes do not have it), and, if it is delayed, `d` with the last due time that it was given.
+_MESSAGES: Final = f"""
+SELECT message_id, MIN(o) AS o, MIN(m.subject) AS subject, MIN(m.producer) AS producer,
+       MIN(m.sequence) AS sequence, MIN(m.stored_at) AS stored_at, MIN(m.due_at) AS due_at,
+       MIN({_COPY}) FILTER (WHERE m IS NOT NULL) AS least, MAX({_COPY}) AS most,
+       COUNT_IF(m.is_judged) AS copies,
+       MIN(STRUCT(m.stored_at, m.sequence)) FILTER (WHERE m.is_judged) AS first,
+       MAX(m.sequence) FILTER (WHERE m.is_judged) AS last_sequence,
+       MIN({_COPY}) FILTER (WHERE m.is_judged) AS least_judged,
+       MAX({_COPY}) FILTER (WHERE m.is_judged) AS most_judged,
+       MIN(STRUCT(m.crc, m.found_crc, m.sequence, m.stored_at))
+         FILTER (WHERE m.is_judged AND m.found_crc IS NOT NULL) AS spoilt,
+       MIN(STRUCT(d.crc, d.found_crc, CAST(NULL AS BIGINT) AS sequence, d.stored_at))
+         FILTER (WHERE d.is_judged AND d.found_crc IS NOT NULL) AS spoilt_scheduled,
+       MAX(d) AS d, MIN(cancelled_at) AS cancelled_at
+FROM (SELECT * FROM ({_SAID}) DISTRIBUTE BY message_id) GROUP BY message_id
 """
 
 #: Producers whose outbox is among those that keep rows, and the time of the oldest of these rows.
@@ -46,128 +66,168 @@ SELECT DISTINCT producer, first_at
 FROM qmq_outbox_all JOIN qmq_kept_databases USING (database)
 CROSS JOIN (SELECT MIN(created_at) AS first_at FROM qmq_outbox_all JOIN qmq_kept_databases USING (database))
 """
-#: Only for these producers does a missing row prove a ghost.
-KEPT_PRODUCER: Final = """
-  m.producer IN (SELECT producer FROM qmq_kept) AND m.stored_at >= (SELECT MIN(first_at) FROM qmq_kept)
-"""
-GHOST: Final = """
-SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
-       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
-       CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
-         '; no outbox has or had a row of it') AS evidence
-FROM (SELECT * FROM qmq_stored m WHERE {producers}) m
-LEFT ANTI JOIN qmq_outbox_all o ON o.message_id = m.message_id
-"""
 
-DUPLICATE: Final = """
-SELECT 'duplicate' AS kind, message_id, MIN(subject) AS subject,
-       CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
-       MIN(sequence) AS sequence, MIN(stored_at) AS at,
-       CONCAT('stored ', COUNT(*), ' times, as sequences ',
-         ARRAY_JOIN(SLICE(SORT_ARRAY(COLLECT_LIST(sequence)), 1, 20), ', ')) AS evidence
-FROM qmq_stored
-GROUP BY message_id HAVING COUNT(*) > 1
-"""
 
-#: The due time is the last one it was given, if it was ever put off.
-LATE: Final = """
-WITH first_stored AS (
-  SELECT message_id, MIN(subject) AS subject, MIN(sequence) AS sequence,
-         MIN(stored_at) AS stored_at, MIN(due_at) AS due_at
-  FROM qmq_stored_all GROUP BY message_id
-), timed AS (
-  SELECT m.message_id, m.subject, o.database, m.sequence, o.created_at AS at, m.stored_at,
-         GREATEST(o.created_at, COALESCE(d.due_at, m.due_at)) AS wanted_at
-  FROM qmq_committed o
-  JOIN first_stored m ON m.message_id = o.message_id
-  LEFT JOIN qmq_scheduled d ON d.message_id = o.message_id
+def _found(
+    kind: str,
+    condition: str,
+    evidence: str,
+    *,
+    at: str,
+    subject: str = "subject",
+    sequence: str = "NULL",
+    database: str = "NULL",
+) -> str:
+    """A finding of a message if the condition holds, or else null."""
+    return (
+        f"IF({condition}, STRUCT('{kind}' AS kind, {subject} AS subject, "
+        f"CAST({database} AS STRING) AS database, CAST({sequence} AS BIGINT) AS sequence, {at} AS at, "
+        f"CONCAT({evidence}) AS evidence), NULL)"
+    )
+
+
+def _crc(column: str) -> str:
+    return f"LOWER(HEX({column}))"
+
+
+def _altered_row(stored: str, sequence: str) -> str:
+    """A message whose row has another checksum than what is stored."""
+    return _found(
+        "altered",
+        f"{_IS_COMMITTED} AND o.crc <> {stored}.crc",
+        f"'its row has checksum ', {_crc('o.crc')}, ', what is stored as sequence ', "
+        f"COALESCE(CAST({sequence} AS STRING), 'to come'), ' has ', {_crc(f'{stored}.crc')}",
+        at=f"{stored}.stored_at",
+        subject="COALESCE(subject, d.subject)",
+        sequence=sequence,
+        database="o.database",
+    )
+
+
+def _altered_release(copy: str) -> str:
+    """A delayed message that was released with another checksum than it was scheduled with."""
+    return _found(
+        "altered",
+        f"d.crc <> {copy}.crc",
+        f"'scheduled with checksum ', {_crc('d.crc')}, ', released as sequence ', {copy}.sequence, "
+        f"' with ', {_crc(f'{copy}.crc')}",
+        at=f"{copy}.stored_at",
+        sequence=f"{copy}.sequence",
+    )
+
+
+def _altered_content(spoilt: str) -> str:
+    """A record whose bytes, when read from the log, did not have the checksum in front of them."""
+    return _found(
+        "altered",
+        f"{spoilt} IS NOT NULL",
+        f"'its producer made checksum ', {_crc(f'{spoilt}.crc')}, ', what is stored as sequence ', "
+        f"COALESCE(CAST({spoilt}.sequence AS STRING), 'to come'), ' has ', {_crc(f'{spoilt}.found_crc')}",
+        at=f"{spoilt}.stored_at",
+        subject="COALESCE(subject, d.subject)",
+        sequence=f"{spoilt}.sequence",
+    )
+
+
+_IS_COMMITTED: Final = "NOT COALESCE(o.is_outside, TRUE)"
+_IS_ABSENT: Final = "stored_at IS NULL AND d IS NULL"
+_ROW: Final = "'row ', o.row_id, ' of ', o.database"
+_LOST: Final = _found(
+    "lost",
+    f"{_IS_COMMITTED} AND {_IS_ABSENT} AND cancelled_at IS NULL AND (o.state = 'sent' OR o.is_gone)",
+    f"{_ROW}, CASE WHEN o.is_gone THEN CONCAT(' was ', o.state, ' and is gone') ELSE ' is sent' END, "
+    "', committed ', CAST(o.created_at AS STRING), '; the log does not have it'",
+    at="o.created_at",
+    subject="o.subject",
+    database="o.database",
 )
-SELECT 'late' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_group, database,
-       sequence, at,
-       CONCAT('stored ', CAST(stored_at AS STRING), ', ',
-         ROUND((unix_micros(stored_at) - unix_micros(wanted_at)) / 1e6D, 3), ' s after ',
-         CASE WHEN wanted_at > at THEN 'it was due' ELSE 'its row was inserted' END) AS evidence
-FROM timed WHERE unix_micros(stored_at) - unix_micros(wanted_at) > {late_us}
-"""
-
+_WAITING: Final = _found(
+    "late",
+    f"{_IS_COMMITTED} AND {_IS_ABSENT} AND o.state <> 'sent' AND NOT o.is_gone "
+    "AND {next_us} - unix_micros(o.created_at) > {late_us}",
+    f"{_ROW}, ' is ', o.state, ' since ', CAST(o.created_at AS STRING), ', after ', o.attempts, "
+    "' attempts', COALESCE(CONCAT(': ', o.last_error), '')",
+    at="o.created_at",
+    subject="o.subject",
+    database="o.database",
+)
+#: The due time is the last one it was given, if it was ever put off.
+_WANTED_AT: Final = "GREATEST(o.created_at, COALESCE(d.due_at, due_at))"
+_LATE: Final = _found(
+    "late",
+    f"{_IS_COMMITTED} AND unix_micros(stored_at) - unix_micros({_WANTED_AT}) > {{late_us}}",
+    "'stored ', CAST(stored_at AS STRING), ', ', "
+    f"ROUND((unix_micros(stored_at) - unix_micros({_WANTED_AT})) / 1e6D, 3), ' s after ', "
+    f"IF({_WANTED_AT} > o.created_at, 'it was due', 'its row was inserted')",
+    at="o.created_at",
+    sequence="sequence",
+    database="o.database",
+)
 #: A delayed message that is long overdue and not in its subject yet.
-OVERDUE: Final = """
-SELECT 'late' AS kind, d.message_id, d.subject, CAST(NULL AS STRING) AS consumer_group,
-       CAST(NULL AS STRING) AS database, CAST(NULL AS BIGINT) AS sequence, d.stored_at AS at,
-       CONCAT('scheduled ', CAST(d.stored_at AS STRING), ', due ', CAST(d.due_at AS STRING),
-         '; neither in its subject nor cancelled') AS evidence
-FROM qmq_scheduled d
-LEFT ANTI JOIN qmq_stored_all m ON m.message_id = d.message_id
-LEFT ANTI JOIN qmq_cancelled_all c ON c.message_id = d.message_id
-WHERE {next_us} - unix_micros(d.due_at) > {late_us} AND {due_is_judged}
-"""
-
+_OVERDUE: Final = _found(
+    "late",
+    "d IS NOT NULL AND stored_at IS NULL AND cancelled_at IS NULL "
+    "AND {next_us} - unix_micros(d.due_at) > {late_us} AND {due_is_judged}",
+    "'scheduled ', CAST(d.stored_at AS STRING), ', due ', CAST(d.due_at AS STRING), "
+    "'; neither in its subject nor cancelled'",
+    at="d.stored_at",
+    subject="d.subject",
+)
+_STORED: Final = "'stored ', CAST(first.stored_at AS STRING), ' as sequence ', first.sequence"
 #: A delayed message that was cancelled, and is in its subject.
-CANCELLED_AND_STORED: Final = """
-SELECT 'ghost' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
-       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
-       CONCAT('stored ', CAST(m.stored_at AS STRING), ' as sequence ', m.sequence,
-         '; it was cancelled ', CAST(c.stored_at AS STRING)) AS evidence
-FROM qmq_stored m JOIN qmq_cancelled_all c ON c.message_id = m.message_id
+_CANCELLED_AND_STORED: Final = _found(
+    "ghost",
+    "cancelled_at IS NOT NULL AND copies > 0",
+    f"{_STORED}, '; it was cancelled ', CAST(cancelled_at AS STRING)",
+    at="first.stored_at",
+    sequence="first.sequence",
+)
+_GHOST: Final = _found(
+    "ghost",
+    "o IS NULL AND copies > 0 AND {is_ghost}",
+    f"{_STORED}, '; no outbox has or had a row of it'",
+    at="first.stored_at",
+    sequence="first.sequence",
+)
+_DUPLICATE: Final = _found(
+    "duplicate",
+    "copies > 1",
+    "'stored ', copies, ' times, as sequence ', first.sequence, ' first and up to ', last_sequence",
+    at="first.stored_at",
+    sequence="first.sequence",
+)
+_ALTERED_COPY: Final = _found(
+    "altered",
+    "least_judged.crc <> most_judged.crc",
+    "'stored ', copies, ' times with different contents'",
+    at="first.stored_at",
+    sequence="first.sequence",
+)
+#: Of each kind a message has one finding at most: the first of those that may be.
+_KINDS: Final = (
+    (_LOST,),
+    (_WAITING, _LATE, _OVERDUE),
+    (_CANCELLED_AND_STORED, _GHOST),
+    (_DUPLICATE,),
+    (
+        *(_altered_row(one, f"{one}.sequence") for one in ("least", "most")),
+        _altered_row("d", "NULL"),
+        _ALTERED_COPY,
+        *(_altered_release(one) for one in ("least_judged", "most_judged")),
+        *(_altered_content(one) for one in ("spoilt", "spoilt_scheduled")),
+    ),
+)
+#: What outboxes and log alone show: {is_ghost} says whether a missing row proves that there never was one.
+OF_MESSAGES: Final = f"""
+SELECT message_id, CAST(NULL AS STRING) AS consumer_group, INLINE(found) FROM (
+  SELECT message_id, FILTER(ARRAY({", ".join(f"COALESCE({', '.join(some)})" for some in _KINDS)}),
+                            one -> one IS NOT NULL) AS found
+  FROM ({_MESSAGES}) LEFT JOIN (SELECT producer AS kept_producer, first_at AS kept_from FROM qmq_kept)
+    ON producer = kept_producer
+)
 """
-
-WAITING: Final = """
-SELECT 'late' AS kind, o.message_id, o.subject, CAST(NULL AS STRING) AS consumer_group, o.database,
-       CAST(NULL AS BIGINT) AS sequence, o.created_at AS at,
-       CONCAT('row ', o.row_id, ' of ', o.database, ' is ', o.state, ' since ',
-         CAST(o.created_at AS STRING), ', after ', o.attempts, ' attempts',
-         COALESCE(CONCAT(': ', o.last_error), '')) AS evidence
-FROM qmq_committed o
-LEFT ANTI JOIN qmq_stored_all m ON m.message_id = o.message_id
-LEFT ANTI JOIN qmq_scheduled d ON d.message_id = o.message_id
-WHERE o.state <> 'sent' AND NOT o.is_gone AND {next_us} - unix_micros(o.created_at) > {late_us}
-"""
-
-_ALTERED: Final = """
-SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
-       o.database, m.sequence, m.stored_at AS at,
-       CONCAT('its row has checksum ', LOWER(HEX(o.record_crc)), ', what is stored as sequence ',
-         COALESCE(CAST(m.sequence AS STRING), 'to come'), ' has ', LOWER(HEX(m.record_crc)))
-         AS evidence
-FROM qmq_committed o JOIN {} m ON m.message_id = o.message_id
-WHERE o.record_crc <> m.record_crc
-"""
-ALTERED: Final = _ALTERED.format("qmq_stored_all")
-#: All scheduled messages, released or not.
-ALTERED_SCHEDULED: Final = _ALTERED.format("qmq_scheduled")
-
-#: For delayed messages, the released record is compared with the scheduled one.
-ALTERED_RELEASE: Final = """
-SELECT 'altered' AS kind, m.message_id, m.subject, CAST(NULL AS STRING) AS consumer_group,
-       CAST(NULL AS STRING) AS database, m.sequence, m.stored_at AS at,
-       CONCAT('scheduled with checksum ', LOWER(HEX(d.record_crc)), ', released as sequence ',
-         m.sequence, ' with ', LOWER(HEX(m.record_crc))) AS evidence
-FROM qmq_stored m JOIN qmq_scheduled d ON d.message_id = m.message_id
-WHERE d.record_crc <> m.record_crc
-"""
-
-ALTERED_COPY: Final = """
-SELECT 'altered' AS kind, message_id, MIN(subject) AS subject,
-       CAST(NULL AS STRING) AS consumer_group, CAST(NULL AS STRING) AS database,
-       MIN(sequence) AS sequence, MIN(stored_at) AS at,
-       CONCAT('stored ', COUNT(*), ' times with ', COUNT(DISTINCT record_crc), ' contents')
-         AS evidence
-FROM qmq_stored
-GROUP BY message_id HAVING COUNT(DISTINCT record_crc) > 1
-"""
-
-#: Records whose bytes, when read from the log, did not have the checksum in front of them.
-ALTERED_CONTENT: Final = """
-SELECT 'altered' AS kind, message_id, subject, CAST(NULL AS STRING) AS consumer_group,
-       CAST(NULL AS STRING) AS database, sequence, stored_at AS at,
-       CONCAT('its producer made checksum ', LOWER(HEX(record_crc)), ', what is stored as sequence ',
-         COALESCE(CAST(sequence AS STRING), 'to come'), ' has ', LOWER(HEX(found_crc)))
-         AS evidence
-FROM (SELECT message_id, subject, sequence, stored_at, record_crc, found_crc FROM qmq_stored_all
-      UNION ALL
-      SELECT message_id, subject, NULL, stored_at, record_crc, found_crc FROM qmq_scheduled_all)
-WHERE found_crc IS NOT NULL AND {stored_is_judged}
-"""
+#: A row is missed only of producers whose outboxes keep rows, and from the oldest of these on.
+IS_MISSED: Final = "first.stored_at >= kept_from"
 
 #: Messages that a group has set aside, and their copies; the ticket of the last time names the copy.
 _ASIDE: Final = """
@@ -234,21 +294,7 @@ WHERE (d.outcome = 'skipped' AND d.first_delivered_at IS NULL
        AND SIZE(ARRAY_EXCEPT(g.all_tags, m.tags)) = 0)
 """
 
-#: The queries that need log and outboxes alone, …
-QUERIES: Final = (
-    LOST,
-    WAITING,
-    ALTERED,
-    ALTERED_SCHEDULED,
-    LATE,
-    DUPLICATE,
-    ALTERED_COPY,
-    ALTERED_RELEASE,
-    OVERDUE,
-    CANCELLED_AND_STORED,
-    ALTERED_CONTENT,
-)
-#: … and those that need the action log to its end.
+#: What needs the action log to its end.
 OF_GROUPS: Final = (ASIDE_LOST, ASIDE_OVERDUE, SKIPPED)
 
 #: What was compared.

@@ -225,9 +225,9 @@ class Streams:
         table = _TABLE_OF.get(name, OUTBOX)
         reader = self.spark.readStream
         if table is OUTBOX:
-            reader = reader.format("qmq_outbox").options(**self._outbox_options())
+            reader = reader.format("qmq_outbox").options(**self.outbox_options())
         else:
-            reader = reader.format("qmq").options(**self._log_options(table))
+            reader = reader.format("qmq").options(**self.log_options(table))
             reader = reader.option("expired", "pass" if skip_expired else "fail")
             reader = reader.option("sealed", "on" if is_sealed else "off")
         write = BatchWriter(self.config, table)
@@ -235,7 +235,8 @@ class Streams:
         writer = writer.option("checkpointLocation", self.tables.checkpoint(table))
         return writer.trigger(**trigger).start()
 
-    def _log_options(self, table: Table) -> dict[str, str]:
+    def log_options(self, table: Table) -> dict[str, str]:
+        """Options of the source `qmq` for one table."""
         assert self.config.place is not None
         return {
             **place_options(with_token(self.config.place, os.environ)),
@@ -246,7 +247,8 @@ class Streams:
             "max_bytes_per_trigger": str(max(BATCH_BYTES, self.config.part_bytes)),
         }
 
-    def _outbox_options(self) -> dict[str, str]:
+    def outbox_options(self) -> dict[str, str]:
+        """Options of the source `qmq_outbox`."""
         sections = json.dumps([section_values(one) for one in self.config.databases])
         safety_s = str(round(self.config.outbox_safety_s))
         return {"sections_with_token": sections, "safety_s": safety_s}

@@ -110,10 +110,12 @@ def _audited(tables: Tables) -> tuple[Verdict | None, dict[str, Grid]]:
         },
         coverage=tuple(part for part in row["coverage"].split("; ") if part),
     )
-    found: dict[str, Grid] = {}
-    every = tables.read(AUDIT_FINDINGS).where(f"run = '{verdict.run}'")
-    for kind, count in verdict.counts.items():
-        if count:
-            some = every.where(f"kind = '{kind}'").orderBy("at", "message_id").limit(ROWS_MAX)
-            found[kind] = as_grid("", some.collect(), _FINDING_COLUMNS, count)
+    place = "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY at, message_id) AS place"
+    every = tables.read(AUDIT_FINDINGS).where(f"run = '{verdict.run}'").selectExpr("*", place)
+    rows = every.where(f"place <= {ROWS_MAX}").orderBy("kind", "place").collect()
+    found = {
+        kind: as_grid("", [row for row in rows if row["kind"] == kind], _FINDING_COLUMNS, count)
+        for kind, count in verdict.counts.items()
+        if count
+    }
     return verdict, found

@@ -19,7 +19,7 @@ from qmq_pipeline.tables.schemas import GROUP_LAG, GROUP_SPANS, LIFECYCLE
 from qmq_pipeline.tables.store import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 #: Rows of each table on the page, and lines of a chart.
 ROWS_MAX: Final = 50
@@ -35,22 +35,31 @@ def gold_facts(tables: Tables) -> GoldFacts:
     for table in MARTS:
         tables.view(table)
     first, last = _span(spark)
-    is_short = first is not None and last is not None and last - first < _SHORT
-    if is_short:
-        _view_by_second(tables)
-        first, last = _span(spark)
-    buckets = buckets_of(first, last, least_s=1 if is_short else 60)
+    if first is None or last is None or last - first >= _SHORT:
+        return _collected(spark, first, last, least_s=60)
+    kept = _view_by_second(tables)
+    try:
+        return _collected(spark, *_span(spark), least_s=1)
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def _collected(
+    spark: SparkSession, first: datetime | None, last: datetime | None, *, least_s: int
+) -> GoldFacts:
+    buckets = buckets_of(first, last, least_s=least_s)
     collector = _Collector(spark, buckets)
     flow, subjects, totals = collector.flow()
     latency, stages = collector.latency()
-    lag, redeliveries, groups = collector.lag()
+    lag, redeliveries, groups, group_count = collector.lag()
     bars, dead = collector.dead()
     lateness, delays = collector.lateness()
     return GoldFacts(
         first_at=utc(first),
         last_at=utc(last),
         bucket_s=buckets.length_s,
-        totals={**totals, "dead letters": dead.total or 0, "groups": collector.groups()},
+        totals={**totals, "dead letters": dead.total or 0, "groups": group_count},
         flow=flow,
         latency=latency,
         lag=lag,
@@ -70,15 +79,17 @@ def _span(spark: SparkSession) -> tuple[datetime | None, datetime | None]:
     return row[0], row[1]
 
 
-def _view_by_second(tables: Tables) -> None:
-    """Make views of the gold tables by the minute that have a row for each second."""
+def _view_by_second(tables: Tables) -> list[DataFrame]:
+    """Make views of the gold tables by the minute that have a row for each second; returns what is kept for them."""
     spark, lifecycle = tables.spark, tables.read(LIFECYCLE)
-    for table, query in BY_DAY.items():
-        made = spark.sql(by_second(query), lifecycle=lifecycle)
-        made.createOrReplaceTempView(f"qmq_{table.name}")
+    frames = {
+        table: spark.sql(by_second(query), lifecycle=lifecycle) for table, query in BY_DAY.items()
+    }
     spans = spark.sql(by_second(BY_PART[GROUP_SPANS]), lifecycle=lifecycle)
-    lag = spark.sql(by_second(SUMMED[GROUP_LAG]), group_spans=spans)
-    lag.createOrReplaceTempView("qmq_group_lag")
+    frames[GROUP_LAG] = spark.sql(by_second(SUMMED[GROUP_LAG]), group_spans=spans)
+    for table, frame in frames.items():
+        frame.persist().createOrReplaceTempView(f"qmq_{table.name}")
+    return list(frames.values())
 
 
 class _Collector:
@@ -90,7 +101,10 @@ class _Collector:
 
     def flow(self) -> tuple[TimeChart, Grid, dict[str, int | str]]:
         """Messages over time, by subject and in total."""
-        sums = "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS acked"
+        sums = (
+            "SUM(committed) AS committed, SUM(stored) AS stored, SUM(settled) AS acked, "
+            "SUM(delivered) AS delivered"
+        )
         rows = self._rows(
             f"SELECT {self._buckets.sql('minute')} AS bucket, {sums} FROM qmq_flow_minute "
             "GROUP BY bucket"
@@ -102,7 +116,7 @@ class _Collector:
         committed, stored, _ = (one.values for one in chart.series)
         is_out = tuple(bool(a) and not b for a, b in zip(committed, stored, strict=True))
         chart = replace(chart, outages=is_out)
-        more = f"{sums}, SUM(delivered) AS delivered, SUM(copies) AS copies, SUM(bytes) AS bytes"
+        more = f"{sums}, SUM(copies) AS copies, SUM(bytes) AS bytes"
         grid = self._grid(
             "Subjects",
             f"SELECT subject, {more} FROM qmq_flow_minute GROUP BY subject ORDER BY stored DESC, subject",
@@ -116,12 +130,10 @@ class _Collector:
                 "bytes": "bytes",
             },
         )
-        one = self._rows(f"SELECT {more} FROM qmq_flow_minute")[0]
+        named = {"deliveries": "delivered"}
         totals: dict[str, int | str] = {
-            "committed": int(one["committed"] or 0),
-            "stored": int(one["stored"] or 0),
-            "deliveries": int(one["delivered"] or 0),
-            "acked": int(one["acked"] or 0),
+            name: sum(row[named.get(name, name)] or 0 for row in rows)
+            for name in ("committed", "stored", "deliveries", "acked")
         }
         return chart, grid, totals
 
@@ -160,12 +172,11 @@ class _Collector:
         )
         return chart, grid
 
-    def groups(self) -> int:
-        """The number of groups; one that consumes two subjects counts once."""
-        return int(self._rows("SELECT COUNT(DISTINCT consumer_group) FROM qmq_group_lag")[0][0])
+    def lag(self) -> tuple[TimeChart, TimeChart, Grid, int]:
+        """How far groups are behind, what was delivered to them again, their current state, and how many there are.
 
-    def lag(self) -> tuple[TimeChart, TimeChart, Grid]:
-        """How far groups are behind, what was delivered to them again, and their current state."""
+        One that consumes two subjects counts once.
+        """
         grid = self._grid(
             "Groups",
             "SELECT subject, consumer_group, MAX_BY(lag, minute) AS lag, "
@@ -184,7 +195,8 @@ class _Collector:
         )
         rows = self._rows(
             f"SELECT CONCAT(subject, ' · ', consumer_group) AS name, {self._buckets.sql('minute')} AS bucket, "
-            "MAX(lag) AS lag FROM qmq_group_lag GROUP BY name, bucket"
+            "MAX(lag) AS lag, SUM(redeliveries) AS redeliveries, MAX(consumer_group) AS consumer_group "
+            "FROM qmq_group_lag GROUP BY name, bucket"
         )
         of_name: dict[str, list[Row]] = {}
         for row in rows:
@@ -193,14 +205,14 @@ class _Collector:
         series = largest(lines, _LINES_MAX)
         title = "Messages that wait for a group"
         lag = TimeChart(title=title, unit="messages", times=self._buckets.times, series=series)
-        again = self._rows(
-            f"SELECT {self._buckets.sql('minute')} AS bucket, SUM(redeliveries) AS redeliveries "
-            "FROM qmq_group_lag GROUP BY bucket HAVING SUM(redeliveries) > 0"
-        )
+        sums: dict[int, int] = {}
+        for row in rows:
+            sums[row["bucket"]] = sums.get(row["bucket"], 0) + row["redeliveries"]
+        again = [{"bucket": at, "redeliveries": sum_} for at, sum_ in sums.items() if sum_]
         unit = "per " + length_text(self._buckets.length_s)
         nothing = 0.0 if again else None
         chart = self._chart("Redeliveries", unit, again, ("redeliveries",), nothing=nothing)
-        return lag, chart, grid
+        return lag, chart, grid, len({row["consumer_group"] for row in rows})
 
     def dead(self) -> tuple[tuple[Bar, ...], Grid]:
         """Dead letters by reason, and the newest of them."""
@@ -262,7 +274,7 @@ class _Collector:
         self,
         title: str,
         unit: str,
-        rows: Sequence[Row],
+        rows: Sequence[Row | Mapping[str, Any]],
         names: Sequence[str],
         *,
         is_logarithmic: bool = False,

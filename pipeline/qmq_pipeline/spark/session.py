@@ -193,6 +193,10 @@ _LOCAL: Final = {
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
+    # No page shows plans, and no rule of ours has to be checked: both would be done for each of some hundred queries.
+    "spark.sql.maxPlanStringLength": "1000",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.lightweightPlanChangeValidation": "false",
 }
 #: Arrow checks the bounds of each field of each row that a worker sends, for a tenth of a scan's
 #: time, although Arrow itself wrote them.
