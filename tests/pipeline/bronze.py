@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -27,9 +27,6 @@ from qmq_pipeline.tables.schemas import ACTIONS, LOG, OUTBOX, PROGRESS, SPANS
 from qmq_pipeline.tables.table import Table
 from tests.pipeline.rows import Row, rows_of
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
-
 #: Where each source has come to, which a checkpoint would tell.
 _STATE = "direct.json"
 
@@ -42,8 +39,7 @@ def write_bronze(config: PipelineConfig) -> Ingested:
 class _Writer:
     def __init__(self, config: PipelineConfig) -> None:
         self._tables = config.tables
-        # Without a session: of the streams only their options are asked for.
-        self._streams = Streams(None, config, job=INGEST)  # type: ignore[arg-type]
+        self._streams = Streams(None, config, job=INGEST)  # type: ignore[arg-type]  # of the streams only their options are asked for
         self._state = Path(config.tables) / PROGRESS.layer / _STATE
         known = self._state.exists()
         self._ends: dict[str, Any] = json.loads(self._state.read_text()) if known else {}
@@ -104,13 +100,13 @@ class _Writer:
             counts[row["database"]] += 1
         return counts
 
-    def _read(self, name: str, reader: DataSourceStreamReader) -> list[Row]:
+    def _read(self, name: str, reader: LogStreamReader | OutboxStreamReader) -> list[Row]:
         start = self._ends.get(name) or reader.initialOffset()
         end = reader.latestOffset(start)
         found: Iterable[pa.RecordBatch] = ()
         if end != start:
             parts = reader.partitions(start, end)
-            found = [batch for part in parts for batch in reader.read(part)]  # type: ignore[misc]
+            found = [batch for part in parts for batch in reader.read(part)]
         self._ends[name] = end
         return [row for batch in found for row in batch.to_pylist()]
 

@@ -193,7 +193,7 @@ _LOCAL: Final = {
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
-    # No page shows plans, and no rule of ours has to be checked: both would be done for each of some hundred queries.
+    # Nobody sees plans written down, and Spark's own rules are not under test: both cost time in each query.
     "spark.sql.maxPlanStringLength": "1000",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.lightweightPlanChangeValidation": "false",
