@@ -11,8 +11,8 @@ It judges what was committed before `as_of`: the last look at outboxes and log, 
   different checksums;
 - *skipped*: a group came past a message that is for it, and never got it.
 
-Each finding is a row of a query in `audit_sql.py`, which Spark answers by joins over the bronze tables. The audit never
-guesses: what it cannot judge, it names in `coverage` of the run.
+Each finding is a row of a query in `audit_sql.py`: what bronze has of a message comes together by its id. The audit
+never guesses: what it cannot judge, it names in `coverage` of the run.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def audit(
 def make_views(tables: Tables, window: Window) -> list[DataFrame]:
     """Create the views that `audit_sql.py` names; returns what is kept for them, to be given back in the end.
 
-    Most queries read both sides: each is made once and kept in memory, or on the executors' disks.
+    Findings and totals both read them: each is made once and kept in memory, or on the executors' disks.
     """
     from pyspark.sql import functions as fn
 
