@@ -31,7 +31,7 @@ NEEDED = ("pyspark", "pyarrow", "numpy", "pandas")
 _CLEAN, _FINDINGS, _WRONG_CALL = 0, 1, 2
 #: A machine may be slow, and the broker was away: how late a message was is not judged here.
 _LATE_S = 86_400
-#: Of so few days there are some thousand messages: to compile for them, in Spark and in Java, takes longer than it saves.
+#: Of so few days there are some thousand messages: to compile for them takes longer than it saves.
 _FEW_DAYS = 10
 _NOT_COMPILED = {
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

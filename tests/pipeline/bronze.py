@@ -39,7 +39,7 @@ def write_bronze(config: PipelineConfig) -> Ingested:
 class _Writer:
     def __init__(self, config: PipelineConfig) -> None:
         self._tables = config.tables
-        self._streams = Streams(None, config, job=INGEST)  # type: ignore[arg-type]  # of the streams only their options are asked for
+        self._streams = Streams(None, config, job=INGEST)  # type: ignore[arg-type]  # only options are asked for
         self._state = Path(config.tables) / PROGRESS.layer / _STATE
         known = self._state.exists()
         self._ends: dict[str, Any] = json.loads(self._state.read_text()) if known else {}
