@@ -192,7 +192,7 @@ _GHOST: Final = _found(
 _DUPLICATE: Final = _found(
     "duplicate",
     "copies > 1",
-    "'stored ', copies, ' times, as sequence ', first.sequence, ' first and up to ', last_sequence",
+    "'stored ', copies, ' times: first as sequence ', first.sequence, ', last as ', last_sequence",
     at="first.stored_at",
     sequence="first.sequence",
 )
