@@ -449,9 +449,7 @@ class Publisher:
         waiting = self._deletes.message_ids
         if not self._deletes.is_due(now_s, is_hurried=is_hurried and not self._wanted):
             return
-        until_s = self._delete_politely_until_s
-        waits = until_s is not None and now_s >= until_s
-        with self._store.quiet_moment(waits=waits) as is_quiet:
+        with self._store.quiet_moment() as is_quiet:
             if not is_quiet and not is_hurried and self._is_better_later(now_s):
                 return
             deleted = self._asked(

@@ -21,7 +21,6 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     # One strand runs at a time: who waits in real time for another one waits in vain.
     patch = pytest.MonkeyPatch()
     patch.setattr(sqlite, "_LOOKS_MAX", 0)
-    patch.setattr(sqlite, "_GATHERING_LOOKS_MAX", 0)
     gc.collect()
     gc.freeze()  # a tenth of a world is else spent on looking through what is there to stay
     yield made

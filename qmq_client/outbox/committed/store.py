@@ -449,13 +449,12 @@ class OutboxStore:
         """Run work in a short transaction on this store's own pool, for the care of our other tables."""
         return self._own.write(work)
 
-    def quiet_moment(self, *, waits: bool) -> AbstractContextManager[bool]:
+    def quiet_moment(self) -> AbstractContextManager[bool]:
         """Whether a write disturbs no open transaction of the application within the block.
 
         One that has read from an SQLite file fails at its first write if somebody wrote in between.
-        With `waits`, until those that are open have ended, but not long.
         """
-        return self._dialect.quiet_moment(waits=waits)
+        return self._dialect.quiet_moment()
 
     def after_fork(self) -> None:
         """In a forked child: never use or close a connection of the parent."""

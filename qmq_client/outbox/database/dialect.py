@@ -69,7 +69,7 @@ class OutboxDialect(ABC):
         """Raise SQLAlchemy's `OperationalError` unless the connection leads to a writable primary."""
 
     @contextmanager
-    def quiet_moment(self, *, waits: bool) -> Iterator[bool]:  # SQLite alone has to wait
+    def quiet_moment(self) -> Iterator[bool]:  # SQLite alone has to wait
         """Whether our write disturbs no open transaction of the application within the block."""
         yield True
 

@@ -92,8 +92,6 @@ def refuse_what_cannot_be_written(connection: Any) -> None:
 #: time of a slow disk.
 _LOOKS_MAX: Final = 500
 _LOOK_S: Final = 0.001
-#: How often a thread that wants a moment looks, while threads that take a connection wait.
-_GATHERING_LOOKS_MAX: Final = 200
 
 
 class QuietMoments:
@@ -109,16 +107,12 @@ class QuietMoments:
         event.listen(engine, "detach", self._on_checkin)
 
     @contextmanager
-    def moment(self, *, waits: bool) -> Iterator[bool]:
-        """Whether nothing is in use; what the application takes within the block waits, but not long.
-
-        With `waits` that begins before: until what is in use has come back, or for a fifth of a second.
-        """
+    def moment(self) -> Iterator[bool]:
+        """Whether nothing is in use; what the application takes within the block waits, but not long."""
         mine = object()
         try:
-            self._inside[mine] = (
-                threading.get_ident()
-            )  # before the look: who takes one now is seen, or waits
+            # Before the look: who takes one now is seen, or waits.
+            self._inside[mine] = threading.get_ident()
             yield not self._in_use
         finally:
             self._inside.pop(mine, None)
@@ -176,8 +170,8 @@ class SqliteDialect(OutboxDialect):
         self._quiet = quiet
 
     @contextmanager
-    def quiet_moment(self, *, waits: bool) -> Iterator[bool]:
-        with self._quiet.moment(waits=waits) as is_quiet:
+    def quiet_moment(self) -> Iterator[bool]:
+        with self._quiet.moment() as is_quiet:
             yield is_quiet
 
     def after_fork(self) -> None:
