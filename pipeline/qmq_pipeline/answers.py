@@ -1,4 +1,4 @@
-"""What a job's result is told as, in a few lines for people."""
+"""A job's result in a few lines for people."""
 
 from __future__ import annotations
 

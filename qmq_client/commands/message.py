@@ -292,7 +292,7 @@ def _delayed(
 ) -> dict[str, Any] | None:
     """What waits for its time under this id, or did; None for nothing, and for what is `stored` in its subject.
 
-    Where something is stored, a broker that cannot say more is told on standard error.
+    Where something is stored, standard error says that a broker cannot say more.
     """
     try:
         answer = get_json(address, f"/v1/delayed/{message_id}", {}, known=("places", "messages"))

@@ -377,7 +377,7 @@ def open_outbox(section: DatabaseSection) -> Iterator[OutboxStore]:
 def rows_of_message(
     message_id: bytes, databases: Iterable[DatabaseSection]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a message in these databases; one that does not answer is told on standard error."""
+    """The rows of a message in these databases; one that does not answer is named on standard error."""
     for section in databases:
         try:
             with open_outbox(section) as store:

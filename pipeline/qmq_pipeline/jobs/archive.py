@@ -2,7 +2,7 @@
 
 An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does. The same
 streams write it as those of `ingest`, but only full segments. Then each row is read back, encoded again as its producer
-would, and compared with the producer's checksum; the files are synced; and the broker is told how far the archive reaches.
+would, and compared with the producer's checksum; the files are synced; and the broker learns how far the archive reaches.
 Retention waits for it from the first run on (`keeping.py`).
 """
 
@@ -137,7 +137,7 @@ def _store_id(place: Place) -> str:
 
 
 def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
-    """Raise `SourceError` unless the broker that is told has the log in which this position was reached."""
+    """Raise `SourceError` unless the broker that retains for the archive has the log in which this position was reached."""
     reader = open_log(place, log)
     try:
         bounds = reader.bounds()

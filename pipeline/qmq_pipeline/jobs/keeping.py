@@ -1,6 +1,6 @@
 """Tells a broker how far an archive keeps its logs, so that retention waits for the rest.
 
-The broker is told only when files are written, verified and synced and their commit counts. If a
+Progress is reported to the broker only when files are written, verified and synced and their commit counts. If a
 run dies in between, the broker knows less than the archive has, and the next run tells it more.
 """
 

@@ -123,7 +123,7 @@ class Pending:
             await self._write()
 
     def give_up(self) -> None:
-        """Write nothing: who wanted to wait for it was cancelled, and is told so."""
+        """Write nothing: who wanted to wait for it was cancelled, and gets an error that says so."""
         self.is_over = True
 
     def __del__(self) -> None:
