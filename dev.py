@@ -81,13 +81,15 @@ class Command:
 
 COMMANDS = {
     "demo": Command(
-        summary="run the demo of examples/flights; arguments go to it", groups=("drivers",)
+        summary="run the demo of examples/flights; arguments go to it", groups=("drivers", "screen")
     ),
     "test": Command(summary="run pytest on all tests; arguments go to pytest", groups=("test",)),
     "check": Command(
         summary="lint, format, types, floors, tidy: all, or those named", groups=("test", "lint")
     ),
-    "bench": Command(summary="run the benchmarks; arguments go to them", groups=("drivers",)),
+    "bench": Command(
+        summary="run the benchmarks; arguments go to them", groups=("drivers", "screen")
+    ),
     "clean": Command(summary="remove the caches and the virtual environment"),
 }
 

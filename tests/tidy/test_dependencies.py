@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from typing import Any, Final
 import pytest
 from packaging.requirements import Requirement
 
-from tests.tidy.house import ROOT
+from tests.tidy.house import ROOT, product
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGE: Final = (ROOT / "docs/decisions/0002-dependencies.md").read_text()
@@ -112,3 +113,16 @@ def test_X_26_the_main_set_binds_nobody_to_more_than_naming_it() -> None:
     strict = {name for name, (kind, is_extra) in listed().items() if "GPL" in kind and not is_extra}
     assert listed()
     assert strict == set()
+
+
+def test_X26_each_package_that_every_installation_brings_is_used() -> None:
+    imported: set[str] = set()
+    for source in product():
+        for node in ast.walk(source.tree):
+            match node:
+                case ast.Import(names=names):
+                    imported |= {one.name.partition(".")[0] for one in names}
+                case ast.ImportFrom(module=str(module)):
+                    imported.add(module.partition(".")[0])
+    asked = {spelled(one.name) for one in direct(extras=False)}
+    assert asked - imported == set()
