@@ -134,7 +134,7 @@ def message_to_record(
             value=type(message).__name__,
             remedy="Give Message(subject, body).",
         )
-    # A slice: behind a commit, where no code is at hand, `startswith` takes three times as much of it.
+    # A slice: after a commit, where no code is at hand, `startswith` takes three times as much of it.
     subject = message.subject
     if type(subject) is str and subject[: len(OWN_PREFIX)] == OWN_PREFIX:
         check_not_own(subject)

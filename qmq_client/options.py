@@ -68,7 +68,7 @@ class ProducerOptions:
     strict: bool = False
     #: Messages of one subject and key are accepted in the order of their commits. Transactions that
     #: send with the same key then wait for each other, and a message that cannot be sent holds up
-    #: those behind it. All producers of one database must use the same setting.
+    #: those after it. All producers of one database must use the same setting.
     order_by_key: bool = False
     #: For audits: how long to keep the rows of accepted messages; None deletes them at once. The
     #: watchdog removes them afterwards.

@@ -74,10 +74,10 @@ class Producer:
     """Sends messages through the outbox of one database to one broker.
 
     Create one for each engine in each process and keep it. It is safe to use from any number of
-    threads, and a forked child may go on using it: the child gets a publisher and connections of its
+    threads, and a forked child may continue using it: the child gets a publisher and connections of its
     own. Whatever has to wait also exists in a form to be awaited, and `async with` closes the producer.
     One that nobody holds any more ends by itself: its thread sends what it has, for a bounded time.
-    The constructor opens nothing: a database that is away is noticed by the first send.
+    The constructor opens nothing: a database that is unreachable is noticed by the first send.
     """
 
     _thread: PublisherThread

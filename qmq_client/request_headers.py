@@ -1,7 +1,7 @@
 """`request_headers`: headers that go with every message sent inside a block, and with what it causes.
 
 A request that enters a system leaves a trail: its W3C `traceparent` and `tracestate`, a tenant, a user.
-Inside `with request_headers({...})` each message carries these beside its own headers, and a handler
+Inside `with request_headers({...})` each message carries these next to its own headers, and a handler
 runs inside the headers of the message it handles, so what it sends carries them on. They travel in
 the record, through the outbox and the broker, as ordinary headers; which of them travel on stands in
 one more, `qmq-carried`, so that headers given to one message only stay with that one.
@@ -41,7 +41,7 @@ _SPANS: Final = "opentelemetry.trace"
 #: Half of what a message may have by default, so that it has room for headers of its own.
 REQUEST_HEADERS_MAX: Final = 32
 REQUEST_HEADERS_BYTES_MAX: Final = 4 * 1024
-#: Version, trace id, parent id, flags; a later version may have more behind it.
+#: Version, trace id, parent id, flags; a later version may have more after it.
 _TRACEPARENT_FORM: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-[!-~]{1,200})?\Z"
 )

@@ -1,7 +1,7 @@
 """`qmq pipeline`: the life of every message as tables, and the proof that none was lost.
 
 Exit codes are those of the other commands: 0 done, nothing found; 1 the audit has findings, or a
-job could not go on; 2 wrong call; 3 the broker or a database could not be reached.
+job could not continue; 2 wrong call; 3 the broker or a database could not be reached.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Shows how far a command is: on a terminal one line, redrawn in place; in a log a line now and then.
 
-What is shown are the finished tasks of Spark's active stages, which a thread reads beside the job. A log, as cron and
+What is shown are the finished tasks of Spark's active stages, which a thread reads meanwhile. A log, as cron and
 Airflow keep it, gets a line at the end of each stage of a job, and one every `LINE_S` during a long one.
 """
 

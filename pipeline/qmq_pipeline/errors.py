@@ -3,7 +3,7 @@
 ::
 
     QmqError                        `qmq_client.wire.errors`
-    └── PipelineError               the job cannot go on; says what and what to do
+    └── PipelineError               the job cannot continue; says what and what to do
         ├── OptionError             an option or argument is not known or not possible
         ├── SourceError             what is to be read is not there, or cannot be reached
         │   ├── UnreachableError    nobody answers there; the same call may work later
@@ -32,7 +32,7 @@ FILE_REMEDY: Final = "See that it is there, may be written, and has room."
 
 
 class PipelineError(QmqError):
-    """The pipeline cannot go on."""
+    """The pipeline cannot continue."""
 
     code = "pipeline"
 
@@ -91,7 +91,7 @@ class DamagedRangeError(SourceError):
 
 
 class QuarantinedRangeError(SourceError):
-    """The broker has given up a damaged part of the range; nothing behind it was returned."""
+    """The broker has given up a damaged part of the range; nothing after it was returned."""
 
     code = "quarantined_range"
 

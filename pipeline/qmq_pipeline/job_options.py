@@ -38,7 +38,7 @@ class Seconds(click.FloatRange):
 
 
 class DependentOption(click.Option):
-    """An option that has an effect only beside another one: without it, `JobCommand` refuses it."""
+    """An option that has an effect only together with another one: without it, `JobCommand` refuses it."""
 
     def __init__(self, *declared: Any, needs: tuple[str, ...], **named: Any) -> None:
         """`needs`: one of these must be given, like `--path` or, with its value, `--as iceberg`."""

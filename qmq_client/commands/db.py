@@ -48,7 +48,7 @@ def db() -> None:
 def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt: bool) -> None:
     """Create or upgrade the tables.
 
-    Safe to repeat, and to run from several processes at once. Exit code 2 when it must not go on: the
+    Safe to repeat, and to run from several processes at once. Exit code 2 when it must not continue: the
     schema is missing, tables of a recorded revision are gone, or another migration tool made them.
     """
     section = the_database(database, config_file)

@@ -354,7 +354,7 @@ def _outboxes(database: str | None, config_file: Path | None) -> Sequence[Databa
 def _outbox_without_broker(
     message_id: str, outboxes: Sequence[DatabaseSection], as_json: bool
 ) -> Iterator[None]:
-    """Where the broker does not answer, tell what the outboxes have; then the error goes on."""
+    """Where the broker does not answer, tell what the outboxes have; then the error continues."""
     try:
         yield
     except TransportError:

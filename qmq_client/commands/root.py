@@ -1,6 +1,6 @@
 """The click group behind `qmq`: loads the one sub-command that was named.
 
-A `QmqError`, and a disk that is full behind standard output, become one line and an exit code here,
+A `QmqError`, and a full disk under standard output, become one line and an exit code here,
 never a traceback. Any other exception is our own bug and keeps its traceback.
 """
 

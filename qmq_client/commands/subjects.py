@@ -50,7 +50,7 @@ def remove(
 ) -> None:
     """Remove a subject without messages, delayed messages and groups.
 
-    The next message creates it again, and its sequences go on where they ended.
+    The next message creates it again, and its sequences continue where they ended.
     """
     address = broker_address(broker, config_file)
     if not yes:

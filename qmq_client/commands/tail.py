@@ -59,13 +59,13 @@ def tail(
     A line has the sequence, when the message was sent, its id, its key and tags if any, and its body.
 
     Messages lost to retention or a quarantine are skipped, and counted on standard error. Exit code 1
-    when there is no such subject; with --follow, wait for it, and for a broker that is away after it
+    when there is no such subject; with --follow, wait for it, and for a broker that is unreachable after it
     has answered once.
     """
     address = broker_address(broker, config_file)
     place = _last(address, subject, count) if first is None else first
     left = None if follow else count
-    #: Behind the last message that was printed.
+    #: After the last message that was printed.
     printed = 0
     has_answered = is_away = False
     while left is None or left > 0:
@@ -111,7 +111,7 @@ def _last(address: BrokerAddress, subject: str, count: int) -> int:
 def _place_now(
     address: BrokerAddress, subject: str, place: int, printed: int, *, was_away: bool
 ) -> int:
-    """Where to go on: at the subject's end if the broker is back with an older copy of its data."""
+    """Where to continue: at the subject's end if the broker is back with an older copy of its data."""
     if not was_away or (end := _last(address, subject, 0)) >= printed:
         return place
     click.echo(

@@ -51,7 +51,7 @@ def open_engine(
             remedy="Give a file, like sqlite:////var/lib/shop/orders.db.",
         )
     try:
-        # The second one is for work beside a sweep; `OutboxStore.rest` closes it.
+        # The second one is for work during a sweep; `OutboxStore.rest` closes it.
         engine = sa.create_engine(
             url,
             pool_size=2,

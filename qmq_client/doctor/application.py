@@ -59,7 +59,7 @@ def pool(engine: sa.Engine, threads: int) -> Findings:
 
 
 def driver(engine: sa.Engine, pymysql: str) -> Findings:
-    """Whether the engine's driver can write a message beside that version of PyMySQL."""
+    """Whether the engine's driver can write a message with that version of PyMySQL."""
     if engine.driver != "aiomysql":
         return
     if tuple(int(part) for part in pymysql.split(".")[:2]) >= _REFUSES_BYTES:

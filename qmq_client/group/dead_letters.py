@@ -26,7 +26,7 @@ EXPIRED: Final = "expired"
 BLOCK_LETTERS_MAX: Final = 4_096
 #: Letters that are looked at, or freed, at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
-#: Memory of one letter beside its bytes: their head, its number, and its places in a table that may be half empty.
+#: Memory of one letter next to its bytes: their head, its number, and its places in a table that may be half empty.
 LETTER_BYTES: Final = 224
 
 

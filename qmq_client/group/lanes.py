@@ -2,7 +2,7 @@
 
 A lane is identified by a hash of its key. Two keys with the same hash wait for each other
 needlessly, nothing worse. The head of a lane is ready, delivered, or waiting for redelivery; those
-behind it are held. Messages without a key are in no lane: they are ready at once and forgotten when
+after it are held. Messages without a key are in no lane: they are ready at once and forgotten when
 delivered.
 """
 
@@ -59,7 +59,7 @@ class KeyLanes:
 
     @property
     def undelivered_count(self) -> int:
-        """Messages that were never delivered: the ready ones and those behind them."""
+        """Messages that were never delivered: the ready ones and those after them."""
         # Only a head can have been delivered, and it was unless it is ready.
         given = len(self._lanes) - (len(self._ready) - len(self._loose))
         return len(self._key_of) - given + len(self._loose)

@@ -59,7 +59,7 @@ from qmq_client.group.settings import TagFilter, filter_of
 NO_RETRY: Final = 0
 #: Memory of a group that nobody pulled for yet.
 _GROUP_BYTES: Final = 6_144
-#: Memory of one tag of its filter, beside its text.
+#: Memory of one tag of its filter, next to its text.
 _TAG_BYTES: Final = 384
 
 

@@ -1,4 +1,4 @@
-"""The tables beside the business data: outbox, inbox, and the locks of ordering keys.
+"""The tables next to the business data: outbox, inbox, and the locks of ordering keys.
 
 One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1
 and O3. Searches use only `state` and `due_at_ms`. Until `due_at_ms` nobody but the owner of `token`

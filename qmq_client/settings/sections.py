@@ -118,7 +118,7 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     idle_after_s: _Seconds = 60.0
     #: … is this. With takeover (5 s) and a share it stays below the 10 s of promise W1.
     idle_poll_s: _Seconds = 3.0
-    #: Longest wait between tries while the broker or a database is away.
+    #: Longest wait between tries while the broker or a database is unreachable.
     outage_s_max: _Seconds = 30.0
     #: Databases that are swept at the same time.
     workers: _Threads = 8

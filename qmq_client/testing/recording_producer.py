@@ -1,7 +1,7 @@
 """`RecordingProducer`: the producer for tests of code that sends.
 
 It is the real producer on a real database, so what it shows has followed the transaction; only the
-broker is in memory, and nothing runs beside the test. For a test that needs no database of its own it
+broker is in memory, and nothing runs next to the test. For a test that needs no database of its own it
 brings one in memory.
 """
 

@@ -70,7 +70,7 @@ def as_transport_error(
 ) -> TransportError:
     """Which of our errors an error of the HTTP library is.
 
-    A protocol error of a peer that hung up is a lost connection; of one that went on talking, the
+    A protocol error of a peer that hung up is a lost connection; of one that continued talking, the
     answer of something other than a broker. Everything else is trouble with the connection.
     `certificate` is the file of the one that was shown, if any was; on a connection that is older than
     the call, the peer has nothing against it.
@@ -175,7 +175,7 @@ def _refused_certificate(error: BaseException | None) -> str | None:
 def _may_be_our_certificate(error: Exception) -> bool:
     """Whether the peer hung up as one does that was shown no certificate that it accepts.
 
-    With TLS 1.3 it does so behind a handshake that was fine for us, and what it says may be lost.
+    With TLS 1.3 it does so after a handshake that was fine for us, and what it says may be lost.
     """
     import httpx
 

@@ -1,4 +1,4 @@
-"""The port to a broker: three blocking calls, the same for every engine behind it.
+"""The port to a broker: three blocking calls, the same for every engine.
 
 Errors are those of `TransportError` and nothing else; every foreign exception is translated inside
 the transport. Calls may come from any thread, at most a few at once.

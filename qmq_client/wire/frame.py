@@ -25,7 +25,7 @@ themselves, the records of one subject standing together in the order of the sub
 zero fill to a multiple of 8, then, in kinds of the broker's own, marks for the records (`marks.py`).
 Bodies of other kinds belong to the module that writes them.
 
-The sender makes everything but the stamp; a log appends the sender's bytes unchanged behind a
+The sender makes everything but the stamp; a log appends the sender's bytes unchanged after a
 stamped head. Physical offset and epoch are guarded by the stamp's own checksum, so stale bytes in
 a recycled file are never taken for new ones. A frame is wholly there or wholly absent and never
 crosses a segment. Big-endian. Documented for people in `docs/format/frame.md`; the idea of one
@@ -34,7 +34,7 @@ batch as the unit of wire, log and checksum is Kafka's record batch, version 2.
 Others import everything about frames from here: the head of any frame is made and read in
 `frame_head.py`, the body of messages in `frame.py`.
 
-A frame of messages: the subjects' table, the columns behind it, and the records, which stay encoded.
+A frame of messages: the subjects' table, the columns after it, and the records, which stay encoded.
 
 What stands where is drawn in `frame.py`. Whatever comes from outside passes `parse_message_frame`, which uses no
 length before it has checked it.
@@ -213,7 +213,7 @@ class _Places(NamedTuple):
     positions: Sequence[int]
     shortest: int
     longest: int
-    #: Position behind the last of them.
+    #: Position after the last of them.
     after: int
 
 
@@ -237,9 +237,9 @@ def _even_places(first_position: int, count: int, length: int) -> _Places:
 
 
 def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, ...], int]:
-    """The runs of a message frame, and the position behind its subject table.
+    """The runs of a message frame, and the position after its subject table.
 
-    `data` may end anywhere behind that table. Raises `ProtocolError`.
+    `data` may end anywhere after that table. Raises `ProtocolError`.
     """
     subject_count = header.subject_count
     if not 1 <= subject_count <= SUBJECTS_PER_FRAME_MAX:

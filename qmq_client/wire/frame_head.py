@@ -5,7 +5,7 @@ What stands where is drawn in `frame.py`.
 What a frame can hold, by its kind; how long the marks are that some kinds carry.
 
 Frames of messages come in several kinds. A client sends MESSAGES and DELAYED; the others are made by
-the broker out of records that it was sent, and carry marks behind them (`marks.py`).
+the broker out of records that it was sent, and carry marks after them (`marks.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head_bytes(self) -> int:
-        """Length of what a log may change: the header and the sequences behind it."""
+        """Length of what a log may change: the header and the sequences after it."""
         return FRAME_HEADER_BYTES + SEQUENCE_BYTES * self.subject_count
 
 
@@ -126,7 +126,7 @@ def build_frame(
 ) -> bytes:
     """A frame of any kind around a body, filled to the alignment, not yet stamped.
 
-    The body is these parts, one behind the other: long ones are not copied to be put together first.
+    The body is these parts, one after the other: long ones are not copied to be put together first.
     """
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
     body_end = head_bytes + sum(map(len, parts))
@@ -161,7 +161,7 @@ def stamp_frame(
 
 
 def build_padding(frame_bytes: int) -> bytes:
-    """The header of a padding frame of `frame_bytes`; the zeros behind it need not be written.
+    """The header of a padding frame of `frame_bytes`; the zeros after it need not be written.
 
     Requires: `frame_bytes` a multiple of the alignment and at least a header.
     """

@@ -7,7 +7,7 @@
     SCHEDULED     columns: schedule sequences, sources, due times (8 n each), message ids (16 n)
     all           then CRC-32C of kind 4, number of records 4 and these columns; four zeros
 
-They stand at the very end of a frame behind the records' fill, so that a reader finds them by the
+They stand at the very end of a frame after the records' fill, so that a reader finds them by the
 header alone and reads them without the records; therefore they have a checksum of their own. A
 *bucket* is the first millisecond of a span of due times that share one schedule log, a *schedule
 sequence* the place of a message in it, a *source* the commit log offset of the record that was put
@@ -34,7 +34,7 @@ _NUMBER: Final = struct.Struct(">Q")
 _IS_LITTLE: Final = struct.pack("=H", 1) == b"\1\0"
 #: What of the header goes into the checksum: what says how to read the columns.
 _HEAD: Final = struct.Struct(">II")
-#: Columns of numbers in each kind, beside the bucket of RELEASED and the ids of SCHEDULED.
+#: Columns of numbers in each kind, next to the bucket of RELEASED and the ids of SCHEDULED.
 _COLUMNS: Final = {FrameKind.RELEASED: 2, FrameKind.RESCHEDULED: 4, FrameKind.SCHEDULED: 3}
 
 
@@ -47,7 +47,7 @@ class Marks:
     sequences: Sequence[int]
     sources: Sequence[int]
     due_at_ms: Sequence[int] = ()
-    #: The ids of all records one behind the other.
+    #: The ids of all records one after the other.
     message_ids: bytes = b""
 
 

@@ -37,10 +37,10 @@ class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let a group go on from another place.
+    """Let a group continue from another place.
 
     What it holds or waits for is given up: outcomes of it come back stale. Dead letters at the new
-    place or behind it are taken back, because their messages come again.
+    place or after it are taken back, because their messages come again.
     """
 
     subject: Name

@@ -263,7 +263,7 @@ def _not_text(value: msgspec.Struct) -> EncodingError:
 
 
 def sized_part(data: bytes, position: int) -> bytes:
-    """The bytes behind a 4-byte length at `position`; raises `ProtocolError` when cut short."""
+    """The bytes after a 4-byte length at `position`; raises `ProtocolError` when cut short."""
     first = position + _LENGTH.size
     if first > len(data):
         raise ProtocolError("frame ends inside a length", offset=position)

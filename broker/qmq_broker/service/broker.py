@@ -1,7 +1,7 @@
 """The broker without its network face: intake, writer, delivery and queries over one store.
 
 Belongs to one event loop, given as `post` (run this function in the loop thread). Four threads work
-beside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
+outside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
 messages. One more waits for the disk while delayed messages are copied or old segments are removed.
 
 Life cycle: `start`, then calls from the loop thread, then `drain` and `stop`. A poisoned broker
@@ -138,7 +138,7 @@ class Broker:
 
     @property
     def disk(self) -> Disk:
-        """The store's files, for those that read them beside it."""
+        """The store's files, for those that read them next to it."""
         return self._store.disk
 
     @property

@@ -161,7 +161,7 @@ class Housekeeping:
     def _make_room(self, now_ms: int) -> None:
         try:
             self._retain(now_ms)
-        except CorruptionError as error:  # of a queue: a restart makes it again, the rest goes on
+        except CorruptionError as error:  # of a queue: a restart makes it again, the rest continues
             self._store.refusals.note("retention", error)
 
     def _retain(self, now_ms: int) -> None:

@@ -66,7 +66,7 @@ class Keeping:
         return self._status(keeper, self._store.retention.old_offset(now_ms), now_ms)
 
     def keep(self, name: str, told: LogOffsets, now_ms: int, on_done: OnKept) -> None:
-        """Let retention wait for this keeper, as far as it has told; see `Keepers.keep`."""
+        """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
         self._run(lambda: self._store.keep(name, told, now_ms), on_done)
 
     def end(self, name: str, on_done: OnKept) -> None:

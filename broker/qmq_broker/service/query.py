@@ -5,7 +5,7 @@ original.
 
 A copy has an id of its own, so the copies themselves are read: those that wait among the delayed
 messages, and those that came back to a group that is not done with them. Reading the disk happens
-beside the loop; the groups are asked before and after, in the loop.
+outside the loop; the groups are asked before and after, in the loop.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Peeked(NamedTuple):
 
     #: Sequence and encoded record. A sequence that is left out is that of a lost message.
     records: list[tuple[int, bytes]]
-    #: Where the next call goes on.
+    #: Where the next call continues.
     next_sequence: int
 
 

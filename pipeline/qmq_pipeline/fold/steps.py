@@ -102,7 +102,7 @@ class GroupMark:
     first: int | None = None
     #: How far the group has come: every message below was delivered to it, or is not for it.
     come_to: int = 0
-    #: One behind the highest sequence that is known.
+    #: One after the highest sequence that is known.
     next: int = 0
     has_ended: bool = False
     #: Tags of which a message must have any, and all; None if the actions do not tell.
@@ -292,7 +292,7 @@ class GroupSteps:
         mark.come_to = mark.next = first
 
     def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
-        """The runs of sequences behind these pull sequences of a consumer, which are then no longer held."""
+        """The runs of sequences after these pull sequences of a consumer, which are then no longer held."""
         first, after = row["first_pull"], row["next_pull"]
         held = self.mark.held.get(row["consumer"])
         found = [] if held is None else held.take(first, after)

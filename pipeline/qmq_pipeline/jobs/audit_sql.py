@@ -2,7 +2,7 @@
 
 Committed and stored are compared in one pass: all that is known of a message comes together by its id, and each kind
 of finding is a condition on that row. What groups did is joined with it. Every query gives the columns of
-`audit_findings`, without the run. Evidence is one sentence: what was seen, with the numbers behind it.
+`audit_findings`, without the run. Evidence is one sentence: what was seen, with its numbers.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _actions(tables: Tables, first: tuple[int, int], after: int) -> DataFrame:
 
 
 def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: int) -> DataFrame:
-    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state behind them."""
+    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state after them."""
     actions = _actions(tables, first, after)
     in_order = (
         actions.selectExpr(*_COLUMNS)
@@ -239,7 +239,7 @@ def _applied(pieces: DataFrame, old: DataFrame, folded_to: int) -> DataFrame:
 
     def apply(steps: pa.Table, known: pa.Table) -> pa.Table:
         known_to = known["folded_to"][0].as_py() if known.num_rows else 0
-        # A run that died behind this table has folded some of them before.
+        # A run that died after this table has folded some of them before.
         some = steps.filter(pa.compute.field("action_offset") >= known_to)
         if not some.num_rows:
             return known.select(list(DELIVERIES.names)).cast(DELIVERIES.arrow())
@@ -262,7 +262,7 @@ def group_name(subject: str, group: str) -> str:
 
 
 def group_spans(marks: Marks) -> dict[str, tuple[int, int]]:
-    """Subject and group → first sequence for the group, and the one behind the last."""
+    """Subject and group → first sequence for the group, and the one after the last."""
     return {
         name: (mark["first"], mark["come_to"] if mark["has_ended"] else ENDLESS)
         for name, mark in marks.items()

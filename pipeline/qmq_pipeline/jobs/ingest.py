@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 INGEST, ARCHIVE = "ingest", "archive"
 #: Bytes of log in one micro-batch: what a run that dies repeats at most, and enough that all cores are busy.
 BATCH_BYTES: Final = 1024 * 1024 * 1024
-#: How often a query that goes on is looked at, and how long a broker that is away is left alone.
+#: How often a query that continues is looked at, and how long a broker that is unreachable is left alone.
 _LOOK_S: Final = 1.0
 _LOST_MAX: Final = 1_000
 _TABLE_OF: Final = {COMMIT_LOG: LOG, ACTION_LOG: ACTIONS}
@@ -72,7 +72,7 @@ def ingest(
 ) -> Ingested:
     """Bring the bronze tables up to the ends of the logs and outboxes.
 
-    `skip_expired`: continue behind what retention has deleted and note the gap, instead of failing. Raises a
+    `skip_expired`: continue after what retention has deleted and note the gap, instead of failing. Raises a
     `PipelineError`, or an error of Spark that `explain` understands; what was written before it stays. Without a
     place, `config` brings in outboxes alone; without databases, logs alone.
     """
@@ -98,7 +98,7 @@ def follow(
     """Keep the bronze tables up to date until `stop` is set; returns how often something came.
 
     Each stream looks for more at most every `every_s`. Whatever is there at the start is ingested first, which alone
-    may skip what has expired. A broker that is away from then on is waited for without end.
+    may skip what has expired. A broker that is unreachable from then on is waited for without end.
     """
     first = ingest(spark, config, skip_expired=skip_expired)
     on_batch(first)
@@ -181,7 +181,7 @@ class Streams:
 
     @contextmanager
     def running(self, every_s: float) -> Iterator[None]:
-        """Let all streams go on as long as the block lasts."""
+        """Let all streams continue as long as the block lasts."""
         try:
             for name in self.names():
                 self._queries[name] = self._start(name, self._every(every_s))

@@ -239,7 +239,7 @@ def _may_be(ids: DataFrame) -> str | None:
     )
 
 
-#: No part is behind it.
+#: No part is after it.
 ENDLESS_PART: Final = 2**62
 
 

@@ -216,7 +216,7 @@ def _send(
 
 
 def _outlasting(place: Place, call: Callable[[], _Result], remedy: str) -> _Result:
-    """The answer to a call that may be repeated; a broker that is away is waited for."""
+    """The answer to a call that may be repeated; a broker that is unreachable is waited for."""
 
     def answer() -> _Result:
         try:

@@ -60,7 +60,7 @@ class LogBounds(NamedTuple):
     store_id: str
     first_offset: int
     next_offset: int
-    #: Offset and checksum of the last frame, which tell a log from one that was restored and went on
+    #: Offset and checksum of the last frame, which tell a log from one that was restored and continued
     #: differently; None if it is not known.
     last_frame: tuple[int, int] | None = None
 
@@ -142,7 +142,7 @@ class LogReader:
         return self._translated(lambda: offset_at(self._segments(), time_ms, within))
 
     def frame_from(self, offset: int, bounds: LogBounds) -> int:
-        """Where the first frame at or behind any `offset` begins; the log's end if none does."""
+        """Where the first frame at or after any `offset` begins; the log's end if none does."""
         if not bounds.first_offset < offset < bounds.next_offset:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
         return self._cut(offset, bounds.next_offset)
@@ -176,7 +176,7 @@ class LogReader:
         return self.stamp_crc(offset) == stamp_crc or offset < self.bounds().first_offset
 
     def parts(self, first_offset: int, next_offset: int, part_bytes: int) -> list[LogRange]:
-        """Cut a part of the log at multiples of `part_bytes`: each range begins at the first frame behind one."""
+        """Cut a part of the log at multiples of `part_bytes`: each range begins at the first frame after one."""
         inner = range(
             first_offset - first_offset % part_bytes + part_bytes, next_offset, part_bytes
         )
@@ -234,7 +234,7 @@ class LogReader:
         return self._opened
 
     def _cut(self, offset: int, next_offset: int) -> int:
-        """Where the first frame at or behind any `offset` begins; `next_offset` if none does before."""
+        """Where the first frame at or after any `offset` begins; `next_offset` if none does before."""
         within = LogRange(offset, next_offset)
         try:
             header = frame_at_or_behind(self._segments(), within)
@@ -336,7 +336,7 @@ class LogReader:
 
 
 def _last_frame(scan: FrameScan, next_offset: int) -> tuple[int, int] | None:
-    """Offset and checksum of the last frame of a scan, if the log ends behind it."""
+    """Offset and checksum of the last frame of a scan, if the log ends after it."""
     if scan.last is None or scan.next_offset != next_offset:
         return None
     return scan.last.physical_offset, scan.last.stamp_crc

@@ -74,7 +74,7 @@ class Place:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    #: How long a broker that is away is waited for, each time, by each of those who read from it.
+    #: How long a broker that is unreachable is waited for, each time, by each of those who read from it.
     wait_s: float = WAIT_S
 
     @property
@@ -106,7 +106,7 @@ class LogOptions:
     table: Table = MESSAGES
     columns: tuple[str, ...] = MESSAGES.names
     subjects: frozenset[str] | None = None
-    #: Only frames that begin at or behind this offset, and before that one; None for all.
+    #: Only frames that begin at or after this offset, and before that one; None for all.
     first_offset: int | None = None
     next_offset: int | None = None
     #: Frames that begin below it may be left out; it may be where the log is gone.
@@ -120,7 +120,7 @@ class LogOptions:
     takes_filters: bool = False
     #: Whether to pass over what the broker has in quarantine, instead of failing.
     passes_quarantined: bool = False
-    #: Whether a stream goes on behind what retention has deleted, instead of failing.
+    #: Whether a stream continues after what retention has deleted, instead of failing.
     passes_expired: bool = False
     #: Whether a micro-batch of a stream begins where the part of the log does in which the last one ended.
     has_whole_parts: bool = False

@@ -4,7 +4,7 @@ The broker serves bytes of its files as they are on the disk, as far as they are
 found and verified here, which reveals anything a proxy or a cable did to them. No shared disk is
 needed: every worker asks the broker for the range it works on.
 
-A broker that is away is waited for (`outage.py`). An answer that breaks off is continued behind its
+A broker that is unreachable is waited for (`outage.py`). An answer that breaks off is continued after its
 last byte: what a segment has there is durable and never changes, also over a restart.
 """
 
@@ -50,7 +50,7 @@ class RemoteDisk(ReadDisk):
     def __init__(
         self, address: BrokerAddress, *, wait_s: float = WAIT_S, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`wait_s`: how long a broker that is away is waited for; after that, `UnreachableError`.
+        """`wait_s`: how long a broker that is unreachable is waited for; after that, `UnreachableError`.
 
         Raises `ConfigurationError` for bad certificates, `SourceError` for a bad address.
         """
@@ -123,7 +123,7 @@ class RemoteDisk(ReadDisk):
             parts.clear()
         done = sum(map(len, parts))
         rest = count - done
-        if parts and not rest:  # the end of the answer broke off, behind its last byte
+        if parts and not rest:  # the end of the answer broke off, after its last byte
             return True
         wanted = min(rest, self._answer_bytes) if is_segment else rest
         came = 0
@@ -163,7 +163,7 @@ class RemoteDisk(ReadDisk):
         return answer
 
     def _until_answered(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that may be repeated; while the broker is away, it is."""
+        """The result of a call that may be repeated; while the broker is unreachable, it is."""
         return self._outage.outlast(lambda: self._once(call), remedy=_REMEDY)
 
     def _once(self, call: Callable[[], _Result]) -> _Result:

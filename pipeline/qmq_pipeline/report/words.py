@@ -9,7 +9,7 @@ from typing import Final
 _DAY_S: Final = 86_400
 _MINUTE_S: Final = 60
 _THOUSAND: Final = 1_000
-#: Below such a largest value, a column has so many digits behind the point.
+#: Below such a largest value, a column has so many digits after the point.
 _DIGITS: Final = ((1, 3), (10, 2), (100, 1))
 _STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
@@ -44,7 +44,7 @@ def cell(value: object) -> str:
 
 
 def column_cells(values: Sequence[object]) -> list[str]:
-    """The values of one column; numbers with as many digits behind the point as the largest one needs."""
+    """The values of one column; numbers with as many digits after the point as the largest one needs."""
     numbers = [abs(one) for one in values if isinstance(one, float)]
     if not numbers:
         return [cell(one) for one in values]

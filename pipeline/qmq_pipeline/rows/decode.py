@@ -215,7 +215,7 @@ class Runs:
 
 
 def not_adding_up(offset: int) -> ProtocolError:
-    """The error for a frame, or one behind it, whose lengths are not those of its records."""
+    """The error for a frame, or one after it, whose lengths are not those of its records."""
     return ProtocolError(
         "record lengths do not add up to the frame, or to one of those behind it", offset=offset
     )
@@ -319,7 +319,7 @@ def _put_off_ms(frame: ScannedFrame) -> Numbers | None:
 
 
 def _subjects_of(frame: ScannedFrame) -> tuple[tuple[SubjectRun, ...], int]:
-    """The runs of a message frame, and the position behind its subject table."""
+    """The runs of a message frame, and the position after its subject table."""
     header, first = frame.header, frame.first
     front_bytes = header.head_bytes + _SUBJECT_BYTES_MAX * header.subject_count
     front = frame.block[first : first + min(front_bytes, header.frame_bytes)]

@@ -297,7 +297,7 @@ def _now_and_next_id(
 def _settled_id(
     connection: sa.Connection, outbox: sa.Table, first_id: int, next_id: int, old_ms: int
 ) -> int:
-    """The id behind the last row of the range below which no row can come in late.
+    """The id after the last row of the range below which no row can come in late.
 
     That is the last row before the first one made after `old_ms`; `first_id` if there is none.
     """
@@ -410,7 +410,7 @@ def head_columns(heads: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Checksum and due time of each record, from its first bytes; null for bytes that are no record."""
     ends, values = values_of(heads)
     first, lengths = ends[:-1], np.diff(ends)
-    # Padding behind the last one, so that a head that was cut short can be read as well.
+    # Padding after the last one, so that a head that was cut short can be read as well.
     data = np.concatenate((np.frombuffer(values, np.uint8), np.zeros(HEAD_BYTES, np.uint8)))
     windows = np.lib.stride_tricks.sliding_window_view(data, HEAD_BYTES)[first]
     fixed = np.ascontiguousarray(windows[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]

@@ -25,7 +25,7 @@ def without_quarantined(
 ) -> Iterator[ScannedFrame]:
     """The frames, unless something that the options ask for is in quarantine among them.
 
-    Raises `QuarantinedRangeError` behind the frames in front of it.
+    Raises `QuarantinedRangeError` after the frames in front of it.
     """
     for frame in frames:
         if frame.header.kind is FrameKind.LOST and not options.passes_quarantined:

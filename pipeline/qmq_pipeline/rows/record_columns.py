@@ -4,7 +4,7 @@ The format of a record is in `qmq_client/wire/record.py` and `docs/format/record
 random records to this module and to the wire's decoder, and compares the answers.
 
 The broker stores whatever passes the frame's checksum and never looks into a record, so a sender
-can store bytes that are none. Such a row has `body_kind` -1, its bytes behind the fixed part as the
+can store bytes that are none. Such a row has `body_kind` -1, its bytes after the fixed part as the
 body, and no key, tags or headers: one faulty sender must not stop everybody's pipeline.
 """
 
@@ -45,7 +45,7 @@ _EXPIRES_BYTES: Final = 8
 _TIME: Final = np.dtype(">u8")
 #: What precedes each header.
 _PAIR: Final = np.dtype([("name_bytes", "u1"), ("value_bytes", ">u2")])
-#: Fields of a record behind its fixed part, as indexes into `Pieces`.
+#: Fields of a record after its fixed part, as indexes into `Pieces`.
 _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
 _NOT_A_RECORD: Final = -1
 

@@ -112,7 +112,7 @@ def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
 
 
 def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) -> None:
-    """Raise `ExpiredRangeError` if the log begins behind `first_offset`."""
+    """Raise `ExpiredRangeError` if the log begins after `first_offset`."""
     if first_offset < bounds.first_offset:
         raise ExpiredRangeError(
             source=options.place.name,

@@ -2,7 +2,7 @@
 
 For a DELETE with a list, MySQL and MariaDB read a small table as a whole, and then wait for every
 row in it that a transaction of the application has inserted and not yet committed (an UPDATE skips
-those). An outbox is nearly always small, so a publisher would stand still behind the longest open
+those). An outbox is nearly always small, so a publisher would stand still for the longest open
 transaction. If the table is joined to the list, in this order, each row is found by its key and no
 other is touched. Neither a range of keys achieves that, which also locks the next row, nor a forced
 index, which may be read as a whole. MySQL must also be kept from building a hash of the list,
@@ -10,7 +10,7 @@ because then it reads the whole table again.
 
 Finding rows one by one has its price, though. A claim mostly consists of consecutive rows, and such
 a piece is deleted as a range: on PostgreSQL, which does not see uncommitted rows, the whole piece;
-on MariaDB up to the row before its last, because the row behind the end of a range is locked too,
+on MariaDB up to the row before its last, because the row after the end of a range is locked too,
 and this one is ours. With the order of the key nothing before the first row is read, whatever else
 the table holds.
 
@@ -82,7 +82,7 @@ def delete_pieces(
 
     Requires: they were claimed with this token, which no other claim has, so that number and token
     identify a row as surely as its message id does; and the lease has not ended: if the last row of
-    a piece is gone, the statement waits for the one behind it.
+    a piece is gone, the statement waits for the one after it.
     """
     table = table_sql(connection, outbox)
     owner = _literal(connection, token)

@@ -1,4 +1,4 @@
-"""What the outbox needs to know about one kind of database; a module per database is behind it.
+"""What the outbox needs to know about one kind of database; there is a module for each database.
 
 A further database is a module with a function `make_dialect` and a line in `_MODULES`.
 """

@@ -1,4 +1,4 @@
-"""The publisher's and the watchdog's own connections to a database, beside the application's.
+"""The publisher's and the watchdog's own connections to a database, next to the application's.
 
 They come from a pool of their own, opened as the application's are (its `connect_args`, its
 listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and one transaction; longer

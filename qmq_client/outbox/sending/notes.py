@@ -60,7 +60,7 @@ class Note(msgspec.Struct, kw_only=True):
     #: Whether the end of a session ends its transaction, too; not if that joined a longer one.
     is_of_session: bool = False
     is_committing: bool = False
-    #: The session has committed before, so the send may stand behind the commit that it was meant for.
+    #: The session has committed before, so the send may stand after the commit that it was meant for.
     follows_commit: bool = False
     #: It was given or dropped.
     is_over: bool = False
@@ -202,7 +202,7 @@ def _end(notes: Sequence[Note]) -> None:
 
 
 def _tell_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
-    """A session was closed with messages in it: after an error, or somebody sent behind the commit."""
+    """A session was closed with messages in it: after an error, or somebody sent after the commit."""
     is_mistake = is_mistake and sys.exc_info()[0] is None
     _log.log(
         logging.WARNING if is_mistake else logging.INFO,

@@ -43,7 +43,7 @@ class _AsCoroutine(Generic[_Value]):
         return self._plain()
 
     def send(self, value: Any) -> Any:
-        """Go on with the await until it waits."""
+        """Continue with the await until it waits."""
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps.send(value)

@@ -209,7 +209,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    # Late: `qmq --help` lists this command without the web server behind it.
+    # Late: `qmq --help` lists this command without loading the web server.
     from qmq_broker.face.logs import start_logging
     from qmq_broker.face.server import serve as serve_until_stopped
 

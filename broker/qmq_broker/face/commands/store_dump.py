@@ -307,7 +307,7 @@ def _logs(format_: Format) -> dict[str, int]:
 
 
 def _no_frame(disk: Disk, segments: Segments, found: DamagedRange, store_id: bytes) -> Row:
-    """A range without frames: unused space behind the end of the log, or damage."""
+    """A range without frames: unused space after the end of the log, or damage."""
     first, next_, path = found.first_offset, found.next_offset, segments.path(found.first_offset)
     is_last = next_ >= segments.bases[-1] + segments.segment_bytes
     if (

@@ -1,4 +1,4 @@
-"""`qmq broker token add | list | revoke`: who may use a broker, kept in a file beside it.
+"""`qmq broker token add | list | revoke`: who may use a broker, kept in a file next to it.
 
 No broker has to run; one that does reads the file again within a second.
 """

@@ -1,6 +1,6 @@
 """The listening side of the process: tokens and TLS, and uvicorn around both.
 
-How many connections fit beside the files that the broker must be able to open.
+How many connections fit next to the files that the broker must be able to open.
 
 A connection costs a descriptor, and each process has a limited number of them. Nobody may fill that
 limit with idle connections and keep the broker from its own files. Not for: the limit of the whole

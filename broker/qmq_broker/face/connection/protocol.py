@@ -14,7 +14,7 @@ chunks and control characters with a 400. Deadlines are kept by one sweep over a
 instead of timers, so a request costs no timer.
 
 Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
-connection is closed. What a client asks to upgrade to is ignored, and what comes behind a chunked body is passed
+connection is closed. What a client asks to upgrade to is ignored, and what comes after a chunked body is passed
 over, within the bounds of a head.
 """
 
@@ -85,7 +85,7 @@ def _ambiguous(what: str) -> RequestRefusedError:
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
-    """Header lines behind a body: they say nothing about the request, which may be under way, and are not kept."""
+    """Header lines after a body: they say nothing about the request, which may be under way, and are not kept."""
 
     def append(self, _: tuple[bytes, bytes], /) -> None: ...
 
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(cast("Any", self))
-        # Of several requests one behind the other, each has to know that nobody is there any more.
+        # Of several requests one after the other, each has to know that nobody is there any more.
         for request in (self._served, *self.requests):
             if request is not None:
                 request.lose()

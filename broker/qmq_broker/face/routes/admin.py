@@ -192,7 +192,7 @@ def _optional_name(request: Request, field: str) -> str | None:
 
 
 async def _long_json(value: object) -> Response:
-    """The same of what may be long: made beside the loop."""
+    """The same of what may be long: made outside the loop."""
     content = await asyncio.to_thread(msgspec.json.encode, value)
     return Response(content, media_type=JSON_CONTENT_TYPE)
 

@@ -1,6 +1,6 @@
 """The routes about delayed messages: listing them, taking them back, putting them off.
 
-What reads the disk runs beside the loop, a little at a time. A cancellation is answered when it is
+What reads the disk runs outside the loop, a little at a time. A cancellation is answered when it is
 durable; one that comes too late says so.
 """
 

@@ -1,7 +1,7 @@
 """Finding messages, and telling the life of one.
 
 `GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`, and `GET /v1/messages/{id}/trace`. A
-search reads the disk, so it runs beside the loop, a few at a time; what became of the messages in
+search reads the disk, so it runs outside the loop, a few at a time; what became of the messages in
 their groups is asked in the loop afterwards.
 """
 

@@ -38,7 +38,7 @@ class KeeperRoutes:
         return _json({"keepers": self._broker.keeping.statuses(now_ms)})
 
     async def keep(self, request: Request) -> Response:
-        """Let retention wait for a keeper, as far as it has told."""
+        """Let retention wait for a keeper, as far as it has reported."""
         wanted = await read_body(request, KeepRequest)
         check_name(wanted.name, field="name")
         store_id = self._broker.store_id

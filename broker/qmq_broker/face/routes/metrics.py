@@ -6,7 +6,7 @@ becomes a label.
 
 The numbers of a broker at one moment, read in the loop thread for a scrape.
 
-A reading is plain values: what is made of it is made beside the loop. Subjects and groups have at
+A reading is plain values: what is made of it is made outside the loop. Subjects and groups have at
 most `LISTED_MAX` rows each.
 """
 

@@ -1,6 +1,6 @@
 """`GET /metrics`: the table of `metrics.py` in Prometheus' text format.
 
-The loop thread only reads numbers; the text is made beside it, for one scrape at a time.
+The loop thread only reads numbers; the text is made outside it, for one scrape at a time.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         body=RescheduleRequest, example={"message_id": _ID, "deliver_at_ms": 1_790_000_000_000},
         answer=RescheduleAnswer, statuses=(404, 429, 507, _TOO_LONG),
     ),
-    # Behind the others, whose last words it would take for ids
+    # After the others, whose last words it would take for ids
     Route(
         "GET", "/v1/delayed/{message_id}", lambda to: to.delayed.show,
         summary="One delayed message.",

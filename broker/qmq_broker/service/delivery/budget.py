@@ -72,7 +72,7 @@ class Budget:
             del self.groups_of[owner], self.bytes_of[owner]
 
     def refusal(self, owner: str, *, more_bytes: int = 0) -> BusyError | None:
-        """Why groups of this token get nothing new; None if there is room, also behind `more_bytes`."""
+        """Why groups of this token get nothing new; None if there is room, also after `more_bytes`."""
         limits, used_bytes = self._limits, self.memory_bytes + more_bytes
         if used_bytes >= limits.groups_bytes:
             return _refusal("memory of all groups", used_bytes, limits.groups_bytes)

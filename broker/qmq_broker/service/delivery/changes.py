@@ -103,7 +103,7 @@ class Changes:
         """Replay at most `count_max`; also returns the sequence to continue at, None when nothing is left to do now."""
         state = self._group(request.subject, request.group).state
         there = max(request.first, self._first_there(state))
-        # Those that are gone stay: if they took the room of a request, none would get behind them.
+        # Those that are gone stay: if they took the room of a request, none would get after them.
         passed = state.dead.count(request.first, min(there, request.next))
         request = msgspec.structs.replace(request, first=there)
         group, sequences, is_cut = self._dead(request, count_max)

@@ -61,7 +61,7 @@ class NeededLog:
                 yield COPIES, copy
 
     def _first_sequence(self, subject: str) -> int:
-        """Of what is still there: a group that lost messages by force needs those behind them."""
+        """Of what is still there: a group that lost messages by force needs those after them."""
         queue = self._store.queue(subject)
         return 0 if queue is None else queue.first_sequence
 

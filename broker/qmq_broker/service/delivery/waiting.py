@@ -1,6 +1,6 @@
 """Pulls that wait for messages, first come first served within a group.
 
-One message wakes one pull of each group; a pull that leaves messages behind wakes the next. So a
+One message wakes one pull of each group; a pull that leaves messages wakes the next. So a
 hundred waiting consumers do not all run for one message. A wake that was not used is passed on, and
 a consumer that would be given nothing is passed over.
 """
