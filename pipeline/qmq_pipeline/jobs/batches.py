@@ -110,7 +110,8 @@ def _note_spans(tables: Tables, part: int) -> None:
     spark = tables.spark
     log = tables.read(LOG)
     has_gap = bool(log.where(f"kind = 'expired' AND part >= {part}").limit(1).collect())
-    fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).persist()
+    # A row for each part and subject; counted in parallel, and then not worth many partitions.
+    fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).coalesce(1).persist()
     try:
         known = tables.read(SPANS).where(f"part < {part}")
         holes = _HOLES.format(spans="{spans}", part=part, is_behind_gap=str(has_gap).upper())
