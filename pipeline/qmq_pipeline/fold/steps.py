@@ -72,7 +72,7 @@ STEPS: Final = Table(
         Column("number", "int", "its place among the steps of the action"),
         Column("op", "text", "what it does; `mark` for the state of the group behind all of them"),
         Column("first", "long", "first sequence"),
-        Column("next", "long", "one behind the last"),
+        Column("next", "long", "one after the last"),
         Column("at", "long", "microseconds since 1970"),
         Column("attempt", "int", "of a pull or dead letter"),
         Column("reason", "text", "why the group does not get it; of `mark` the state as JSON"),

@@ -100,7 +100,7 @@ SPANS: Final = Table(
     columns=(
         Column("subject", "text", "the subject"),
         Column("first_sequence", "long", "its first sequence in the part"),
-        Column("next_sequence", "long", "one behind the last"),
+        Column("next_sequence", "long", "one after the last"),
         Column("messages", "long", "messages"),
         Column("lost", "long", "sequences in quarantine"),
         Column("first_at", "time", "its first message was stored"),
@@ -123,9 +123,9 @@ ACTIONS: Final = Table(
         Column("consumer_group", "text", "the group"),
         Column("consumer", "text", "the member; null if the whole group is meant"),
         Column("first_sequence", "long", "of a pull, dead letter or skip: first message"),
-        Column("next_sequence", "long", "one behind the last"),
+        Column("next_sequence", "long", "one after the last"),
         Column("first_pull", "long", "first pull sequence of the range"),
-        Column("next_pull", "long", "one behind the last"),
+        Column("next_pull", "long", "one after the last"),
         Column("attempt", "int", "which attempt it is, from 1"),
         Column("until", "time", "end of the lease, or time of the next delivery"),
         Column("reason", "text", "why a message became a dead letter"),
@@ -182,7 +182,7 @@ _FATE_COLUMNS: Final = (
 PART: Final = Column("part", "long", "number of the part of the log; -1 without a place in it")
 _ASIDE_COLUMNS: Final = (
     Column("set_aside_at", "time", "last set aside, to come back much later"),
-    Column("brought_back_at", "time", "… and since then brought back; null while it is away"),
+    Column("brought_back_at", "time", "… and since then brought back; null until then"),
 )
 DELIVERIES: Final = Table(
     name="deliveries",
