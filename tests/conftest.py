@@ -162,8 +162,6 @@ def pytest_runtest_call() -> Generator[None]:
 def pytest_runtest_teardown() -> Generator[None]:
     """A test must not have others go another way, of SQLAlchemy and of the outbox."""
     yield
-    if not gc.get_freeze_count():  # by a test that needed all to be looked at
-        gc.freeze()
     if names := left_behind():
         pytest.fail(
             f"all engines are listened to still ({', '.join(names)}): use tests.kit.listening",
