@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from typing import Any, Final
 
 import pytest
@@ -113,6 +119,39 @@ def test_X_26_the_main_set_binds_nobody_to_more_than_naming_it() -> None:
     strict = {name for name, (kind, is_extra) in listed().items() if "GPL" in kind and not is_extra}
     assert listed()
     assert strict == set()
+
+
+#: Loads every command, the watchdog's daemon and the broker with what is not asked for out of reach.
+_LOAD_ALL: Final = """
+import sys
+from importlib.metadata import entry_points
+
+refused = set(sys.argv[1:])
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Refusing())
+for group in ("qmq.commands", "qmq.commands.broker"):
+    for command in entry_points(group=group):
+        command.load()
+import qmq_broker.face.server, qmq_migrations, qmq_watchdog.service
+"""
+
+
+def test_X26_everything_starts_with_the_main_packages_alone() -> None:
+    known = set(brought_by(direct(extras=False))) | {"qmq"}
+    beside = {
+        name
+        for name, packages in packages_distributions().items()
+        if not known & {spelled(one) for one in packages}
+    }
+    assert {"prometheus_client", "psycopg", "pyspark", "rich", "aiosqlite"} <= beside
+    program = [sys.executable, "-c", _LOAD_ALL, *beside]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_X26_each_package_that_every_installation_brings_is_used() -> None:

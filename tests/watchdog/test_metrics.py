@@ -22,9 +22,10 @@ from qmq_client.retry import Backoff
 from qmq_client.settings.sections import BrokerSection, Config, DatabaseSection, WatchdogSection
 from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
+from qmq_watchdog.collector import WatchdogCollector
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.databases import Database
-from qmq_watchdog.endpoint import _CONNECTIONS_MAX, BEAT_S_MAX, Endpoint, Health, WatchdogCollector
+from qmq_watchdog.endpoint import _CONNECTIONS_MAX, BEAT_S_MAX, Endpoint, Health
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.outage import BrokerGate
 from qmq_watchdog.service import Service

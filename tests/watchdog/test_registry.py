@@ -24,7 +24,7 @@ from qmq_client.settings.sections import (
     WatchdogSection,
 )
 from qmq_client.signal_flag import SignalFlag
-from qmq_watchdog.endpoint import WatchdogCollector
+from qmq_watchdog.collector import WatchdogCollector
 from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
 from tests.kit.broker_process import BrokerProcess

@@ -108,8 +108,8 @@ def test_every_metric_is_in_the_page_and_every_one_of_the_page_exists() -> None:
     daemon = Daemon()
     from prometheus_client import CollectorRegistry
 
+    from qmq_watchdog.collector import WatchdogCollector
     from qmq_watchdog.databases import ConnectionBudget
-    from qmq_watchdog.endpoint import WatchdogCollector
 
     registry = CollectorRegistry()
     registry.register(WatchdogCollector(daemon, ConnectionBudget(1)))
