@@ -61,7 +61,7 @@ class PlayedLoop:
         self.on_turn()
 
     def drive(self, coroutine: Coroutine[Any, None, None]) -> None:
-        """Begin what goes on without a task, as the broker's routes do; see `SteppedCoroutine`."""
+        """Begin what continues without a task, as the broker's routes do; see `SteppedCoroutine`."""
         self._stepped[coroutine] = None
         SteppedCoroutine(coroutine, lambda: self._stepped.pop(coroutine, None), set()).step()
 

@@ -76,7 +76,7 @@ def play(seed: int, databases: Databases) -> Outcome:
             faults += (*world.rows.faults, *world.handouts.faults, *world.host.remembered.faults)
             faults += world.archive.faults
             faults.append(f"O1: the world does not come to rest: {error}")
-        except Exception:  # nobody foresaw it: the story must be told all the same
+        except Exception:  # unexpected: the story is printed all the same
             faults.append(f"unforeseen: {traceback.format_exc(limit=-4)}")
         else:
             faults += Judge(world, databases).faults()

@@ -373,7 +373,7 @@ def test_a_failure_behind_the_answer_is_no_second_answer(
 ) -> None:
     async def fail(_: object, http: RequestResponse) -> None:
         await http.answer(200, Encoding.JSON, b"{}")
-        raise RuntimeError("nobody foresaw it")
+        raise RuntimeError("unexpected")
 
     async def serve() -> bytes:
         wire = Wire()
