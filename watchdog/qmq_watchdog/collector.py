@@ -74,7 +74,9 @@ class WatchdogCollector(Collector):
     def _threads(self, jobs: list[SweepJob]) -> Iterator[Metric]:
         running, aside, waiting = self._daemon.under_way()
         threads = GaugeMetricFamily(
-            f"{_PREFIX}_runs", "Sweeps that run, run on spare threads (aside), or wait.", labels=["state"]
+            f"{_PREFIX}_runs",
+            "Sweeps that run, run on spare threads (aside), or wait.",
+            labels=["state"],
         )
         threads.add_metric(["running"], running)
         threads.add_metric(["aside"], aside)
