@@ -37,7 +37,8 @@ from qmq_client.wire.requests import PullRequest
 NEW_SHARE: Final = 4
 #: Entries read in one step: a pull of large messages stops long before its count is reached.
 ENTRIES_PER_READ: Final = 512
-#: Entries that one scan checks against a filter: about a millisecond.
+#: Entries that one scan looks at: about a millisecond. A tag hash that it meets for the first time counts as
+#: `TagFilter.cost` more, so that a filter of many tags takes no longer.
 SCANNED_MAX: Final = 4_096
 _RECORD_BYTES: Final = itemgetter(1)
 #: Passes of one pull before others get their turn.
@@ -138,15 +139,22 @@ def _matching(
 ) -> tuple[list[DeliveryRun], int | None]:
     """The next messages whose tag hash fits, and how far the scan went."""
     found: list[int] = []
-    sequence, next_sequence = first, min(queue.next_sequence, first + SCANNED_MAX)
-    while sequence < next_sequence and len(found) < messages_max:
-        step = queue.entries(sequence, min(ENTRIES_PER_READ, next_sequence - sequence))
+    known: dict[int, bool] = {}
+    sequence, left = first, SCANNED_MAX
+    while left > 0 and sequence < queue.next_sequence and len(found) < messages_max:
+        count = min(ENTRIES_PER_READ, left // wanted.cost + 1, queue.next_sequence - sequence)
+        step = queue.places(sequence, count)
         if not step:
             break
-        for number, entry in enumerate(step, start=sequence):
+        for number, (_, record_bytes, hash_) in enumerate(step, start=sequence):
+            fits = known.get(hash_)
+            if fits is None:
+                fits = known[hash_] = wanted.may_match(hash_)
+                left -= wanted.cost
             # A lost one may have been for the group: it is counted where it is met.
-            if not entry.record_bytes or wanted.may_match(entry.tag_hash):
+            if fits or not record_bytes:
                 found.append(number)
+        left -= len(step)
         sequence += len(step)
     if len(found) > messages_max:
         return _runs_of(found[:messages_max]), None

@@ -23,7 +23,7 @@ from qmq_client.wire.requests import Backoff, PullRequest, Tags
 class TagFilter:
     """The filter of one group; knows no state."""
 
-    __slots__ = ("_all_bits", "_all_tags", "_any_bits", "_any_tags")
+    __slots__ = ("_all_bits", "_all_tags", "_any_bits", "_any_tags", "cost")
 
     def __init__(self, any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> None:
         """Requires: at least one tag."""
@@ -31,6 +31,8 @@ class TagFilter:
         self._all_tags = frozenset(tag.encode() for tag in all_tags)
         self._any_bits = tuple(tag_hash([tag]) for tag in self._any_tags)
         self._all_bits = tag_hash(self._all_tags)
+        #: What `may_match` costs, in entries of a queue that are only looked at.
+        self.cost = 1 + len(self._any_bits) // 4
 
     def may_match(self, hash_: int) -> bool:
         """Whether a message with this tag hash may match."""

@@ -15,9 +15,11 @@ from typing import Any, Final
 import pytest
 
 from qmq_client.group.dead_letters import REJECTED, DeadLetter
-from qmq_client.wire.requests import PullRequest, encode_control
+from qmq_client.wire.frame import build_message_frame
+from qmq_client.wire.record import Record, encode_record
+from qmq_client.wire.requests import PullRequest, Tags, encode_control
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
-from tests.broker.service.rig import SUBJECT, Rig, make_frame
+from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
 
 TURN_S_MAX: Final = 0.05
 #: Of a million dead letters those that a turn concerns: some thousands.
@@ -128,6 +130,36 @@ def test_B10_many_expired_messages_hold_up_nobody(rig: Rig, turns: Turns) -> Non
     state = rig.broker.delivery.group(SUBJECT, "g")
     assert state is not None
     assert len(state.dead) > MANY // 4
+    assert turns.longest_s < TURN_S_MAX
+
+
+@pytest.mark.parametrize("tags_of_all", [1, 3 * MANY], ids=["alike", "of their own"])
+@pytest.mark.parametrize("wanted", [1, 64])
+def test_B10_a_backlog_that_no_tag_matches_holds_up_nobody(
+    rig: Rig, turns: Turns, wanted: int, tags_of_all: int
+) -> None:
+    ids = new_ids()
+    for first in range(0, 3 * MANY, MANY):
+        records = [
+            Record(
+                message_id=next(ids),
+                subject=SUBJECT,
+                body=b"x",
+                tags=(f"t{number % tags_of_all}",),
+                born_at_ms=1,
+            )
+            for number in range(first, first + MANY)
+        ]
+        rig.submit(build_message_frame({SUBJECT: [encode_record(one) for one in records]}))
+    rig.broker.writer.step()
+    rig.run_posted()
+    tags = Tags(any=tuple(f"w{number}" for number in range(wanted)))
+    request = PullRequest(subject=SUBJECT, group="g", consumer="c", max_messages=100, tags=tags)
+    for _ in range(5):
+        assert turns.ask("POST", "/v1/pull", encode_control(request), FRAME).status == 200
+    state = rig.broker.delivery.group(SUBJECT, "g")
+    assert state is not None
+    assert state.cursor > 2_000
     assert turns.longest_s < TURN_S_MAX
 
 
