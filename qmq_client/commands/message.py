@@ -28,7 +28,12 @@ from qmq_client.commands.outbox import row_told, rows_of_message
 from qmq_client.commands.settings import database_option, loaded
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
-from qmq_client.errors import BrokerRefusedError, ConfigurationError, TransportError
+from qmq_client.errors import (
+    BrokerOlderError,
+    BrokerRefusedError,
+    ConfigurationError,
+    TransportError,
+)
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.message_id import parse_message_id
@@ -235,8 +240,8 @@ def show(
         stored = {found["subject"] for found in answer["messages"]}
         delayed = _delayed(address, message_id, stored)
     blocks = [message_lines(found) for found in answer["messages"]]
-    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
     _warn(answer)
+    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
 
 
 @message.command()
@@ -269,10 +274,10 @@ def trace(
         chain(() if is_one else [f"{place['subject']} {place['sequence']}"], story_lines(steps))
         for place, steps in zip(places, stories, strict=True)
     ]
-    answer = {"stories": stories, "missing": missing}
-    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
     for text in () if as_json else missing:
         click.echo(text, err=True)
+    answer = {"stories": stories, "missing": missing}
+    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
 
 
 def _traced(address: BrokerAddress, message_id: str) -> tuple[list[dict[str, Any]], bool]:
@@ -357,6 +362,8 @@ def _outbox_without_broker(
     """Where the broker does not answer, tell what the outboxes have; then the error continues."""
     try:
         yield
+    except (BrokerRefusedError, BrokerOlderError):  # it was asked
+        raise
     except TransportError:
         rows = list(rows_of_message(parse_message_id(message_id), outboxes))
         if as_json and outboxes:

@@ -172,6 +172,15 @@ def _of_table(
     yield from _of_indexes(connection, inspector, table, migration)
 
 
+def _type_text(type_: Any, dialect: sa.Dialect) -> str:
+    """The type in SQL; a column that has none, or one that SQLAlchemy does not know, is `NULL`."""
+    return (
+        str(sa.null().type)
+        if isinstance(type_, sa.types.NullType)
+        else type_.compile(dialect=dialect)
+    )
+
+
 def _column_faults(
     connection: sa.Connection, column: sa.Column[Any], live: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -180,7 +189,7 @@ def _column_faults(
     wanted = column.type.dialect_impl(dialect)
     fault = ""
     if not _holds(live["type"], wanted, dialect):
-        has, need = live["type"].compile(dialect=dialect), wanted.compile(dialect=dialect)
+        has, need = _type_text(live["type"], dialect), _type_text(wanted, dialect)
         fault = f"is {has}, and {need} is needed"
     elif collation := _wrong_collation(connection, column, wanted):
         fault = f"has the collation {collation}"

@@ -165,7 +165,8 @@ class MemoryBroker:
     def replay_dead_letters(self, subject: str, group: str) -> int:
         """Deliver the group's dead letters again; how many."""
         with self._changed:
-            dead, records = sorted(self._group(subject, group).state.dead), self._records[subject]
+            dead = sorted(self._group(subject, group).state.dead)
+            records = self._records.get(subject, ())
             keys = tuple(key_number(record_key(records[sequence])) for sequence in dead)
             if dead:
                 where = (self._clock.now_ms(), subject, group)

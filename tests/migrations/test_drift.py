@@ -162,6 +162,13 @@ def test_a_planted_fault_is_found_and_its_remedy_mends_it(
         assert faults(database) == []
 
 
+def test_columns_without_a_type_are_named(sqlite_database: Database) -> None:
+    migrate(sqlite_database.engine())
+    names = [column.name for column in DEFAULT_TABLES.inbox.columns]
+    execute(sqlite_database, "DROP TABLE qmq_inbox", f"CREATE TABLE qmq_inbox ({', '.join(names)})")
+    assert any("is NULL, and" in fault for fault in faults(sqlite_database))
+
+
 def _first(database: Database) -> str:
     with database.engine().connect() as connection:
         found = find_drift(connection, DEFAULT_TABLES)

@@ -1,6 +1,6 @@
 """Bronze tables made without Spark, for tests of what follows from them: in a test, `ingest` takes seconds.
 
-The readers of both sources, which Spark would drive, are driven here; pyarrow writes what they give. `test_ingest.py`
+The readers of both sources, which Spark would drive, are driven here; pyarrow writes what they give. `test_bronze.py`
 proves that the tables are those of `ingest`.
 """
 

@@ -111,7 +111,7 @@ class App:
 
         async def receive() -> Message:
             body = await request.beginning(BODY_BYTES_MAX + 1)
-            return {"type": "http.request", "body": body, "more_body": not request.is_whole}
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Message) -> None:
             start.update(message)

@@ -15,6 +15,8 @@ from sqlalchemy.orm import Session
 
 from qmq_client import Message, Producer, create_tables
 from qmq_client.commands.root import root
+from qmq_client.errors import BrokerRefusedError
+from qmq_client.wire.requests import ErrorAnswer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 
@@ -143,3 +145,27 @@ def test_without_a_broker_and_a_database_the_option_is_named(
     monkeypatch.chdir(tmp_path)
     ended = run(NOWHERE, "message", command, "0" * 32, code=3)
     assert "give --database" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_what_was_not_looked_at_is_said_although_nothing_was_found(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def answer(_: object, path: str, *__: object, **___: object) -> dict[str, Any]:
+        if path.startswith("/v1/delayed"):
+            return {"places": [], "messages": []}
+        return {"messages": [], "places": [], "is_complete": False}
+
+    monkeypatch.setattr("qmq_client.commands.message.get_json", answer)
+    ended = run(NOWHERE, "message", command, "c1" * 16, code=1)
+    assert "not everything was looked at" in ended.stderr
+    assert "is in no subject" in ended.stderr
+
+
+def test_a_broker_that_refuses_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> dict[str, Any]:
+        raise BrokerRefusedError(403, ErrorAnswer(code="forbidden", message="no role"))
+
+    monkeypatch.setattr("qmq_client.commands.message.get_json", refuse)
+    ended = run(NOWHERE, "message", "show", "c2" * 16, code=1)
+    assert "could not be asked" not in ended.stderr

@@ -184,6 +184,7 @@ def test_dead_letters_of_the_double_are_delivered_again(ordered: bool) -> None:
     broker.put(Message("orders", "x", key="k"))
     drain(consumers)
     assert [letter.error for letter in broker.dead_letters("orders", "g")] == ["the first time"]
+    assert broker.replay_dead_letters("bills", "g") == 0
     assert broker.replay_dead_letters("orders", "g") == 1
     drain(consumers)
     assert (attempts, broker.dead_letters("orders", "g")) == ([1, 1], [])

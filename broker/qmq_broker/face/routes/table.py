@@ -115,10 +115,8 @@ _DUE: Final = (
 )
 _ORDERS: Final = {"subject": "orders", "group": "billing"}
 _ID: Final = "ab" * 16
-#: The body is too long.
-_TOO_LONG: Final = 413
-_HOT: Final = (411, _TOO_LONG, 415, 429, 507)
-_GROUP_CHANGE: Final = (404, 409, 507, _TOO_LONG)
+_HOT: Final = (411, 413, 415, 429, 507)
+_GROUP_CHANGE: Final = (404, 409, 507)
 _KEEPER: Final = {"name": "archive", "store_id": _ID, "kept_offset": 0, "kept_actions_offset": 0}
 
 HOT_ROUTES: Final[tuple[Route[HotHandler], ...]] = (
@@ -181,7 +179,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         "POST", "/v1/subjects/remove", lambda to: to.admin.remove_subject,
         summary="Remove a subject without messages, delayed messages and groups.",
         about=About.IN_BODY, body=SubjectRequest, example={"subject": "orders"},
-        answer=SubjectStatus, statuses=(404, 409, 429, 507, _TOO_LONG),
+        answer=SubjectStatus, statuses=(404, 409, 429, 507),
     ),
     Route(
         "GET", "/v1/room", lambda to: to.admin.room,
@@ -241,13 +239,13 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         "POST", "/v1/dead/replay", lambda to: to.groups.replay,
         summary="Deliver dead letters to their group again.",
         about=About.IN_BODY, body=DeadRequest, example=_ORDERS,
-        answer=DeadAnswer, statuses=(404, 507, _TOO_LONG),
+        answer=DeadAnswer, statuses=(404, 507),
     ),
     Route(
         "POST", "/v1/dead/purge", lambda to: to.groups.purge,
         summary="Delete dead letters.",
         about=About.IN_BODY, body=DeadRequest, example=_ORDERS,
-        answer=DeadAnswer, statuses=(404, 507, _TOO_LONG),
+        answer=DeadAnswer, statuses=(404, 507),
     ),
     Route(
         "GET", "/v1/messages", lambda to: to.admin.messages,
@@ -335,14 +333,14 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         summary="Cancel delayed messages.",
         roles=_PRODUCERS, about=About.IN_BODY,
         body=CancelRequest, example={"message_ids": [_ID], "subject": "orders"},
-        answer=CancelAnswer, statuses=(429, 507, _TOO_LONG),
+        answer=CancelAnswer, statuses=(429, 507),
     ),
     Route(
         "POST", "/v1/delayed/reschedule", lambda to: to.delayed.reschedule,
         summary="Change the due time of a message.",
         roles=_PRODUCERS, about=About.IN_BODY,
         body=RescheduleRequest, example={"message_id": _ID, "deliver_at_ms": 1_790_000_000_000},
-        answer=RescheduleAnswer, statuses=(404, 429, 507, _TOO_LONG),
+        answer=RescheduleAnswer, statuses=(404, 429, 507),
     ),
     # After the others, whose last words it would take for ids
     Route(
@@ -360,19 +358,19 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         "POST", "/v1/keepers/keep", lambda to: to.keepers.keep,
         summary="Register a keeper or report its progress; retention waits for the rest.",
         roles=_CONSUMERS, about=About.ALL, body=KeepRequest, example=_KEEPER,
-        answer=KeeperStatus, statuses=(507, _TOO_LONG),
+        answer=KeeperStatus, statuses=(507,),
     ),
     Route(
         "POST", "/v1/keepers/remove", lambda to: to.keepers.remove,
         summary="Stop waiting for a keeper.",
         about=About.ALL, body=KeeperRequest, example={"name": "archive"},
-        answer=KeeperStatus, statuses=(404, 507, _TOO_LONG),
+        answer=KeeperStatus, statuses=(404, 507),
     ),
     Route(
         "POST", "/v1/state", lambda to: to.admin.change_state,
         summary="Accept messages, refuse them, or shut down in order.",
         about=About.ALL, body=StateChange, example={"state": "read-only", "reason": "backup"},
-        answer={"status": Serving, "reason": str}, statuses=(_TOO_LONG,),
+        answer={"status": Serving, "reason": str},
     ),
 )  # fmt: skip
 
