@@ -273,9 +273,9 @@ class _Process:
                     reason=reason,
                     connections=connections,
                 )
-        requests = self._repeats.due("strangers_refused", now_s, self._security.step())
+        requests = self._repeats.due("unauthenticated_requests", now_s, self._security.step())
         if requests:
-            log_event(_LOG, logging.WARNING, "strangers_refused", requests=requests)
+            log_event(_LOG, logging.WARNING, "unauthenticated_requests", requests=requests)
 
     def _on_signal(self, number: int, broker: Broker, server: BrokerServer) -> None:
         self._signals += 1

@@ -53,8 +53,11 @@ def test_B10_tokens_come_and_go_without_a_restart_and_two_are_valid_at_once(tmp_
         after(broker, " tokens_not_read ", tokens.unlink)
         assert (status(broker, None), status(broker, new[1])) == (401, 200)
         assert status(broker, None, "/healthz") == 200
-        broker.wait_for("strangers_refused requests=")
+        broker.wait_for("unauthenticated_requests requests=")
+        for _ in range(100):
+            assert status(broker, None) == 401
         assert broker.stop() == 0
+        assert broker.log.count("unauthenticated_requests") < 10, "at doubling intervals"
         for secret in (old, new[1]):
             assert secret not in broker.log
             assert secret.rpartition("_")[2] not in broker.log

@@ -365,8 +365,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         for request in self.requests:
             request.hurry()
-        if self.requests:
-            self.requests[-1].keep_alive = False
+        self.requests[-1].keep_alive = False
         return True
 
     def shutdown(self) -> None:

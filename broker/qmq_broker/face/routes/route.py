@@ -32,7 +32,7 @@ class About(Enum):
     NOTHING = "nothing"
     #: All of them, whatever the query says.
     ALL = "all"
-    #: The one in the path or the query; all of them if it names none.
+    #: The one in the query; all of them if it names none.
     NAMED = "named"
     #: The same; if it names none, the handler leaves out what the caller may not see.
     LISTED = "listed"
@@ -97,11 +97,11 @@ def route_of(scope: Scope) -> Route[Any]:
 
 
 def authorize(request: Request) -> None:
-    """Raise `RequestRefusedError` (403) unless the caller may ask about the subject of the path or the query."""
+    """Raise `RequestRefusedError` (403) unless the caller may ask about the subject of the query."""
     route = route_of(request.scope)
     if route.about is About.NOTHING:
         return
-    subject = request.path_params.get("subject") or request.query_params.get("subject")
+    subject = request.query_params.get("subject")
     if route.about is About.ALL or (subject is None and route.about is About.NAMED):
         subject = ALL_SUBJECTS
     if subject is not None:
