@@ -167,4 +167,6 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         print_json(answer)
         return
     reason = answer.get("reason")
+    if answer["status"] == "serving" and not answer.get("takes_messages", True):
+        reason = "consumers only: the disk is below its reserve, so messages are refused (507)"
     click.echo(f"{answer['status']}{f': {reason}' if reason else ''}")

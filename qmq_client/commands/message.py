@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
-from qmq_client.commands.exit_codes import ATTENTION
+from qmq_client.commands.exit_codes import ATTENTION, UNREACHABLE
 from qmq_client.commands.message_view import (
     NO_GROUP,
     by_subject,
@@ -186,8 +186,15 @@ def find(
     if (message_id is None) == (key is None) or (key is not None and subject is None):
         raise ConfigurationError(
             setting="--id, --key",
-            value="one of them is needed, and --key needs --subject",
+            value="one of them is needed, not both, and --key needs --subject",
             remedy="Give --id, or --subject with --key; `qmq tail SUBJECT` prints the latest.",
+        )
+    first_ms, next_ms = times["first_ms"], times["next_ms"]
+    if first_ms is not None and next_ms is not None and first_ms >= next_ms:
+        raise ConfigurationError(
+            setting="--from, --to",
+            value="no time lies between them",
+            remedy="Give --to a later time than --from.",
         )
     if message_id is not None and (subject, *times.values()) != (None, None, None):
         raise ConfigurationError(
@@ -231,7 +238,7 @@ def show(
 
     A message that was sent again after the dedupe window is shown once for each copy, one of several subjects
     with the same id once for each, a delayed one as waiting, and one that no broker has yet as its row in an
-    outbox. Exit code 1 when there is no such message.
+    outbox. Exit code 1 when there is no such message, 3 when an outbox could not be read.
     """
     address, outboxes = broker_address(broker, config_file), _outboxes(database, config_file)
     with _outbox_without_broker(message_id, outboxes, as_json):
@@ -266,7 +273,11 @@ def trace(
         places, is_complete = _traced(address, message_id)
         delayed = _delayed(address, message_id, {place["subject"] for place in places})
     stories = [story_of(message_id, place) for place in places]
-    missing = [text for place in places for text in what_is_missing(place)]
+    missing = [
+        f"{place['subject']}: {text}" if len(places) > 1 else text
+        for place in places
+        for text in what_is_missing(place)
+    ]
     if not is_complete and not missing:
         missing = ["not everything was looked at; ask again later"]
     is_one = len(stories) == 1 and not delayed
@@ -331,15 +342,16 @@ def _tell(
     if delayed is not None:
         answer = {**answer, "delayed": delayed}
         blocks = [*blocks, *(waiting_lines(*one) for one in by_subject(delayed))]
-    rows = [] if blocks else list(rows_of_message(parse_message_id(message_id), outboxes))
+    found = ([], []) if blocks else rows_of_message(parse_message_id(message_id), outboxes)
+    rows, unread = found
     if as_json:
         print_json({**answer, "outbox": rows} if rows else answer)
     else:
         _print(blocks or [[row_told(row)] for row in rows])
     if not blocks and not rows:
         if not as_json:
-            click.echo(_not_here(message_id), err=True)
-        raise SystemExit(ATTENTION)
+            click.echo(_not_here(message_id, unread), err=True)
+        raise SystemExit(UNREACHABLE if unread else ATTENTION)
 
 
 def _print(blocks: Sequence[Iterable[str]]) -> None:
@@ -365,24 +377,26 @@ def _outbox_without_broker(
     except (BrokerRefusedError, BrokerOlderError):  # it was asked
         raise
     except TransportError:
-        rows = list(rows_of_message(parse_message_id(message_id), outboxes))
+        rows, unread = rows_of_message(parse_message_id(message_id), outboxes)
         if as_json and outboxes:
             print_json({"outbox": rows})
         for row in () if as_json else rows:
             click.echo(row_told(row))
-        names = ", ".join(section.name for section in outboxes)
+        names = ", ".join(one.name for one in outboxes if one.name not in unread)
         if names and not rows:
             click.echo(f"{message_id} is not in the outbox of {names}", err=True)
-        elif not names:
+        if not outboxes:
             click.echo("no outbox was looked at: give --database", err=True)
         click.echo("the broker could not be asked:", err=True)
         raise
 
 
-def _not_here(message_id: str) -> str:
+def _not_here(message_id: str, unread: Sequence[str]) -> str:
+    here = f"{message_id} is in no subject of this broker, and does not wait for a due time; "
+    if unread:
+        return f"{here}it may be in an outbox that could not be read: {', '.join(unread)}"
     return (
-        f"{message_id} is in no subject of this broker, and does not wait for a due time; "
-        "nor is it in the outbox of a database that is configured or given with --database"
+        f"{here}nor is it in the outbox of a database that is configured or given with --database"
     )
 
 

@@ -376,17 +376,23 @@ def open_outbox(section: DatabaseSection) -> Iterator[OutboxStore]:
 
 def rows_of_message(
     message_id: bytes, databases: Iterable[DatabaseSection]
-) -> Iterator[dict[str, Any]]:
-    """The rows of a message in these databases; one that does not answer is named on standard error."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a message in these databases, and the names of those that could not be read.
+
+    Why they could not is said on standard error.
+    """
+    found: list[dict[str, Any]] = []
+    unread: list[str] = []
     for section in databases:
         try:
             with open_outbox(section) as store:
                 rows = store.list_rows(RowFilter(message_ids=[message_id]))
         except QmqError as error:  # the others are looked at nevertheless
             click.echo(f"{section.name}: {error}", err=True)
+            unread.append(section.name)
             continue
-        for row in rows:
-            yield {"database": section.name, **row_values(row)}
+        found += [{"database": section.name, **row_values(row)} for row in rows]
+    return found, unread
 
 
 def row_told(row: dict[str, Any]) -> str:

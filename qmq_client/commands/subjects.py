@@ -99,7 +99,8 @@ def _list(
         one for one in answer["subjects"] if only in (None, one["subject"])
     ]
     if as_json:
-        print_json(answer | {"subjects": found})
+        shown = [one | {"messages": _messages(one)} for one in found]
+        print_json(answer | {"subjects": shown})
         return found
     rows = [
         (

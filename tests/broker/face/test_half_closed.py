@@ -42,8 +42,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         (post("/v1/send", SEND), 1),
         (post("/v1/send", SEND, version="1.0"), 1),
         (post("/v1/send", SEND) + HEALTH + post("/v1/send", SEND), 3),
+        (HEALTH * 50 + b"JUNK", 50),
+        (HEALTH * 50 + HEALTH[:-3], 50),
+        (post("/v1/send", SEND) * 5 + post("/v1/send", SEND)[:-1], 5),
+        (HEALTH * 150, 101),
     ],
-    ids=["health", "two", "a send", "a send as HTTP/1.0", "three"],
+    ids=[
+        "health",
+        "two",
+        "a send",
+        "a send as HTTP/1.0",
+        "three",
+        "before what is no request",
+        "before half a head",
+        "before half a body",
+        "as many as may be sent ahead",
+    ],
 )
 def test_B1_who_sends_no_more_gets_the_answers_to_what_was_sent(
     broker: BrokerProcess, asked: bytes, answers: int
@@ -68,3 +82,10 @@ def test_a_pull_behind_another_request_of_who_sends_no_more_is_answered_too(
 
 def test_half_a_request_of_who_sends_no_more_has_no_answer(broker: BrokerProcess) -> None:
     assert broker.talk(post("/v1/send", SEND)[:-1]) == b""
+
+
+def test_a_request_of_HTTP_1_0_that_expects_to_be_asked_is_not(broker: BrokerProcess) -> None:
+    expecting = post("/v1/send", SEND, version="1.0").replace(
+        b"Host: a\r\n", b"Host: a\r\nExpect: 100-continue\r\n"
+    )
+    assert broker.talk(expecting).startswith(b"HTTP/1.1 200 OK")

@@ -49,6 +49,14 @@ def test_a_read_only_broker_refuses_messages_by_reason_and_delivers(tmp_path: Pa
         assert send(url).status_code == 200
 
 
+def test_a_broker_without_room_for_messages_says_so(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--reserve-bytes", str(2**50)) as process:
+        assert send(process.url).status_code == 507
+        shown = run("status", "--broker", process.url)
+        assert shown.exit_code == 0, "its consumers are served"
+        assert "serving: consumers only: the disk is below its reserve" in shown.output
+
+
 def test_a_drained_broker_ends_in_order(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         assert send(process.url).status_code == 200

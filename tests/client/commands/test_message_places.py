@@ -18,7 +18,7 @@ from qmq_client.commands.root import root
 from qmq_client.errors import BrokerRefusedError
 from qmq_client.wire.requests import ErrorAnswer
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 HOUR_MS = 3_600_000
 #: Nobody listens there.
@@ -169,3 +169,62 @@ def test_a_broker_that_refuses_was_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("qmq_client.commands.message.get_json", refuse)
     ended = run(NOWHERE, "message", "show", "c2" * 16, code=1)
     assert "could not be asked" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_a_database_that_cannot_be_read_is_not_said_to_have_nothing(
+    broker: BrokerProcess, tmp_path: Path, command: str
+) -> None:
+    there = ("--database", f"sqlite:///{tmp_path}/nosuch.db")
+    up = run(broker, "message", command, "c3" * 16, *there, code=3).stderr
+    assert "it may be in an outbox that could not be read: nosuch" in up
+    down = run(NOWHERE, "message", command, "c3" * 16, *there, code=3).stderr
+    assert "is not in the outbox" not in down
+    assert "there is no file" in down
+
+
+def test_a_message_put_off_to_the_past_is_not_late(broker: BrokerProcess) -> None:
+    one = "c4" * 16
+    send(broker, one, past_later="now")
+    run(broker, "delayed", "reschedule", one, "2016-12-01")
+    wait_for(lambda: "past" in run(broker, "message", "show", one).stdout, "it was not released")
+    told = json.loads(run(broker, "delayed", "status", "--json").stdout)
+    assert told["late_max_ms"] < HOUR_MS
+
+
+def test_a_trace_of_several_subjects_says_what_is_missing_of_which(broker: BrokerProcess) -> None:
+    one = "c5" * 16
+    send(broker, one, here="a", there="b")
+    missing = run(broker, "message", "trace", one).stderr.splitlines()
+    assert sorted(line.partition(":")[0] for line in missing) == ["here", "there"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("send", "here", "x", "--delay", "-1"),
+        (
+            "message",
+            "find",
+            "--subject",
+            "a",
+            "--key",
+            "k",
+            "--from",
+            "2027-01-01",
+            "--to",
+            "2026-01-01",
+        ),
+        ("message", "find", "--subject", "a", "--key", "k", "--id", "c6" * 16),
+    ],
+)
+def test_what_can_only_be_a_mistake_is_a_wrong_call(
+    broker: BrokerProcess, words: tuple[str, ...]
+) -> None:
+    run(broker, *words, code=2)
+
+
+def test_subjects_for_programs_have_what_the_table_has(broker: BrokerProcess) -> None:
+    send(broker, "c7" * 16, counted="a")
+    listed = json.loads(run(broker, "subjects", "--json").stdout)["subjects"]
+    assert {one["subject"]: one["messages"] for one in listed}["counted"] == 1

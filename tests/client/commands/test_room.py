@@ -83,7 +83,13 @@ def test_a_subject_that_has_only_delayed_messages_is_listed_and_says_so(
             process.start()
             there = ("--broker", process.url)
         (listed,) = json.loads(run("subjects", "--json", *there).output)["subjects"]
-        assert listed == {"subject": "later", "first_sequence": 0, "next_sequence": 0, "delayed": 2}
+        assert listed == {
+            "subject": "later",
+            "first_sequence": 0,
+            "next_sequence": 0,
+            "messages": 0,
+            "delayed": 2,
+        }
         used = {
             one["name"]: one["used"]
             for one in httpx.get(f"{process.url}/v1/room", timeout=DEADLINE_S).json()["bounds"]

@@ -324,7 +324,8 @@ class Connection(asyncio.BufferedProtocol):
             keep_alive=scope["http_version"] != "1.0" and self._parser.should_keep_alive(),
             on_end=self._on_answered,
             body_bytes=None if length is None else int(length),
-            expects_continue=named.get(b"expect", b"").lower() == b"100-continue",
+            expects_continue=scope["http_version"] != "1.0"  # RFC 9110, 10.1.1
+            and named.get(b"expect", b"").lower() == b"100-continue",
         )
 
     def _hold_back(self, request: RequestResponse) -> None:
@@ -359,9 +360,12 @@ class Connection(asyncio.BufferedProtocol):
 
         Requires what uvloop does: through TLS nothing can be answered after that.
         """
-        is_whole = self.receiving_since_s is None
-        is_tls = self.transport.get_extra_info("sslcontext") is not None
-        if not self.requests or not is_whole or is_tls:
+        cut, self._receiving = self._receiving, None
+        self.receiving_since_s = None
+        if cut is not None and cut in self.requests:
+            self.requests.remove(cut)
+            cut.lose()
+        if not self.requests or self.transport.get_extra_info("sslcontext") is not None:
             return False
         for request in self.requests:
             request.hurry()

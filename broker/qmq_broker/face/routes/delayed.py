@@ -183,6 +183,7 @@ class DelayedRoutes:
         sees = _theirs(request, wanted.subject)
         now_ms = self._broker.time.latest_ms()
         check_due(wanted.deliver_at_ms, now_ms, self._broker.settings.wire, field="deliver_at_ms")
+        due_at_ms = max(wanted.deliver_at_ms, now_ms)  # a time in the past means now
         self._broker.serving.check_takes_messages()
         for _ in range(TRIES_MAX):
             found = await self._look(lambda: self._query.find(message_id))
@@ -190,7 +191,7 @@ class DelayedRoutes:
             if not found:
                 break
             _check_one_subject(found)
-            outcome = await self._put_off(found, wanted.deliver_at_ms)
+            outcome = await self._put_off(found, due_at_ms)
             if outcome is not None:
                 return _json(RescheduleAnswer(outcomes=(outcome,)))
         if found and await self._is_stored(message_id, sees):
