@@ -11,14 +11,8 @@ from typing import Final
 
 import msgspec
 
-from qmq_client.errors import (
-    BrokerRefusedError,
-)
-from qmq_client.group.actions import (
-    Action,
-    Configured,
-    GroupDefined,
-)
+from qmq_client.errors import BrokerRefusedError
+from qmq_client.group.actions import Action, Configured, GroupDefined
 from qmq_client.group.apply import apply_action, new_state
 from qmq_client.group.picking import Picked, Picker, Room, hand_out
 from qmq_client.group.queue import Entry
@@ -29,15 +23,9 @@ from qmq_client.group.state import GroupState
 from qmq_client.wire.deliveries import Records
 from qmq_client.wire.groups import Instances
 from qmq_client.wire.message_id import format_message_id
-from qmq_client.wire.record import (
-    joined_tags_hash,
-)
+from qmq_client.wire.record import joined_tags_hash
 from qmq_client.wire.record_parts import record_tags
-from qmq_client.wire.requests import (
-    ErrorAnswer,
-    PullRequest,
-    Settlement,
-)
+from qmq_client.wire.requests import ErrorAnswer, PullRequest, Settlement
 
 #: Nothing is drawn by lot here: a test knows when a message comes back.
 _BACKOFF: Final = Backoff(jitter=0.0)
