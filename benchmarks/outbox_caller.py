@@ -1,12 +1,13 @@
 """R8: what a send adds to the caller's transaction while the publisher is sending.
 
-Four kinds of transaction, each on a database of its own, in turns of some hundred: one business
+Five kinds of transaction, each on a database of its own, in turns of some hundred: one business
 INSERT; two business INSERTs; one business INSERT and one send, whose publisher hands the messages to a
-real broker and deletes their rows meanwhile; and one business INSERT beside a hand-written outbox: the
-same row as text through the session's connection, its record ready-made, sent by nobody. The caller is
-one thread that begins the next transaction at once, so publisher and broker compete with it for
-processors and disk. What the publisher still has to do after the last transaction of a turn is waited
-for before the next turn begins.
+real broker and deletes their rows meanwhile; the same without a publisher thread, so that nothing is
+published before the turn ends; and one business INSERT beside a hand-written outbox: the same row as
+text through the session's connection, its record ready-made, sent by nobody. The caller is one thread
+that begins the next transaction at once, so publisher and broker compete with it for the interpreter,
+processors and disk: what that costs is the difference between the two kinds of send. What the publisher
+still has to do after the last transaction of a turn is waited for before the next turn begins.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.processes import Broker, written_bytes
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.shop import make_order, make_posting
 from benchmarks.suite import Bench
-from qmq_client import Message, Producer
+from qmq_client import Message, Producer, ProducerOptions
 from qmq_client.ids import TOKEN_BYTES
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.placeholders import placeholders
@@ -38,7 +39,7 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 #: Turns of each kind in one round of the benchmark.
 TURNS: Final = 2
-KINDS: Final = ("plain", "two", "hand", "send")
+KINDS: Final = ("plain", "two", "hand", "alone", "send")
 #: How much longer than the plain commit a send may take; a server's round trip weighs more than a
 #: file's.
 PLAIN_BOUND: Final = {"sqlite": 1.25}
@@ -118,13 +119,14 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
         broker = processes.start_broker()
         times = run_turns(place, broker, turns, transaction_count)
     bound = PLAIN_BOUND.get(place.kind, SERVER_PLAIN_BOUND)
-    plain, two, hand, sent = ([turn.p(0.5) for turn in times[name]] for name in KINDS)
+    plain, two, hand, alone, sent = ([turn.p(0.5) for turn in times[name]] for name in KINDS)
     slowest = [turn.p(0.99) for turn in times["send"]]
     slowest_of_two = [turn.p(0.99) for turn in times["two"]]
     figures = [
         ("one INSERT, p50", "ms", plain, None, "plain"),
         ("two INSERTs, p50", "ms", two, None, "two"),
         ("INSERT and hand-written outbox, p50", "ms", hand, None, "hand"),
+        ("INSERT and send without a publisher thread, p50", "ms", alone, None, "alone"),
         ("INSERT and send, p50", "ms", sent, None, "send"),
         ("INSERT and send, p99", "ms", slowest, None, "send"),
         ("p50: send / two INSERTs", "ratio", paired_ratios(sent, two), 1.10, "send"),
@@ -142,6 +144,13 @@ def run_place(bench: Bench, place: Place) -> list[Row]:
             paired_ratios(hand, plain),
             None,
             "hand",
+        ),
+        (
+            "p50: send without a publisher thread / one INSERT",
+            "ratio",
+            paired_ratios(alone, plain),
+            None,
+            "alone",
         ),
         ("p50: send / hand-written outbox", "ratio", paired_ratios(sent, hand), None, "send"),
     ]
@@ -175,21 +184,27 @@ def run_turns(
     """All turns of each kind."""
     engines = {kind: place.open(f"{kind}_caller") for kind in KINDS}
     messages = make_messages()
-    with Producer(engines["send"], broker.url) as producer:
+    later = ProducerOptions(background=False)
+    with (
+        Producer(engines["send"], broker.url) as producer,
+        Producer(engines["alone"], broker.url, options=later) as alone,
+    ):
         hand = HandWritten(engines["hand"])
         fills: dict[str, Fill] = {
             "plain": insert_one,
             "two": insert_two,
             "hand": hand.insert,
+            "alone": partial(send_one, alone, messages),
             "send": partial(send_one, producer, messages),
         }
+        ends: dict[str, Callable[[], object]] = {"hand": hand.delete, "alone": alone.flush}
         callers = {
             kind: Caller(
                 engines[kind],
                 fills[kind],
                 place=place,
                 broker=broker,
-                after_turn=hand.delete if kind == "hand" else producer.flush,
+                after_turn=ends.get(kind, producer.flush),
             )
             for kind in KINDS
         }
@@ -199,6 +214,7 @@ def run_turns(
             {kind: partial(callers[kind].turn, transaction_count) for kind in KINDS}, rounds=turns
         )
     check_empty(engines["send"])
+    check_empty(engines["alone"])
     for engine in engines.values():
         engine.dispose()
     return times
