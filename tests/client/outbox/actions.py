@@ -35,8 +35,7 @@ class Actions:
         self.seed = seed
         self.random = random.Random(seed)
         self.trace: list[str] = []
-        #: Label of a business row → id of its message.
-        self.labels: dict[str, str] = {}
+        self._labels_made = 0
         #: Labels whose message was refused although the business row is there.
         self.excused: set[str] = set()
         self.awaits = 0
@@ -105,24 +104,25 @@ class Actions:
             abuses += [self.be_killed, self.run_into_a_deadlock, self.miss_a_lock]
         return abuses
 
-    def new_label(self) -> str:
-        return f"{self.seed}.{len(self.labels)}"
+    def new_labels(self, count: int) -> list[str]:
+        """Labels that no other row of the program has, whatever becomes of these."""
+        first, self._labels_made = self._labels_made, self._labels_made + count
+        return [f"{self.seed}.{number}" for number in range(first, self._labels_made)]
 
     async def send(self, labels: Sequence[str], given: Any) -> None:
         """Now, by one INSERT."""
         sent = self.world.producer.send_many(messages_of(labels), session=given)
-        ids: list[str] = await self.do(sent) if self.world.is_async else sent
-        self.labels.update(zip(labels, ids, strict=True))
+        if self.world.is_async:
+            await self.do(sent)
 
     def forget_to_await(self, labels: Sequence[str], given: Any) -> None:
         """With the next flush of the asynchronous session."""
-        ids = list(self.world.producer.send_many(messages_of(labels), session=given))
-        self.labels.update(zip(labels, ids, strict=True))
+        self.world.producer.send_many(messages_of(labels), session=given)
 
     async def send_and_write(self, scope: Any, *, given: Any = ..., **_: Any) -> None:
         given = scope if given is ... else given
         count = self.random.choice([1, 1, 1, 2, 3, 120 if self.random.random() < 0.1 else 1])
-        labels = [f"{self.seed}.{len(self.labels) + i}" for i in range(count)]
+        labels = self.new_labels(count)
         self.note(f"send {labels[0]} x{count}")
         if self.world.is_async and is_session(scope) and self.random.random() < 0.1:
             self.note("not awaited")

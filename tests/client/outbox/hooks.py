@@ -56,8 +56,8 @@ def hooked(program: Actions, session: Any) -> Iterator[None]:
     program.note(f"hook {name}")
 
     def write(scope: Any) -> None:
-        label = program.new_label()
-        program.labels[label] = program.world.send(label, scope)
+        (label,) = program.new_labels(1)
+        program.world.send(label, scope)
         connection = scope if isinstance(scope, sa.Connection) else scope.connection()
         connection.execute(sa.insert(Order).values(label=label))
 

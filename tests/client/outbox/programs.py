@@ -235,7 +235,7 @@ class Program(Actions):
                 await self.do(session.connection(execution_options=options))
             await self.do(connection.execute(sa.text("SELECT 1")))
             try:
-                await self.send([self.new_label()], connection)
+                await self.send(self.new_labels(1), connection)
             except (AutocommitError, NoTransactionError):
                 return
             raise AssertionError("a message was taken in AUTOCOMMIT")
