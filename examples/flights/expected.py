@@ -1,8 +1,7 @@
 """What must come out, counted straight from the CSV file.
 
 Shares nothing with the product and nothing with the services of this example but the file: the
-standard library reads the rows and applies the rules of the README's demo section again, in its
-own words.
+standard library reads the rows and applies the rules of the demo again, in its own words.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from pathlib import Path
 import httpx
 
 from dev import COMMANDS, checks
+from tests.kit.ports import free_port
+from tests.kit.waiting import wait_for
 from tests.tidy.house import ROOT
 from tests.tidy.markdown import Block
 
@@ -27,8 +28,6 @@ DOCUMENTED_ADDRESS = "127.0.0.1:9470"
 CONSOLE = {"console", "sh"}
 #: A block that takes longer is not what somebody wants to wait for on a first visit.
 BLOCK_S_MAX = 60
-#: The waits between these attempts double from half a second: some fifteen seconds in all.
-CONNECT_RETRIES = 6
 STOP_S_MAX = 10
 
 PYTHON = [sys.executable, "-m"]
@@ -89,11 +88,9 @@ def run_block(block: Block, folder: Path) -> list[str]:
     """Run one block in an empty folder and return its faults."""
     if block.runs_with is None:
         return run_text(block, block.text, folder)
-    assert block.runs_with == "broker", f"line {block.line}: runs with {block.runs_with}?"
-    with broker(folder / "broker") as address:
-        work = folder / "work"
-        work.mkdir()
-        return run_text(block, block.text.replace(DOCUMENTED_ADDRESS, address), work)
+    assert block.runs_with == "up", f"line {block.line}: runs with {block.runs_with}?"
+    with up(folder) as address:
+        return run_text(block, block.text.replace(DOCUMENTED_ADDRESS, address), folder)
 
 
 def run_text(block: Block, text: str, folder: Path) -> list[str]:
@@ -125,19 +122,15 @@ def run(line: list[str], folder: Path) -> list[str]:
 
 
 @contextmanager
-def broker(data: Path) -> Iterator[str]:
-    """Run a broker on a free port and yield its address once it is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    log = data.with_suffix(".log")
-    serve = [*QMQ, "broker", "serve", "--data", str(data), "--listen", address]
+def up(folder: Path) -> Iterator[str]:
+    """Run `qmq up` on a free port as the README does; yield the broker's address once it is ready."""
+    address = f"127.0.0.1:{free_port()}"
+    line = [*QMQ, "up", "--database", "sqlite:///shop.db", "--migrate", "--listen", address]
+    log = folder / "up.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(serve, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(line, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     try:
-        transport = httpx.HTTPTransport(retries=CONNECT_RETRIES)
-        with httpx.Client(transport=transport, trust_env=False) as client:
-            client.get(f"http://{address}/readyz").raise_for_status()
+        wait_for(lambda: is_ready(address), "the broker does not answer", look_s=0.1)
         yield address
     finally:
         process.terminate()
@@ -146,3 +139,12 @@ def broker(data: Path) -> Iterator[str]:
         finally:
             process.kill()
             print(log.read_text(errors="replace"))  # pytest shows it when the block failed
+
+
+def is_ready(address: str) -> bool:
+    """Tell whether a broker that is ready answers there."""
+    try:
+        answer = httpx.get(f"http://{address}/readyz", trust_env=False, timeout=STOP_S_MAX)
+        return answer.is_success
+    except httpx.TransportError:
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -20,23 +21,23 @@ from tests.tidy.markdown import Block, blocks
 from tests.tidy.readme_blocks import (
     CONSOLE,
     DOCUMENTED_ADDRESS,
-    broker,
     command_lines,
     flag_faults,
     is_checked_only,
     run,
     run_block,
+    up,
 )
 
-#: Called as `qmq broker serve --data DIRECTORY --listen HOST:PORT`; answers everything with 204.
-STAND_IN_BROKER = """
+#: Called as `qmq up --database URL --migrate --listen HOST:PORT`; answers everything with 204.
+STAND_IN = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(204)
         self.end_headers()
-assert sys.argv[1:4] == ["broker", "serve", "--data"] and sys.argv[5] == "--listen"
+assert sys.argv[1:3] == ["up", "--database"] and sys.argv[4:6] == ["--migrate", "--listen"]
 host, port = sys.argv[6].split(":")
 HTTPServer((host, int(port)), Handler).serve_forever()
 """
@@ -65,34 +66,37 @@ def test_the_readme_names_the_pythons_of_the_package() -> None:
     assert project["requires-python"] == f">=3.{minors[0]}"
     *earlier, last = (f"3.{minor}" for minor in minors)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"You need Python {', '.join(earlier)} or {last} " in text
+    assert f"Python {', '.join(earlier)} or {last} (" in text
 
 
 def test_the_readme_shows_something_to_run() -> None:
     assert README
 
 
-def test_the_example_runs_again_and_its_handler_is_one_for_consume(tmp_path: Path) -> None:
-    (example,) = [block for block in README if block.runs_with == "broker"]
-    with broker(tmp_path / "broker") as address:
+def test_the_handler_of_the_example_ships_every_order_that_the_example_places(
+    tmp_path: Path,
+) -> None:
+    (example,) = [block for block in README if block.runs_with == "up"]
+    with up(tmp_path) as address:
         text = example.text.replace(DOCUMENTED_ADDRESS, address)
         (tmp_path / "shop.py").write_text(text, encoding="utf-8")
-        for _ in range(2):
-            assert run([sys.executable, "shop.py"], tmp_path) == []
         consume = subprocess.Popen(
             [*readme_blocks.QMQ, "consume", "shop:ship"],
             cwd=tmp_path,
-            env={**os.environ, "QMQ_BROKER_URL": f"http://{address}"},
-            stderr=subprocess.PIPE,
+            env={**os.environ, "QMQ_BROKER_URL": f"http://{address}", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
             text=True,
         )
         with consume:
-            assert consume.stderr is not None
-            started = next((line for line in consume.stderr if "consumers_started" in line), "")
-            consume.send_signal(signal.SIGTERM)
-            rest = consume.stderr.read()
-        assert "handlers=1" in started
-        assert consume.returncode == 0, rest
+            assert consume.stdout is not None
+            for _ in range(2):
+                assert run([sys.executable, "shop.py"], tmp_path) == []
+                assert consume.stdout.readline().startswith("shipping order ")
+            consume.send_signal(signal.SIGINT)
+        assert consume.returncode == 0
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        assert database.execute("SELECT state FROM orders").fetchall() == [("shipped",)] * 2
+    database.close()
 
 
 def known_commands(command: click.Command, name: str) -> set[str]:
@@ -108,7 +112,8 @@ def known_commands(command: click.Command, name: str) -> set[str]:
 
 
 def test_every_command_that_a_sentence_names_is_one() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     named = set(re.findall(r"`(qmq(?: [a-z]+)+)(?=[` ])", text))
     assert len(named) > 10
     assert sorted(named - known_commands(root, "qmq")) == []
@@ -132,16 +137,16 @@ def test_a_planted_failing_command_is_found(tmp_path: Path) -> None:
     assert (tmp_path / "made").exists()
 
 
-def test_a_block_marked_with_broker_finds_one_at_the_documented_address(
+def test_a_block_marked_with_up_finds_a_broker_at_the_documented_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readme_blocks, "QMQ", [sys.executable, "-c", STAND_IN_BROKER])
+    monkeypatch.setattr(readme_blocks, "QMQ", [sys.executable, "-c", STAND_IN])
     text = (
         "from urllib.request import ProxyHandler, build_opener\n"
         "opener = build_opener(ProxyHandler({}))\n"
         "assert opener.open('http://127.0.0.1:9470/healthz').status == 204\n"
     )
-    block = Block(line=1, language="python", text=text, runs_with="broker")
+    block = Block(line=1, language="python", text=text, runs_with="up")
     assert run_block(block, tmp_path) == []
 
 
