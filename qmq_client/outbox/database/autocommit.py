@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,17 @@ def is_autocommit(connection: sa.Connection) -> bool:
     if not connection.dialect.detect_autocommit_setting(adapted):
         return False
     return connection.dialect.name != "sqlite" or not in_transaction(connection)
+
+
+def was_committed_alone(connection: sa.Connection) -> bool:
+    """Whether the last statement on this connection was a transaction of its own. Sends nothing.
+
+    SQLAlchemy has asyncpg begin once, and does not learn that a text, like `ROLLBACK`, ended that: what
+    follows is in no transaction. Other drivers begin the next one themselves.
+    """
+    asked: Callable[[], bool] | None
+    asked = getattr(driver_of(connection), "is_in_transaction", None)  # asyncpg
+    return asked is not None and not asked()
 
 
 def in_transaction(connection: sa.Connection) -> bool:

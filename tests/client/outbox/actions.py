@@ -38,6 +38,9 @@ class Actions:
         self._labels_made = 0
         #: Labels whose message was refused although the business row is there.
         self.excused: set[str] = set()
+        #: Labels whose message may have been committed alone, by an INSERT that was cancelled.
+        self.alone: set[str] = set()
+        self.is_ended_by_text = False
         self.awaits = 0
         self.cancel_at = 0
         self.cancel_turns = 0
@@ -112,8 +115,14 @@ class Actions:
     async def send(self, labels: Sequence[str], given: Any) -> None:
         """Now, by one INSERT."""
         sent = self.world.producer.send_many(messages_of(labels), session=given)
-        if self.world.is_async:
+        if not self.world.is_async:
+            return
+        try:
             await self.do(sent)
+        except asyncio.CancelledError:
+            if self.is_ended_by_text and self.world.engine.dialect.driver == "asyncpg":
+                self.alone.update(labels)  # as docs/databases.md says
+            raise
 
     def forget_to_await(self, labels: Sequence[str], given: Any) -> None:
         """With the next flush of the asynchronous session."""

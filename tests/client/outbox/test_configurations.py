@@ -25,6 +25,7 @@ from tests.client.world import SUBJECT, Order, World, a_world, add
 from tests.conftest import MakeDatabase
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
+from tests.services.drivers import drivers
 
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
 
@@ -98,6 +99,34 @@ def test_S1_S11_a_rollback_given_as_text_takes_the_message_along(
     with a_world(tmp_path, database=a_database, is_async=True) as world:
         asyncio.run(main(world))
         assert world.outcome() == (["again"], ["again"], set())
+
+
+@pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT"])
+def test_F8_S1_asyncpg_after_an_end_given_as_text_commits_each_statement_and_is_refused(
+    make_database: MakeDatabase, tmp_path: Path, ending: str
+) -> None:
+    async def main(world: World) -> None:
+        async with AsyncSession(world.engine) as session:
+            await session.execute(sa.insert(Order).values(label="before"))
+            await world.send("before", session)
+            await session.execute(sa.text(ending))
+            with pytest.raises(AutocommitError, match="given as text"):
+                await world.send("alone", session)
+            await session.rollback()
+            await session.execute(sa.insert(Order).values(label="again"))
+            await world.send("again", session)
+            await session.commit()
+        await world.engine.dispose()
+
+    driver = next(one for one in drivers() if str(one) == "asyncpg")
+    with a_world(tmp_path, database=make_database(driver.kind), driver=driver) as world:
+        asyncio.run(main(world))
+        world.producer.flush()
+        world.make_due()
+        sweep(world)
+        kept = ["before", "again"] if ending == "COMMIT" else ["again"]
+        orders, sent, left = world.outcome()
+        assert (sorted(orders), sorted(sent), left) == (sorted(kept), sorted(kept), set())
 
 
 def test_E8_S3_a_savepoint_as_first_operation_goes_with_the_transaction(any_world: World) -> None:

@@ -82,7 +82,8 @@ def judge(world: World, programs: list[Program]) -> None:
         rows = {label for label in committed if label.startswith(own)}
         messages = {label for label in sent if label.startswith(own)}
         story = story_of(program)
-        assert messages <= rows, f"GHOST {sorted(messages - rows)}\n{story}"
+        ghosts = messages - rows - program.alone
+        assert not ghosts, f"GHOST {sorted(ghosts)}\n{story}"
         lost = rows - messages - program.excused
         assert not lost, f"LOST {sorted(lost)}\n{story}"
     assert len(sent) == len(set(sent)), "a message is at the broker twice"
