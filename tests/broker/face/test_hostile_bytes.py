@@ -144,6 +144,26 @@ def test_hostile_bytes_get_an_answer_that_blames_the_sender(
     assert httpx.get(f"{broker.url}/healthz", timeout=DEADLINE_S).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two equal lengths",
+        "two lengths",
+        "length and chunks",
+        "chunks and length",
+        "chunks twice",
+        "another transfer encoding",
+        "an identity transfer encoding",
+        "a folded line",
+        "two hosts",
+    ],
+)
+def test_a_head_that_can_be_read_in_two_ways_is_refused_as_ambiguous(
+    broker: BrokerProcess, name: str
+) -> None:
+    assert b'"code":"ambiguous_request"' in broker.talk(CASES[name][0])
+
+
 def test_random_bytes_end_nothing(broker: BrokerProcess) -> None:
     chance = random.Random(20_131)
     good = HEAD + LENGTH + b"\r\n" + BODY

@@ -50,6 +50,16 @@ AWAITED_BYTES: Final = 256 * 1024
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 _VERSIONS: Final = ("1.0", "1.1")
+#: What the parser says, before `head_refusal` is asked, of heads that two servers could read in two ways.
+_AMBIGUOUS: Final = frozenset(
+    {
+        "Duplicate Content-Length",
+        "Content-Length can't be present with Transfer-Encoding",
+        "Transfer-Encoding can't be present with Content-Length",
+        "Invalid `Transfer-Encoding` header value",
+        "Unexpected whitespace after header value",
+    }
+)
 
 
 def head_refusal(
@@ -78,6 +88,12 @@ def head_refusal(
 def no_request(what: str, remedy: str) -> RequestRefusedError:
     """The refusal of what is no request to this broker."""
     return refuse(400, "bad_request", what, remedy=remedy)
+
+
+def _unparsed(error: HttpParserError) -> RequestRefusedError:
+    if str(error) in _AMBIGUOUS:
+        return _ambiguous(str(error))
+    return no_request("this is no HTTP request", "Speak HTTP/1.1.")
 
 
 def _ambiguous(what: str) -> RequestRefusedError:
@@ -256,11 +272,8 @@ class Connection(asyncio.BufferedProtocol):
         while data:
             try:
                 self._parser.feed_data(data)
-            except HttpParserError:
-                refusal = self._refusal
-                self._refuse_raw(
-                    refusal or no_request("this is no HTTP request", "Speak HTTP/1.1.")
-                )
+            except HttpParserError as error:
+                self._refuse_raw(self._refusal or _unparsed(error))
             except HttpParserUpgrade as upgrade:
                 data, self._plain_head = self._plain_head + data[upgrade.args[0] :], b""
                 continue
