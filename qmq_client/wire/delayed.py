@@ -14,18 +14,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from qmq_client.wire.columns import byte_column
 from qmq_client.wire.errors import InvalidMessageError
-from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import Limits
-from qmq_client.wire.record import RECORD_FIXED_BYTES
+from qmq_client.wire.record import DELAYED_FLAG, FLAGS_POSITION, RECORD_FIXED_BYTES
 from qmq_client.wire.requests import MessageId, Name, Natural
 
 _DUE: Final = struct.Struct(">Q")
-_FLAGS_POSITION: Final = 20
-_DELAYED_FLAG: Final = 0b100
-#: The flags of records that may be delivered at once.
-_AT_ONCE: Final = bytes(flags for flags in range(256) if not flags & _DELAYED_FLAG)
 #: By how much the broker's limit is above that of the producers: clocks differ, rows wait.
 CLOCKS_MS: Final = 24 * 3_600_000
 _DAY_MS: Final = 24 * 3_600_000
@@ -35,15 +29,10 @@ _COUNTED_MS_MAX: Final = 1_000_000 * 365 * _DAY_MS
 
 def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
     """When the record at `position` may be delivered; None for at once."""
-    if not data[position + _FLAGS_POSITION] & _DELAYED_FLAG:
+    if not data[position + FLAGS_POSITION] & DELAYED_FLAG:
         return None
     due_at_ms: int = _DUE.unpack_from(data, position + RECORD_FIXED_BYTES)[0]
     return due_at_ms
-
-
-def has_due_times(frame: MessageFrame) -> bool:
-    """Whether any record of a frame has a due time."""
-    return bool(byte_column(frame, _FLAGS_POSITION).translate(None, _AT_ONCE))
 
 
 def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deliver_at") -> None:

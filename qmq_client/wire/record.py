@@ -51,6 +51,7 @@ from qmq_client.wire.errors import (
     InvalidNameError,
     ProtocolError,
     TooLargeError,
+    UnknownVersionError,
 )
 from qmq_client.wire.limits import DEFAULT_LIMITS, KEY_BYTES_MAX, Limits
 from qmq_client.wire.message_id import MESSAGE_ID_BYTES
@@ -295,6 +296,8 @@ _BODY_KINDS: Final = {
     for delayed in (0, DELAYED_FLAG)
     for expires in (0, EXPIRES_FLAG)
 }
+#: Those values; with any other a later version made the record.
+KNOWN_FLAGS: Final = bytes(_BODY_KINDS)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -363,8 +366,8 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
 def decode_record(subject: str, data: bytes) -> Record:
     """The message of these bytes, its checksum verified.
 
-    Raises `ChecksumError` when the bytes were altered or belong to another subject, and
-    `ProtocolError` when they were never a record; nothing else.
+    Raises `ChecksumError` when the bytes were altered or belong to another subject, `UnknownVersionError`
+    when only a later version can read them, and `ProtocolError` when they were never a record.
     """
     if not isinstance(data, bytes):
         raise TypeError(f"a record is bytes, not {type(data).__name__}: its body is a part of them")
@@ -381,7 +384,7 @@ def decode_record(subject: str, data: bytes) -> Record:
         raise _altered(subject)
     body_kind = _BODY_KINDS.get(flags)
     if body_kind is None:
-        raise ProtocolError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
+        raise UnknownVersionError(f"record flags {flags:#04x} are not known", offset=FLAGS_POSITION)
     position = RECORD_FIXED_BYTES
     due_at_ms = expires_at_ms = None
     if flags & DELAYED_FLAG:

@@ -19,17 +19,19 @@ from qmq_broker.service.serving import ServingState
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Store
 from qmq_client.wire.checksum import crc32c
-from qmq_client.wire.columns import checksums, first_broken
-from qmq_client.wire.delayed import CLOCKS_MS, check_due, has_due_times, record_due_at_ms
+from qmq_client.wire.columns import byte_column, checksums, first_broken
+from qmq_client.wire.delayed import CLOCKS_MS, check_due, record_due_at_ms
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.names import check_not_own
-from qmq_client.wire.record import record_message_id
+from qmq_client.wire.record import DELAYED_FLAG, FLAGS_POSITION, KNOWN_FLAGS, record_message_id
 
 #: The file system is asked for its free space once per this many bytes of requests.
 FREE_SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
+#: The flags of records that may be delivered at once.
+_AT_ONCE: Final = bytes(flags for flags in KNOWN_FLAGS if not flags & DELAYED_FLAG)
 
 
 class Intake:
@@ -79,7 +81,9 @@ class Intake:
             if may_send is not None:
                 may_send(run.subject)
         check_records(frame)
-        check_due_times(frame, self._latest_ms(), self._wire)
+        flags = byte_column(frame, FLAGS_POSITION)
+        check_flags(frame, flags)
+        check_due_times(frame, flags, self._latest_ms(), self._wire)
         self._check_subjects(frame, owner)
         return frame
 
@@ -155,10 +159,21 @@ def check_records(frame: MessageFrame) -> None:
         first += run.count
 
 
-def check_due_times(frame: MessageFrame, now_ms: int, limits: Limits) -> None:
+def check_flags(frame: MessageFrame, flags: bytes) -> None:
+    """Raise `InvalidRecordError` naming a record that only a later version can read."""
+    if unknown := flags.translate(None, KNOWN_FLAGS):
+        index = flags.index(unknown[0])
+        raise InvalidRecordError(
+            f"record {index} of the request has flags {unknown[0]:#04x}, which this version of the broker "
+            "does not know: upgrade the broker first",
+            message_id=format_message_id(record_message_id(frame.record(index))),
+        )
+
+
+def check_due_times(frame: MessageFrame, flags: bytes, now_ms: int, limits: Limits) -> None:
     """Raise `InvalidMessageError` if delayed messages are not alone, or one is due too late."""
     is_delayed = frame.header.kind is FrameKind.DELAYED
-    if not is_delayed and not has_due_times(frame):
+    if not is_delayed and not flags.translate(None, _AT_ONCE):
         return
     latest_ms = now_ms + limits.delay_ms + CLOCKS_MS
     for index, position in enumerate(frame.positions):

@@ -3,9 +3,10 @@
 The format of a record is in `qmq_client/wire/record.py` and `docs/format/record.md`; a test gives
 random records to this module and to the wire's decoder, and compares the answers.
 
-The broker stores whatever passes the frame's checksum and never looks into a record, so a sender
-can store bytes that are none. Such a row has `body_kind` -1, its bytes after the fixed part as the
-body, and no key, tags or headers: one faulty sender must not stop everybody's pipeline.
+The broker checks the checksum and the flags of a record and looks no further, so a sender can store
+bytes that are none. Such a row has `body_kind` -1, its bytes after the fixed part as the body, and
+no key, tags or headers: one faulty sender must not stop everybody's pipeline. Flags that are not
+known here were known to the broker that stored them: they are of a later version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from qmq_client.wire.record import DUE_BYTES, RECORD_FIXED_BYTES, TIME_MAX_MS
+from qmq_client.wire.record import (
+    DELAYED_FLAG,
+    DUE_BYTES,
+    EXPIRES_FLAG,
+    KNOWN_FLAGS,
+    RECORD_FIXED_BYTES,
+    TIME_MAX_MS,
+)
+from qmq_pipeline.errors import LaterVersionError
 from qmq_pipeline.tables.columns import Numbers, Pieces, hex_text, longs, times, values_of
 
 #: The fixed part of a record, as `record.py` writes it.
@@ -39,8 +48,8 @@ _FIXED: Final = np.dtype(
 )
 _ID: Final = slice(4, 20)
 _BODY_KIND_MASK: Final = 0b11
-_DELAYED_FLAG: Final = 0b100
-_EXPIRES_FLAG: Final = 0b1000
+#: For each value of the flags whether it is known.
+_IS_KNOWN: Final = np.isin(np.arange(256), list(KNOWN_FLAGS))
 _EXPIRES_BYTES: Final = 8
 _TIME: Final = np.dtype(">u8")
 #: What precedes each header.
@@ -161,7 +170,7 @@ class Records:
         return times(_bounded(self._fixed["born_at_ms"]))
 
     def _due_at(self) -> pa.Array:
-        return self._time(self._positions + RECORD_FIXED_BYTES, self._has_flag(_DELAYED_FLAG))
+        return self._time(self._positions + RECORD_FIXED_BYTES, self._has_flag(DELAYED_FLAG))
 
     def _now_due_at(self) -> pa.Array:
         own = self._due_at()
@@ -171,7 +180,7 @@ class Records:
         return pc.if_else(pa.array(is_put_off), times(np.maximum(self._put_off_ms, 0)), own)
 
     def _expires_at(self) -> pa.Array:
-        return self._time(self._boundaries[:, _EXPIRES], self._has_flag(_EXPIRES_FLAG))
+        return self._time(self._boundaries[:, _EXPIRES], self._has_flag(EXPIRES_FLAG))
 
     def _key(self) -> pa.Array:
         return self._pieces.text(_KEY, self._length(_KEY) == 0)
@@ -206,22 +215,23 @@ class Records:
         boundaries = np.empty((len(fixed), _BODY + 1), np.int32)
         first = self._positions + np.int32(RECORD_FIXED_BYTES)
         lengths = (
-            np.where(flags & _DELAYED_FLAG, np.int32(DUE_BYTES), np.int32(0)),
+            np.where(flags & DELAYED_FLAG, np.int32(DUE_BYTES), np.int32(0)),
             fixed["key_bytes"],
             fixed["tags_bytes"],
             fixed["headers_bytes"],
-            np.where(flags & _EXPIRES_FLAG, np.int32(_EXPIRES_BYTES), np.int32(0)),
+            np.where(flags & EXPIRES_FLAG, np.int32(_EXPIRES_BYTES), np.int32(0)),
         )
         here = first
         for piece, length in enumerate(lengths):
             here = here + length.astype(np.int32)
             boundaries[:, piece] = here
-        known_flags = _BODY_KIND_MASK | _DELAYED_FLAG | _EXPIRES_FLAG
-        is_record = (
-            (boundaries[:, _BODY] <= next_positions)
-            & ((flags & ~np.uint8(known_flags)) == 0)
-            & ((flags & _BODY_KIND_MASK) <= 2)
-        )
+        is_known = _IS_KNOWN[flags]
+        if not is_known.all():
+            raise LaterVersionError(
+                source="commit log",
+                reason=f"it has a record with flags {flags[~is_known][0]:#04x}, which this version does not know",
+            )
+        is_record: Numbers = boundaries[:, _BODY] <= next_positions
         if not is_record.all():
             strange = np.flatnonzero(~is_record)
             boundaries[strange] = first[strange, None]

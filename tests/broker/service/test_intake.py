@@ -19,6 +19,7 @@ from qmq_client.wire.errors import InvalidMessageError, ProtocolError
 from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
+from tests.broker.storage.later import with_flags
 
 
 def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -> None:
@@ -116,6 +117,27 @@ def test_a_record_altered_on_its_way_is_refused_by_its_id(rig: Rig) -> None:
     with pytest.raises(InvalidRecordError, match="record 1") as refused:
         rig.submit(build_message_frame({SUBJECT: records}))
     assert refused.value.message_id == good[1].message_id.hex()
+
+
+@pytest.mark.parametrize("flags", [0b11, 0b10000, 0x80])
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_B13_a_record_that_only_a_later_version_can_read_is_refused_by_its_id(
+    rig: Rig, is_delayed: bool, flags: int
+) -> None:
+    """What was stored could be read by no consumer, and by no command."""
+    ids = new_ids(7)
+    due_at_ms = rig.now_ms + 60_000 if is_delayed else None
+    good = [
+        Record(message_id=next(ids), subject=SUBJECT, body=b"x", born_at_ms=1, due_at_ms=due_at_ms)
+        for _ in range(3)
+    ]
+    records = [encode_record(record) for record in good]
+    records[1] = with_flags(records[1], flags)
+    kind = FrameKind.DELAYED if is_delayed else FrameKind.MESSAGES
+    with pytest.raises(InvalidRecordError, match="record 1 .* has flags") as refused:
+        rig.submit(build_message_frame({SUBJECT: records}, kind=kind))
+    assert refused.value.message_id == good[1].message_id.hex()
+    assert rig.broker.writer.step().requests == 0
 
 
 def test_what_is_no_frame_of_messages_is_refused_before_anything_is_written(rig: Rig) -> None:

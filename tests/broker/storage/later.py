@@ -33,3 +33,9 @@ def stamped_as(number: int, field: int, value: int) -> Callable[[bytes], bytes]:
         return bytes(altered)
 
     return change
+
+
+def with_flags(record: bytes, flags: int) -> bytes:
+    """A record of the subject `orders` with these flags, with the checksum that its producer would give it."""
+    content = record[4:20] + bytes([record[20] | flags]) + record[21:]
+    return crc32c(content, crc32c(b"orders")).to_bytes(4) + content

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from qmq_broker.errors import UnknownFormatError
+from qmq_broker.face.commands.store import DUMPED
 from qmq_broker.face.commands.store import store as store_command
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.service.delivery.snapshot import check_groups, encode_groups
@@ -23,14 +24,16 @@ from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.schedule.bucket import HOUR_MS, LOGS
 from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.store import Store
+from qmq_broker.storage.upkeep.backup import back_up
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from qmq_broker.storage.upkeep.verify import verify_store
 from qmq_client.wire.checksum import crc32c
+from qmq_client.wire.frame import build_message_frame, parse_message_frame
 from tests.broker.delay.delay_rig import DelayRig
-from tests.broker.service.rig import Rig
+from tests.broker.service.rig import SUBJECT, Rig, make_frame
 from tests.broker.storage.damaged import Directory, flip
-from tests.broker.storage.later import frames_in, stamped_as
+from tests.broker.storage.later import frames_in, stamped_as, with_flags
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS
 from tests.kit.clock import FakeClock
@@ -140,7 +143,15 @@ def rebuild(disk: Disk) -> object:
     return rebuild_store(disk, FakeClock())
 
 
-@pytest.mark.parametrize("command", [start, verify, quarantine, rebuild])
+def backup(disk: Disk) -> object:
+    return back_up(disk, RecordingDisk(), FakeClock(), link=lambda path: False)
+
+
+#: A backup copies it without reading it.
+COPIED_UNREAD = ("a version of a segment head", "a version of groups")
+
+
+@pytest.mark.parametrize("command", [start, verify, quarantine, rebuild, backup])
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("what", LATER)
 def test_B13_every_command_refuses_what_a_later_version_wrote_and_changes_nothing(
@@ -148,6 +159,8 @@ def test_B13_every_command_refuses_what_a_later_version_wrote_and_changes_nothin
 ) -> None:
     if command is rebuild and what in NOT_REBUILT:
         pytest.skip("a rebuild reads neither actions nor groups")
+    if command is backup and what in COPIED_UNREAD:
+        pytest.skip("a backup does not read it")
     directory = written_later(what, is_clean=is_clean)
     before = directory.files()
     disk = RecordingDisk(directory.image)
@@ -156,6 +169,16 @@ def test_B13_every_command_refuses_what_a_later_version_wrote_and_changes_nothin
     assert "later" in caught.value.remedy
     directory.image = disk.image
     assert directory.files() == before
+
+
+@pytest.mark.parametrize("what", COPIED_UNREAD)
+def test_B13_a_backup_of_what_it_does_not_read_is_refused_like_the_original(what: str) -> None:
+    copy = RecordingDisk()
+    source = RecordingDisk(written_later(what, is_clean=True).image)
+    back_up(source, copy, FakeClock(), link=lambda path: False)
+    for command in (start, verify):
+        with pytest.raises(UnknownFormatError):
+            command(RecordingDisk(copy.image))
 
 
 def test_B13_a_later_frame_behind_a_torn_one_keeps_the_tail_from_being_cut() -> None:
@@ -248,4 +271,49 @@ def test_B13_the_commands_say_which_version_is_needed(tmp_path: Path) -> None:
         done = CliRunner().invoke(store_command, arguments)
         assert done.exit_code == ExitCode.DIRECTORY, done.output
         assert "of kind 99" in done.output
+        assert "Start the version that wrote it, or a later one" in done.output
+
+
+#: Which kinds of rows are made of what a later version wrote.
+DUMPED_LATER = {
+    "a version of the last frame": ("frames", "records"),
+    "a kind of the last frame": ("frames", "records"),
+    "a version of an action frame": ("actions",),
+    "a kind of an action frame": ("actions",),
+    "a version of a segment head": ("frames", "records"),
+    "a field of FORMAT": DUMPED,
+    "a magic of a checkpoint": ("checkpoint",),
+    "a field of a checkpoint": ("checkpoint",),
+    "a field of state/retained": ("retained", "entries"),
+    "a field of state/keepers": ("keepers",),
+    "a field of state/schedule": (),
+    "a field of a snapshot": ("snapshot",),
+    "a version of groups": ("snapshot",),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_B13_dump_shows_nothing_of_what_a_later_version_wrote(tmp_path: Path, what: str) -> None:
+    directory = written_later(what, is_clean=True)
+    for path, content in directory.files().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    for kind in DUMPED_LATER[what]:
+        done = CliRunner().invoke(store_command, ["dump", kind, str(tmp_path), "--limit", "999"])
+        assert done.exit_code == ExitCode.DIRECTORY, (kind, done.output)
+        assert "Start the version that wrote it, or a later one" in done.output
+
+
+def test_B13_flags_of_a_record_that_only_a_later_version_knows_are_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    frame = parse_message_frame(make_frame([b"x", b"y"]))
+    records = [frame.record(0), with_flags(frame.record(1), 0b10000)]
+    later = parse_message_frame(build_message_frame({SUBJECT: records}))
+    rig.store.append([later])
+    rig.store.commit_and_step()
+    rig.close()
+    for words in (["dump", "records"], ["verify", "--deep"]):
+        done = CliRunner().invoke(store_command, [*words, str(tmp_path)])
+        assert done.exit_code == ExitCode.DIRECTORY, done.output
+        assert "flags 0x10" in done.output
         assert "Start the version that wrote it, or a later one" in done.output

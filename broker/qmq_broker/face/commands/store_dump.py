@@ -17,7 +17,7 @@ import msgspec
 
 from qmq_broker.errors import CorruptionError, StoreError
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
-from qmq_broker.service.delivery.snapshot import SnapshotImage
+from qmq_broker.service.delivery.snapshot import check_groups
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format, read_format
@@ -41,7 +41,7 @@ from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Subjects
 from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange, walk
-from qmq_broker.storage.upkeep.verify_segment import log_frame
+from qmq_broker.storage.upkeep.verify_segment import check_flags, log_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.frame_head import MESSAGE_KINDS
@@ -147,11 +147,7 @@ def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
             yield _damaged(path, 0, None, reason)
         if snapshot is None or not snapshot.content:  # empty: all groups were given up
             continue
-        try:
-            image = msgspec.msgpack.decode(snapshot.content, type=SnapshotImage)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            yield _damaged(path, 0, None, str(error))
-            continue
+        image = check_groups(snapshot.content)
         head = {"file": path, "generation": snapshot.generation, "offset": snapshot.offset}
         for group in image.groups:
             if question.subject in (None, group.subject):
@@ -224,6 +220,7 @@ def _records_of(frame: ScannedFrame, subject: str | None) -> Iterator[Row]:
         for sequence in range(run.first_sequence, run.first_sequence + run.count):
             if subject in (None, run.subject):
                 data = messages.record(index)
+                check_flags(data)
                 yield {
                     "offset": frame.offset + messages.positions[index],
                     "record_bytes": len(data),

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, UnknownFormatError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.faults import Fault, damaged, rebuilt
@@ -32,7 +32,7 @@ from qmq_broker.storage.schedule.cancelled import read_cancelled, read_withdrawn
 from qmq_broker.storage.upkeep.inspect_log import SegmentSurvey, survey_segment
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, MessageFrame, parse_message_frame
-from qmq_client.wire.record import verify_record
+from qmq_client.wire.record import FLAGS_POSITION, KNOWN_FLAGS, verify_record
 from qmq_client.wire.requests import sized_part
 
 #: Entries of one subject collected before they are compared with its files.
@@ -91,6 +91,15 @@ def verify_segment(disk: Disk, task: SegmentTask) -> SegmentOutcome:
 def log_frame(scanned: ScannedFrame) -> MessageFrame:
     """A message frame that a scan has verified, as values; raises `ProtocolError`."""
     return parse_message_frame(scanned.data, LOG_LIMITS, is_verified=True)
+
+
+def check_flags(record: bytes) -> None:
+    """Raise `UnknownFormatError` for a record that only a later version can read."""
+    flags = record[FLAGS_POSITION]
+    if flags not in KNOWN_FLAGS:
+        raise UnknownFormatError(
+            setting="a record", found=f"one with flags {flags:#04x}", known="flags of version 1"
+        )
 
 
 def _visit_actions(frame: ScannedFrame) -> None:
@@ -169,6 +178,7 @@ class _Messages:
         for index, (subject, record) in enumerate(frame.records()):
             try:
                 verify_record(subject, record)
+                check_flags(record)
             except ProtocolError as error:
                 self._report(
                     damaged(
