@@ -134,7 +134,7 @@ def test_B13_a_record_that_only_a_later_version_can_read_is_refused_by_its_id(
     records = [encode_record(record) for record in good]
     records[1] = with_flags(records[1], flags)
     kind = FrameKind.DELAYED if is_delayed else FrameKind.MESSAGES
-    with pytest.raises(InvalidRecordError, match="record 1 .* has flags") as refused:
+    with pytest.raises(InvalidRecordError, match=r"record 1 .* has flags") as refused:
         rig.submit(build_message_frame({SUBJECT: records}, kind=kind))
     assert refused.value.message_id == good[1].message_id.hex()
     assert rig.broker.writer.step().requests == 0
