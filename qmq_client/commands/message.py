@@ -145,6 +145,9 @@ def story_lines(steps: Sequence[Step]) -> Iterator[str]:
     return table_lines(("at", "group", "what", "attempt", "consumer", "why"), rows)
 
 
+_NOT_STORED: Final = (
+    "no subject has it; `qmq message show {message_id}` also looks among delayed messages and in outboxes"
+)
 #: As many as the broker gives at once.
 _FOUND_MAX: Final = 1_000
 
@@ -219,6 +222,8 @@ def find(
             click.echo(line)
     _warn(answer)
     if not answer["messages"]:
+        if message_id is not None:
+            click.echo(_NOT_STORED.format(message_id=message_id), err=True)
         raise SystemExit(ATTENTION)
 
 

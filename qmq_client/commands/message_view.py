@@ -43,9 +43,12 @@ def message_table(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def by_subject(
     answer: Mapping[str, Any],
 ) -> Iterator[tuple[list[dict[str, Any]], Mapping[str, Any]]]:
-    """Places and message of each subject that has a delayed message with the id that was asked for."""
+    """Places and message of each subject that has a delayed message with the id that was asked for.
+
+    As in a search, the subject of the newest one is first; its places are in the order in which they came.
+    """
     waiting = {one["subject"]: one for one in answer["messages"]}
-    for subject in dict.fromkeys(place["subject"] for place in answer["places"]):
+    for subject in dict.fromkeys(place["subject"] for place in reversed(answer["places"])):
         places = [place for place in answer["places"] if place["subject"] == subject]
         yield places, waiting.get(subject, {})
 

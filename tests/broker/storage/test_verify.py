@@ -156,7 +156,7 @@ def test_B4_a_segment_of_an_older_epoch_behind_a_newer_one_is_told() -> None:
     disk = RecordingDisk(world.disk.image)
     (fault,) = verify_store(disk, FakeClock(), check_groups=check_groups).faults
     assert (fault.level, fault.file) == (Level.DAMAGED, SECOND)
-    assert fault.what == "frames of epoch 1 behind those of epoch 2"
+    assert fault.what == "frames of an earlier start (epoch 1) after those of a later one (epoch 2)"
 
 
 def test_B4_old_damage_that_no_start_reads_is_found_too() -> None:

@@ -63,7 +63,7 @@ def test_each_subjects_delayed_message_is_shown_with_its_own_states_and_body(
     send(broker, one, gate_later="of the gate", seat_later="of the seat")
     run(broker, "delayed", "cancel", one, "--subject", "gate")
     for command in (["delayed", "show"], ["message", "show"], ["message", "trace"]):
-        gate, seat = blocks(run(broker, *command, one).stdout)
+        seat, gate = blocks(run(broker, *command, one).stdout)  # the newest first
         assert ("cancelled" in gate, "pending" in gate) == (True, False), gate
         assert ("cancelled" in seat, "pending" in seat) == (False, True), seat
         assert "gate" in gate
@@ -96,8 +96,36 @@ def test_a_trace_of_two_subjects_says_which_is_which(broker: BrokerProcess) -> N
     one = "c1" * 16
     send(broker, one, left="1", right="2")
     told = blocks(run(broker, "message", "trace", one).stdout)
-    assert sorted(block.splitlines()[0] for block in told) == ["left 0", "right 0"]
+    assert [block.splitlines()[0] for block in told] == ["right 0", "left 0"]
     assert len(blocks(run(broker, "message", "show", one).stdout)) == 2
+
+
+def test_subjects_come_in_one_order_whether_the_message_waits_or_is_stored(
+    broker: BrokerProcess,
+) -> None:
+    stored, waiting = "c4" * 16, "c5" * 16
+    for subject in ("north", "south", "east"):
+        send(broker, stored, **{subject: "x"})
+        send(broker, waiting, **{f"{subject}_later": "x"})
+
+    def order(*words: str) -> list[str]:
+        names = ("north", "south", "east")
+        told = blocks(run(broker, *words).stdout)
+        return [next(name for name in names if name in block) for block in told]
+
+    newest_first = ["east", "south", "north"]
+    for command in ("show", "trace"):
+        assert order("message", command, stored) == newest_first
+        assert order("message", command, waiting) == newest_first
+    assert order("delayed", "show", waiting) == newest_first
+
+
+def test_an_id_that_no_subject_has_is_looked_for_elsewhere_by_show(broker: BrokerProcess) -> None:
+    one = "c6" * 16
+    send(broker, one, later_later="x")
+    said = run(broker, "message", "find", "--id", one, code=1).stderr
+    assert f"`qmq message show {one}` also looks among delayed messages and in outboxes" in said
+    assert "pending" in run(broker, "message", "show", one).stdout
 
 
 def test_one_message_is_shown_as_ever(broker: BrokerProcess) -> None:

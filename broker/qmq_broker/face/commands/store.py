@@ -273,7 +273,10 @@ def _lines(found: Verification) -> Iterator[str]:
         )
     messages = sum(next_ - first for first, next_ in found.subjects.values())
     stop = "stopped in order" if found.is_clean else "not stopped in order"
-    yield f"{len(found.subjects)} subjects, {messages} messages, {stop}, epoch {found.epoch}"
+    yield (
+        f"{len(found.subjects)} subjects, {messages} messages, {stop}, epoch {found.epoch} (one more with "
+        "each start)"
+    )
     verdict = {
         None: "all is well",
         Level.IGNORED: "all is well",

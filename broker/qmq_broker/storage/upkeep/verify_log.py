@@ -165,7 +165,10 @@ def _epochs(surveys: Iterable[SegmentSurvey], claims: LogClaims) -> Iterator[Fau
         if survey.last_frame_offset < 0:
             continue
         if survey.first_epoch < epoch:
-            what = f"frames of epoch {survey.first_epoch} behind those of epoch {epoch}"
+            what = (
+                f"frames of an earlier start (epoch {survey.first_epoch}) after those of a later one "
+                f"(epoch {epoch})"
+            )
             yield damaged(layout.segment_path(claims.log, survey.base), what, offset=survey.base)
         epoch = survey.last_epoch
 
