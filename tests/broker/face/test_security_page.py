@@ -9,8 +9,11 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from qmq_broker.face.authentication.access import Role
 from qmq_broker.face.commands.broker import broker as broker_command
+from qmq_broker.face.routes.table import ROUTES
 from qmq_client.settings.sections import BrokerSection
 from qmq_client.transport.address import BrokerAddress
 from tests.broker.face.guard import Authority
@@ -112,3 +115,12 @@ def test_every_setting_and_role_is_in_its_table() -> None:
         assert f"`QMQ_BROKER_{name.upper()}`" in PAGE
     assert {field.name for field in fields(BrokerAddress)} == set(BrokerSection.__struct_fields__)
     assert all(f"| `{role}` |" in PAGE for role in Role)
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.CONSUMER])
+def test_the_table_of_roles_has_what_each_may_change(role: Role) -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{role}` |")]
+    routes = [one for one in ROUTES if one.method == "POST" and role in one.roles]
+    assert routes
+    missing = [one.path for one in routes if one.path.rpartition("/")[2] not in row]
+    assert not missing

@@ -60,7 +60,10 @@ def test_verify_says_all_is_well_in_a_few_lines(data: Path) -> None:
     result = run("verify", data)
     assert result.exit_code == ExitCode.OK
     assert "12 frames with 36 records" in result.output
-    assert "2 subjects, 36 messages, stopped in order, epoch 1 (one more with each start)" in result.output
+    assert (
+        "2 subjects, 36 messages, stopped in order, epoch 1 (one more with each start)"
+        in result.output
+    )
     assert "all is well" in result.output
 
 
