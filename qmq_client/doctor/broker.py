@@ -88,6 +88,8 @@ def _delayed(address: BrokerAddress) -> Findings:
             "set the clock of the broker's machine right, and let a time service keep it so; "
             f"if it is right: qmq delayed accept-clock --broker {url}"
         )
+        if ahead_ms := told.get("log_ahead_ms"):
+            fix += f", and wait: after {ahead_ms // 1000} s the clock has passed the log"
         read = f"{url}: {clock}; messages held: {told.get('clock_held', 'unknown')}"
         yield found("broker.delayed_clock", read, fix)
     damaged, buckets = told.get("damaged"), told.get("damaged_buckets")

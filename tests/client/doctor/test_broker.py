@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -130,6 +131,30 @@ def test_X1_D1_a_clock_that_was_moved_is_found_and_gone_when_it_is_right(tmp_pat
         assert "the clock was set back" in examined(url)["broker.delayed_clock"].read
         shift.write_text("0")
         wait_for(lambda: examined(url) == {}, "the clock is right")
+
+
+def test_X1_D1_a_clock_set_back_before_a_restart_is_found_as_a_log_that_is_ahead(
+    tmp_path: Path,
+) -> None:
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    data, options = tmp_path / "data", ("--shift", str(shift))
+    message = {"messages": [{"subject": "orders", "body": 1}]}
+    with BrokerProcess(data, *options, command=SERVE_SHIFTED) as before:
+        httpx.post(f"{before.url}/v1/send", json=message, timeout=DEADLINE_S).raise_for_status()
+        assert before.stop() == 0
+    shift.write_text(str(-HOUR_MS))
+    with BrokerProcess(data, *options, command=SERVE_SHIFTED) as after:
+        finding = examined(after.url)["broker.delayed_clock"]
+        assert "the log is ahead of the clock" in finding.read
+        seconds = re.search("and wait: after ([0-9]+) s the clock has passed the log", finding.fix)
+        assert seconds is not None
+        assert HOUR_MS // 1000 - 600 < int(seconds[1]) <= HOUR_MS // 1000
+        told = CliRunner().invoke(root, ["doctor", "--broker", after.url])
+        assert told.exit_code == 1, told.output
+        assert "broker.delayed_clock" in told.output
+        shift.write_text("0")
+        wait_for(lambda: examined(after.url) == {}, "the clock is right")
 
 
 def test_X1_D3_a_delayed_message_that_cannot_be_read_is_found_with_its_file(tmp_path: Path) -> None:
