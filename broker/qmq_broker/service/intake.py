@@ -139,7 +139,10 @@ class Intake:
             raise DiskFullError(
                 f"{max(0, room_bytes)} bytes are free above the reserve of "
                 f"{self._reserve_bytes}; {request_bytes} are needed. "
-                "Make room on the disk, or lower the reserve."
+                "Make room on the disk, or lower the reserve.",
+                field="free space of the disk",
+                limit=f"{self._reserve_bytes} bytes stay free",
+                value=f"{room_bytes + self._reserve_bytes} bytes",
             )
         self._known_room_bytes = min(room_bytes, FREE_SPACE_CHECK_BYTES) - request_bytes
 

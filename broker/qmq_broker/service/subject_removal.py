@@ -46,7 +46,12 @@ class SubjectRemoval:
             on_done(last)
             return
         if self._store.retention.removed_subjects >= REMOVED_MAX:
-            raise BusyError(f"{REMOVED_MAX} subjects were removed already", retry_after_s=60.0)
+            raise BusyError(
+                f"{REMOVED_MAX} subjects were removed already",
+                retry_after_s=60.0,
+                field="removed subjects",
+                limit=str(REMOVED_MAX),
+            )
         closing.add(
             subject
         )  # no group may begin on it now: it would take its old place for the new

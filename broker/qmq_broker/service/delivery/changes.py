@@ -111,7 +111,11 @@ class Changes:
         room = self._limits.unsettled_per_group - state.unsettled
         if present and room <= 0:
             raise BusyError(
-                f"group {state.group} has {state.unsettled} messages unsettled", retry_after_s=5.0
+                f"group {state.group} has {state.unsettled} messages unsettled",
+                retry_after_s=5.0,
+                field="unsettled messages of a group",
+                limit=str(self._limits.unsettled_per_group),
+                value=str(state.unsettled),
             )
         is_stopped = has_rest or len(present) > room
         actions: list[Action] = []

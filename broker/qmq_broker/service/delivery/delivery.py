@@ -402,6 +402,9 @@ def room_for(
             f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
             "settle some before the next pull",
             retry_after_s=1.0,
+            field="unsettled messages of a consumer",
+            limit=str(limits.in_flight_per_consumer),
+            value=str(limits.in_flight_per_consumer - room_messages),
         )
     if len(state.dead) >= limits.dead_letters_per_group:
         raise BusyError(

@@ -318,7 +318,11 @@ class Groups:
         state.forget_idle_consumers(now_ms - self._limits.consumer_idle_ms)
         if state.consumer_count >= limit:
             raise BusyError(
-                f"group {state.group} has {state.consumer_count} consumers", retry_after_s=60.0
+                f"group {state.group} has {state.consumer_count} consumers",
+                retry_after_s=60.0,
+                field="consumers of a group",
+                limit=str(limit),
+                value=str(state.consumer_count),
             )
 
 

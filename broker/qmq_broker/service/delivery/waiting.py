@@ -38,7 +38,13 @@ class WaitingPulls:
     def add(self, key: GroupKey, wake: Callable[[], None], *, consumer: str = "") -> WaitingPull:
         """Let a pull wait; raises `BusyError` if too many do."""
         if self.count >= self._pulls_max:
-            raise BusyError(f"{self.count} pulls wait already", retry_after_s=1.0)
+            raise BusyError(
+                f"{self.count} pulls wait already",
+                retry_after_s=1.0,
+                field="waiting pulls",
+                limit=str(self._pulls_max),
+                value=str(self.count),
+            )
         pull = WaitingPull(key=key, wake=wake, consumer=consumer)
         subject, group = key
         self._by_subject.setdefault(subject, {}).setdefault(group, {})[pull] = None

@@ -294,7 +294,10 @@ class SegmentedLog:
         if free_bytes - count < reserve_bytes:
             raise DiskFullError(
                 f"{free_bytes} bytes are free; {count} are needed above the reserve of "
-                f"{reserve_bytes}. Make room on the disk, or lower the reserve."
+                f"{reserve_bytes}. Make room on the disk, or lower the reserve.",
+                field="free space of the disk",
+                limit=f"{reserve_bytes} bytes stay free",
+                value=f"{free_bytes} bytes",
             )
 
     def _head(self, base: int, stored_at_ms: int, *, is_recycled: bool = False) -> bytes:
