@@ -145,9 +145,7 @@ def story_lines(steps: Sequence[Step]) -> Iterator[str]:
     return table_lines(("at", "group", "what", "attempt", "consumer", "why"), rows)
 
 
-_NOT_STORED: Final = (
-    "no subject has it; `qmq message show {message_id}` also looks among delayed messages and in outboxes"
-)
+_NOT_STORED: Final = "no subject has it; `qmq message show {message_id}` also looks among delayed messages and in outboxes"
 #: As many as the broker gives at once.
 _FOUND_MAX: Final = 1_000
 
