@@ -288,5 +288,7 @@ def test_B10_of_delayed_messages_as_many_are_in_memory_as_the_bound_says(tmp_pat
     rig.pass_and_release(120_000)
     rig.release()
     assert rig.broker.delayed.query.status().pending == 0
-    assert rig.store.queue("s0").next_sequence == 10 * BOUND
+    queue = rig.store.queue("s0")
+    assert queue is not None
+    assert queue.next_sequence == 10 * BOUND
     rig.close()
