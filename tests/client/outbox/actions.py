@@ -141,12 +141,12 @@ class Actions:
             await self.send(labels, given)
             await self._write(scope, labels)
         else:
-            await self._write(scope, labels)
             try:
+                await self._write(scope, labels)
                 await self.send(labels, given)
             except AutocommitError:
-                # A cancelled task may leave the pool such a connection: its rows are committed one by
-                # one, and this is how the application is told.
+                # Of this send, or of a hook's in the flush. A cancelled task may leave the pool such a
+                # connection: its rows are committed one by one, and this is how the application is told.
                 self.excused.update(labels)
                 raise
 
