@@ -1,19 +1,17 @@
-"""Untrusted JSON: refused where parsers disagree or break.
+"""Untrusted JSON: bounded in depth and number of values, then decoded once into a typed struct.
 
-Refused: encodings other than UTF-8, byte order marks, lone surrogates, NaN and infinities, numbers
-that other parsers reject, duplicate names in one object, nesting and numbers of values beyond a bound. Both are
-found by scanning, not by catching the recursion that a deep text causes. The scan is linear and takes its text in
-slices: in a thread it never holds the interpreter for long.
+The bounds are found by scanning before anything is decoded, not by catching the recursion that a deep text causes.
+The scan is linear and takes its text in slices: in a thread it never holds the interpreter for long. msgspec refuses
+encodings other than UTF-8, byte order marks, lone surrogates, NaN and numbers out of range. It passes over a
+`msgspec.Raw`: read such a value with `decode_json`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from array import array
 from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -33,14 +31,13 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", bytes((1, 1, 255, 255)))
 _FIELD: Final = re.compile(r"field `(.*)`")
 _PATH_CHARACTERS_MAX: Final = 60
-_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
 
 T = TypeVar("T")
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
     """A value of type `kind`; raises `ProtocolError` or `InvalidMessageError`, of which `TooLargeError` is one."""
-    check_json(data)
+    _check_shape(data)
     try:
         return decode_json(data, kind)
     except ProtocolError as error:
@@ -65,24 +62,6 @@ def _not_of_form(reason: str) -> InvalidMessageError:
 def _short_path(path: str) -> str:
     """A path of fields, bounded: names in it may come from the sender."""
     return path if path.isascii() and len(path) <= _PATH_CHARACTERS_MAX else ""
-
-
-def check_json(data: bytes) -> None:
-    """Raise `ProtocolError` for JSON that two parsers could read in two ways, `TooLargeError` for too many values."""
-    _check_shape(data)
-    try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-        )
-        if _SURROGATE.search(data):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeError as error:
-        raise ProtocolError("JSON: text is not UTF-8, or half of a surrogate pair") from error
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"JSON: {shorten(str(error))}") from error
 
 
 def _check_shape(data: bytes) -> None:
@@ -110,25 +89,3 @@ def _check_shape(data: bytes) -> None:
                 value=f"more than {JSON_VALUES_MAX}",
                 remedy="Send several requests, frames instead of JSON, or the body as body_base64.",
             )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"name {shorten(name)} given twice")
-            seen.add(name)
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {shorten(text)} is out of range")
-    return value

@@ -1,4 +1,4 @@
-"""JSON that every parser reads alike, and the rest refused without breaking a parser."""
+"""JSON from untrusted clients: bounded before it is decoded, refused by the path of the field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_broker.face.strict_json import JSON_DEPTH_MAX, JSON_VALUES_MAX, check_json, read_json
+from qmq_broker.face.strict_json import JSON_DEPTH_MAX, JSON_VALUES_MAX, read_json
 from qmq_client.wire.errors import InvalidMessageError, ProtocolError, TooLargeError
 
 VALUES = st.recursive(
@@ -52,13 +52,13 @@ def test_S7_what_is_not_of_the_form_is_refused_by_the_path_of_its_field(
 
 @given(VALUES, st.booleans())
 def test_ordinary_json_passes(value: object, is_ascii: bool) -> None:
-    check_json(json.dumps(value, ensure_ascii=is_ascii).encode())
+    read_json(json.dumps(value, ensure_ascii=is_ascii).encode(), object)
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode(errors="surrogatepass")))
 def test_any_bytes_pass_or_are_a_protocol_error(data: bytes) -> None:
     try:
-        check_json(data)
+        read_json(data, object)
     except ProtocolError:
         return
     json.loads(data)
@@ -67,15 +67,15 @@ def test_any_bytes_pass_or_are_a_protocol_error(data: bytes) -> None:
 @pytest.mark.parametrize("pair", [b"[]", b'{"a":}'])
 def test_nesting_is_refused_just_above_the_bound(pair: bytes) -> None:
     opening, closing = pair[:-1], pair[-1:]
-    check_json(opening * JSON_DEPTH_MAX + b"1" + closing * JSON_DEPTH_MAX)
+    read_json(opening * JSON_DEPTH_MAX + b"1" + closing * JSON_DEPTH_MAX, object)
     deep = JSON_DEPTH_MAX + 1
     with pytest.raises(ProtocolError, match="nested deeper"):
-        check_json(opening * deep + b"1" + closing * deep)
+        read_json(opening * deep + b"1" + closing * deep, object)
 
 
 def test_brackets_in_texts_are_no_nesting() -> None:
-    check_json(json.dumps(["[" * 1000, '\\"{' * 1000, "]"]).encode())
-    check_json(b"[" + b"[],{}," * 1000 + b"0]")
+    read_json(json.dumps(["[" * 1000, '\\"{' * 1000, "]"]).encode(), object)
+    read_json(b"[" + b"[],{}," * 1000 + b"0]", object)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,12 @@ def test_brackets_in_texts_are_no_nesting() -> None:
         b'"' + b"\\" * 1_999_999,
         b'"\\' * 1_000_000,
         b"[[]," * 500_000,
-        b"{" + b"".join(b'"%d":1,' % number for number in range(150_000)) + b'"149999":1}',
     ],
-    ids=["lists", "objects", "pairs", "one long text", "texts", "a wide list", "names"],
+    ids=["lists", "objects", "pairs", "one long text", "texts", "a wide list"],
 )
 def test_two_megabytes_of_malice_cost_little(data: bytes) -> None:
     with pytest.raises((ProtocolError, TooLargeError)):
-        check_json(data)
+        read_json(data, object)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +101,11 @@ def test_two_megabytes_of_malice_cost_little(data: bytes) -> None:
 )
 def test_values_are_refused_just_above_the_bound(value: bytes, brackets: int) -> None:
     most = JSON_VALUES_MAX // (1 + brackets)
-    check_json(b"[" + b",".join([value] * most) + b"]")
+    read_json(b"[" + b",".join([value] * most) + b"]", object)
     with pytest.raises(TooLargeError) as refused:
-        check_json(b"[" + b",".join([value] * (most + 1)) + b"]")
+        read_json(b"[" + b",".join([value] * (most + 1)) + b"]", object)
     assert "body_base64" in refused.value.remedy
 
 
 def test_commas_and_brackets_in_texts_are_no_values() -> None:
-    check_json(json.dumps([",[{" * 600_000, '\\"' * 1_000, ",[{" * 100]).encode())
+    read_json(json.dumps([",[{" * 600_000, '\\"' * 1_000, ",[{" * 100]).encode(), object)

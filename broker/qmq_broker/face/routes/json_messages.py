@@ -25,7 +25,7 @@ from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.limits import Limits
 from qmq_client.wire.message_id import LEAVE_OUT, format_message_id, parse_message_id
 from qmq_client.wire.record import BodyKind, Record, decode_record, encode_record
-from qmq_client.wire.requests import MessageId, Name, Natural
+from qmq_client.wire.requests import MessageId, Name, Natural, decode_json
 from qmq_client.wire.shown import shorten
 
 
@@ -242,8 +242,9 @@ def _body_in(message: JsonMessage) -> tuple[BodyKind, bytes]:
             )
         return BodyKind.BYTES, _from_base64(message.body_base64)
     if raw.startswith(b'"'):
-        text: str = msgspec.json.decode(raw, type=str)
-        return BodyKind.TEXT, text.encode()
+        return BodyKind.TEXT, decode_json(raw, str).encode()
+    if raw:
+        decode_json(raw, object)  # it was passed over as raw; a JSON answer must be able to hold it
     return (BodyKind.JSON, raw) if raw else (BodyKind.BYTES, b"")
 
 
