@@ -7,29 +7,17 @@ from datetime import timedelta
 from typing import Final
 
 from qmq_client.errors import ConfigurationError
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import BACKOFF_FACTOR_MAX
 
 #: The longest wait before a next delivery: as long as a message may be delayed.
 AFTER_MAX: Final = timedelta(milliseconds=DEFAULT_LIMITS.delay_ms)
-#: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
-_EXPONENT_MAX: Final = 64
-#: The broker has the same for the waits of groups.
-JITTER: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """Growing waits with a cap and jitter, so that what failed together is not retried together."""
-
-    #: Wait after the first failed attempt.
-    first_ms: int = 1_000
-    #: Each wait is this many times the one before.
-    factor: float = 2.0
-    #: No wait is longer.
-    max_ms: int = 600_000
-    #: Share by which a wait may be shorter; 0 for none, at most 1.
-    jitter: float = JITTER
+class Backoff(ExponentialBackoff):
+    """Growing waits with a cap and jitter; raises `ConfigurationError` for settings that make none."""
 
     def __post_init__(self) -> None:
         waits_ms = (self.first_ms, self.max_ms)
@@ -40,15 +28,6 @@ class Backoff:
             raise _wrong_backoff("factor", self.factor, f"Give 1 to {BACKOFF_FACTOR_MAX}.")
         if not (_is_number(self.jitter) and 0 <= self.jitter <= 1):
             raise _wrong_backoff("jitter", self.jitter, "Give 0 to 1.")
-
-    def delay_ms(self, attempt: int, random: float) -> int:
-        """The wait after the failed attempt number `attempt`, counted from 1.
-
-        Requires: `0 <= random < 1`.
-        """
-        exponent = min(max(attempt, 1) - 1, _EXPONENT_MAX)
-        whole_ms = min(self.first_ms * self.factor**exponent, self.max_ms)
-        return int(whole_ms * (1.0 - self.jitter * random))
 
 
 def _is_whole(value: object) -> bool:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from qmq_client.errors import ConfigurationError
-from qmq_client.retry import JITTER, Backoff
+from qmq_client.retry import Backoff
 from qmq_client.wire import start as wire
+from qmq_client.wire.backoff import JITTER
 from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.names import check_name, check_not_own
 from qmq_client.wire.shown import shorten

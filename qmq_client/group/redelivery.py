@@ -1,4 +1,4 @@
-"""Messages of one group that wait for their next delivery, and how long they wait.
+"""Messages of one group that wait for their next delivery.
 
 A nack or the end of a lease puts a run of sequences here. Bodies are never copied, and other groups
 notice nothing. Runs come out when they are due, in the order of their times; those that may have
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from qmq_client.group.actions import BackoffTerms
 from qmq_client.group.history import LEASE_ENDED, History, told_bytes
 from qmq_client.group.ranges import Spans
 
@@ -203,28 +202,3 @@ class RedeliveryHeap(Generic[R]):
                 return retry_at_ms
             heappop(by_time)
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """Wait before the next delivery: grows by `factor` per attempt, bounded, with jitter."""
-
-    first_ms: int = 1_000
-    factor: float = 2.0
-    max_ms: int = 600_000
-    #: Share of the wait that is random, so that messages that failed together do not come back
-    #: together.
-    jitter: float = 0.2
-
-    def delay_ms(self, attempts: int, lot: float) -> int:
-        """The wait after `attempts` deliveries; `lot` is a random number from 0 … 1."""
-        # 2 ** 64 is far above every bound, and keeps the power small.
-        grown_ms = self.first_ms * self.factor ** min(max(attempts - 1, 0), 64)
-        bounded_ms = min(grown_ms, float(self.max_ms))
-        return int(bounded_ms * (1 - self.jitter + self.jitter * lot))
-
-    def of_group(self, own: BackoffTerms | None) -> Backoff:
-        """This backoff with what a group's settings say of it."""
-        if own is None:
-            return self
-        return replace(self, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)

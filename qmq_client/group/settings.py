@@ -10,11 +10,13 @@ only what cannot match, so most messages for others are never read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
 from qmq_client.group.actions import BackoffTerms, GroupSettings
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.record import tag_hash
 from qmq_client.wire.record_parts import record_tags
 from qmq_client.wire.requests import Backoff, PullRequest, Tags
@@ -103,3 +105,11 @@ def _tags_text(any_tags: tuple[str, ...], all_tags: tuple[str, ...]) -> str:
     parts = [f"any of {', '.join(any_tags)}"] if any_tags else []
     parts += [f"all of {', '.join(all_tags)}"] if all_tags else []
     return " and ".join(parts) or "no tags"
+
+
+def backoff_of(settings: GroupSettings, default: ExponentialBackoff) -> ExponentialBackoff:
+    """The backoff of a group: its own, or the broker's."""
+    own = settings.backoff
+    if own is None:
+        return default
+    return replace(default, first_ms=own.first_ms, factor=own.factor, max_ms=own.max_ms)

@@ -16,8 +16,8 @@ from qmq_client.group.dead_letters import ATTEMPTS_USED_UP, REJECTED
 from qmq_client.group.history import LEASE_ENDED
 from qmq_client.group.leases import Lease
 from qmq_client.group.ranges import RangeSet, Spans
-from qmq_client.group.redelivery import Backoff
 from qmq_client.group.state import NO_RETRY, GroupState
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters kept of a consumer's error text: enough for type, message and place.
@@ -37,7 +37,7 @@ class Terms:
     """What decides when a message comes back."""
 
     now_ms: int
-    backoff: Backoff
+    backoff: ExponentialBackoff
     #: Gives random numbers from 0 … 1.
     draw: Callable[[], float]
     #: However often it is extended, a lease ends at most this long after the message was given.

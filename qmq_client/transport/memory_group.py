@@ -16,10 +16,10 @@ from qmq_client.group.actions import Action, Configured, GroupDefined
 from qmq_client.group.apply import apply_action, new_state
 from qmq_client.group.picking import Picked, Picker, Room, hand_out
 from qmq_client.group.queue import Entry
-from qmq_client.group.redelivery import Backoff
-from qmq_client.group.settings import backoff_kept, conflict_of
+from qmq_client.group.settings import backoff_kept, backoff_of, conflict_of
 from qmq_client.group.settling import Plan, Terms, plan_ended_leases, plan_settlements
 from qmq_client.group.state import GroupState
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.deliveries import Records
 from qmq_client.wire.groups import Instances
 from qmq_client.wire.message_id import format_message_id
@@ -28,7 +28,7 @@ from qmq_client.wire.record_parts import record_tags
 from qmq_client.wire.requests import ErrorAnswer, PullRequest, Settlement
 
 #: Nothing is drawn by lot here: a test knows when a message comes back.
-_BACKOFF: Final = Backoff(jitter=0.0)
+_BACKOFF: Final = ExponentialBackoff(jitter=0.0)
 #: However often it is extended, a lease ends so long after the message was given, as at the broker.
 _HELD_MS: Final = 24 * 3_600_000
 _UNBOUNDED: Final = 2**63
@@ -127,8 +127,8 @@ class MemoryGroup:
         return min((one for one in times if one is not None), default=None)
 
     def _terms(self, now_ms: int) -> Terms:
-        backoff = _BACKOFF.of_group(self.state.settings.backoff)
-        return Terms(now_ms=now_ms, backoff=backoff, draw=lambda: 1.0, held_ms=_HELD_MS)
+        backoff = backoff_of(self.state.settings, _BACKOFF)
+        return Terms(now_ms=now_ms, backoff=backoff, draw=lambda: 0.0, held_ms=_HELD_MS)
 
 
 def refused(

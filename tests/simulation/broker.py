@@ -17,7 +17,7 @@ from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.query import GroupStatus
 from qmq_broker.storage.store import Placed, Store
-from qmq_client.group.redelivery import Backoff
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import MessageFrame
 from tests.crash.image import Image
@@ -89,7 +89,9 @@ def settings_of(plan: Plan) -> BrokerSettings:
         store = replace(store, reserve_bytes=RESERVE_BYTES)
     if plan.has_long_waits:
         limits = replace(limits, redelivery_horizon_ms=_HORIZON_MS)
-    return BrokerSettings(store=store, limits=limits, backoff=Backoff(first_ms=200, max_ms=5_000))
+    return BrokerSettings(
+        store=store, limits=limits, backoff=ExponentialBackoff(first_ms=200, max_ms=5_000)
+    )
 
 
 class PlayedStore(Store):

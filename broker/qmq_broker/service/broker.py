@@ -35,7 +35,7 @@ from qmq_broker.storage.files.beside import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.clock import Clock
-from qmq_client.group.redelivery import Backoff
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.requests import SendAnswer, SubjectPlace
@@ -49,7 +49,7 @@ class BrokerSettings:
 
     wire: Limits = DEFAULT_LIMITS
     limits: ServiceLimits = field(default_factory=ServiceLimits)
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: ExponentialBackoff = field(default_factory=ExponentialBackoff)
     store: StoreOptions = field(default_factory=StoreOptions)
     #: Whether only pulls and settlements are served.
     is_read_only: bool = False

@@ -68,7 +68,7 @@ class Rig:
         *,
         limits: ServiceLimits | None = None,
         store_options: StoreOptions = STORE,
-        draw: Callable[[], float] = lambda: 1.0,
+        draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.directory = directory
         self.clock = FakeClock()

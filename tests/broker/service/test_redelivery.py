@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from qmq_client.group.aside import AsideRun
 from qmq_client.group.history import LEASE_ENDED
-from qmq_client.group.redelivery import SUSPECT_AFTER, Backoff, Redelivery, RedeliveryHeap
+from qmq_client.group.redelivery import SUSPECT_AFTER, Redelivery, RedeliveryHeap
+from qmq_client.wire.backoff import ExponentialBackoff
 
 
 def run(first: int, count: int, retry_at_ms: int, attempts: int = 1) -> Redelivery:
@@ -127,11 +128,11 @@ def test_what_is_due_is_what_a_list_of_messages_says(
 
 
 @pytest.mark.parametrize(
-    ("attempts", "lot", "expected_ms"),
-    [(1, 1.0, 1_000), (2, 1.0, 2_000), (4, 1.0, 8_000), (1, 0.0, 800), (40, 1.0, 600_000),
-     (10**9, 1.0, 600_000)],
+    ("attempts", "random", "expected_ms"),
+    [(1, 0.0, 1_000), (2, 0.0, 2_000), (4, 0.0, 8_000), (1, 1.0, 800), (40, 0.0, 600_000),
+     (10**9, 0.0, 600_000)],
 )  # fmt: skip
-def test_the_wait_doubles_up_to_ten_minutes_with_a_share_by_lot(
-    attempts: int, lot: float, expected_ms: int
+def test_the_wait_doubles_up_to_ten_minutes_less_a_random_share(
+    attempts: int, random: float, expected_ms: int
 ) -> None:
-    assert Backoff().delay_ms(attempts, lot) == expected_ms
+    assert ExponentialBackoff().delay_ms(attempts, random) == expected_ms

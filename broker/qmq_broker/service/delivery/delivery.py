@@ -32,7 +32,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.group.actions import MovedBack
 from qmq_client.group.apply import must_move_back
 from qmq_client.group.picking import Picked, Room, hand_out
-from qmq_client.group.redelivery import Backoff
+from qmq_client.group.settings import backoff_of
 from qmq_client.group.settling import (
     ERROR_CHARACTERS_MAX,
     ERROR_CHARACTERS_MIN,
@@ -43,6 +43,7 @@ from qmq_client.group.settling import (
     plan_settlements,
 )
 from qmq_client.group.state import GroupState
+from qmq_client.wire.backoff import ExponentialBackoff
 from qmq_client.wire.deliveries import DeliveriesHead, Records
 from qmq_client.wire.groups import group_of
 from qmq_client.wire.names import COPIES
@@ -93,13 +94,13 @@ class Delivery:
         *,
         draw: Callable[[], float],
         on_poisoned: Callable[[str], None],
-        backoff: Backoff | None = None,
+        backoff: ExponentialBackoff | None = None,
     ) -> None:
         """`draw` gives numbers from 0 … 1; `on_poisoned` is called if the action log fails."""
         self._store = store
         self._limits = limits
         self._draw = draw
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or ExponentialBackoff()
         #: The memory of all groups.
         self.budget = Budget(limits)
         self.journal = Journal(store, self.budget, on_poisoned)
@@ -379,7 +380,7 @@ class Delivery:
         has_room = self.budget.refusal(state.owner) is None
         return Terms(
             now_ms=now_ms,
-            backoff=self._backoff.of_group(state.settings.backoff),
+            backoff=backoff_of(state.settings, self._backoff),
             draw=self._draw,
             held_ms=self._limits.held_ms,
             error_characters=ERROR_CHARACTERS_MAX if has_room else ERROR_CHARACTERS_MIN,
