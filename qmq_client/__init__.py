@@ -40,7 +40,7 @@ if _TYPE_CHECKING:
         metadata,
     )
     from qmq_client.producer import Producer
-    from qmq_client.publishing.receipts import Fate, Receipt
+    from qmq_client.publishing.receipts import Receipt, SendOutcome
     from qmq_client.publishing.stats import Flushed, PublisherStats
     from qmq_client.request_headers import request_headers
     from qmq_client.retry import Backoff, Reject, Retry
@@ -58,7 +58,7 @@ _MODULES = {
     "ConfigurationError": "qmq_client.errors",
     "Consumers": "qmq_client.consumer",
     "Delivery": "qmq_client.consumer",
-    "Fate": "qmq_client.publishing.receipts",
+    "SendOutcome": "qmq_client.publishing.receipts",
     "Flushed": "qmq_client.publishing.stats",
     "HandlerCall": "qmq_client.consumer",
     "Inbox": "qmq_client.inbox",
@@ -101,7 +101,6 @@ __all__ = [
     "ConfigurationError",
     "Consumers",
     "Delivery",
-    "Fate",
     "Flushed",
     "HandlerCall",
     "Inbox",
@@ -118,6 +117,7 @@ __all__ = [
     "Receipt",
     "Reject",
     "Retry",
+    "SendOutcome",
     "StopReport",
     "Tables",
     "TransportError",

@@ -77,7 +77,7 @@ def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
         lines.append(("error", found["error"]))
     lines.append(("body", body_text(found)))
     if "groups" in found:
-        lines += [("group", _group(fate)) for fate in found["groups"]]
+        lines += [("group", _group(each)) for each in found["groups"]]
         if not found["groups"]:
             lines.append(("group", NO_GROUP))
     for name, text in lines:
@@ -95,27 +95,27 @@ def body_text(found: Mapping[str, Any]) -> str:
     return f"{len(data)} bytes {data[:_HEX_SHOWN_BYTES].hex()}{more}".rstrip()
 
 
-def _group(fate: Mapping[str, Any]) -> str:
+def _group(found: Mapping[str, Any]) -> str:
     said = {
-        "attempts": fate.get("attempts"),
-        "consumer": fate.get("consumer"),
-        "at": time_text(fate["at_ms"]) if "at_ms" in fate else None,
-        "reason": fate.get("reason"),
-        "error": fate.get("error"),
-        "why": why_text(fate),
+        "attempts": found.get("attempts"),
+        "consumer": found.get("consumer"),
+        "at": time_text(found["at_ms"]) if "at_ms" in found else None,
+        "reason": found.get("reason"),
+        "error": found.get("error"),
+        "why": why_text(found),
     }
     parts = [f"{name}={value}" for name, value in said.items() if value]
-    return f"{fate['group']}: {fate['state']}" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{found['group']}: {found['state']}" + (f" ({', '.join(parts)})" if parts else "")
 
 
-def why_text(fate: Mapping[str, Any]) -> str:
+def why_text(found: Mapping[str, Any]) -> str:
     """Why a group has not handled a message, as far as the broker knows: empty when it has."""
-    parts = [fate["why"]] if fate.get("why") else []
-    if count := fate.get("before"):
+    parts = [found["why"]] if found.get("why") else []
+    if count := found.get("before"):
         parts.append(f"{count} before it")
-    if asked_at_ms := fate.get("asked_at_ms"):
+    if asked_at_ms := found.get("asked_at_ms"):
         parts.append(f"a consumer last asked at {time_text(asked_at_ms)}")
-    elif fate["state"] in _STILL_TO_COME:
+    elif found["state"] in _STILL_TO_COME:
         parts.append("no consumer has asked since the broker started")
     return "; ".join(parts)
 

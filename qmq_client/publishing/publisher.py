@@ -43,7 +43,7 @@ from qmq_client.publishing.ordering import (
     turns_of,
 )
 from qmq_client.publishing.publish import ordering_pair, publish_rows
-from qmq_client.publishing.receipts import Fate, Receipts
+from qmq_client.publishing.receipts import Receipts, SendOutcome
 from qmq_client.publishing.stats import Pass, PublisherStats
 from qmq_client.retry import Breaker
 from qmq_client.transport.port import Transport
@@ -230,7 +230,7 @@ class Publisher:
 
     def on_rolled_back(self, rows: Sequence[OutboxRow]) -> None:
         """These rows were rolled back. For any thread."""
-        self.receipts.tell([row.message_id for row in rows], Fate.ROLLED_BACK)
+        self.receipts.tell([row.message_id for row in rows], SendOutcome.ROLLED_BACK)
 
     def _receive(self, now_s: float, is_hurried: bool) -> None:
         accepted = set(self._deletes.message_ids)
@@ -321,17 +321,17 @@ class Publisher:
             each.looks += 1
         elif is_known:
             self._count(gone=1)
-            self.receipts.tell([each.row.message_id], Fate.ROLLED_BACK)
+            self.receipts.tell([each.row.message_id], SendOutcome.ROLLED_BACK)
         else:
             self._leave([each.row])
 
     def _tell_of_anothers(self, row: OutboxRow, found: FoundRow) -> None:
         """The row is there and not to be sent by us; its state says what became of the message."""
         if found.state == SENT:
-            self.receipts.tell([row.message_id], Fate.ACCEPTED)
+            self.receipts.tell([row.message_id], SendOutcome.ACCEPTED)
         elif found.state == PARKED:
             self._count(parked=1)
-            self.receipts.tell([row.message_id], Fate.PARKED, found.error)
+            self.receipts.tell([row.message_id], SendOutcome.PARKED, found.error)
         else:
             self._leave([row])
 
@@ -435,12 +435,12 @@ class Publisher:
             self._breaker.on_success()
         if outcome.sent:
             self._deletes.add(outcome.sent, now_s)
-        self.receipts.tell(outcome.sent, Fate.ACCEPTED)
+        self.receipts.tell(outcome.sent, SendOutcome.ACCEPTED)
         for row in outcome.parked:
             _log.error("message %s parked: %s", format_message_id(row.message_id), row.error)
-            self.receipts.tell([row.message_id], Fate.PARKED, row.error)
+            self.receipts.tell([row.message_id], SendOutcome.PARKED, row.error)
         for failed in outcome.failed:
-            self.receipts.tell([failed.message_id], Fate.LEFT, failed.error)
+            self.receipts.tell([failed.message_id], SendOutcome.LEFT, failed.error)
         if outcome.failed or outcome.parked:  # without an answer the rows fall due as they are
             rest = replace(outcome, sent=())
             self._asked("settle", lambda: self._store.settle(rest, token=self.token))
@@ -515,14 +515,14 @@ class Publisher:
 
     def _leave(self, rows: Sequence[OutboxRow]) -> None:
         self._count(left=len(rows))
-        self.receipts.tell([row.message_id for row in rows], Fate.LEFT)
+        self.receipts.tell([row.message_id for row in rows], SendOutcome.LEFT)
 
     def _forget(self, batch: Sequence[_Wanted]) -> None:
         for each in batch:
             self._wanted.pop(each.row.message_id, None)
 
     def _on_dropped(self, hint: Hint) -> None:
-        self.receipts.tell([row.message_id for row in hint.rows], Fate.LEFT)
+        self.receipts.tell([row.message_id for row in hint.rows], SendOutcome.LEFT)
 
     def _asked(self, what: str, question: Callable[[], _Result]) -> _Result | None:
         """Ask the database; None if it fails, with whatever error its driver has for that."""

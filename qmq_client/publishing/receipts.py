@@ -1,6 +1,6 @@
-"""Receipts: the fate of one message, for callers that want to wait for it.
+"""Receipts: the outcome of one message, for callers that want to wait for it.
 
-A receipt is requested before the commit and answers once, with a `Fate`; a message without one
+A receipt is requested before the commit and answers once, with a `SendOutcome`; a message without one
 costs nothing.
 """
 
@@ -25,7 +25,7 @@ RECEIPTS_MAX: Final = 100_000
 _FIRST: Final = "first"
 
 
-class Fate(StrEnum):
+class SendOutcome(StrEnum):
     """What became of a message, as far as the process that sent it can know."""
 
     #: The broker has it.
@@ -41,9 +41,9 @@ class Fate(StrEnum):
 
 
 class Receipt:
-    """The fate of one message. Any thread or task may ask, any number of times.
+    """The outcome of one message. Any thread or task may ask, any number of times.
 
-    `await receipt` gives the fate without blocking the event loop. Put a limit around it
+    `await receipt` gives the outcome without blocking the event loop. Put a limit around it
     (`asyncio.timeout`), as around any wait for another system.
     """
 
@@ -54,13 +54,13 @@ class Receipt:
         #: 32 hex digits.
         self.message_id = message_id
         # Both are changed in single steps, so no lock is needed.
-        self._answers: dict[str, tuple[Fate, str]] = {}
+        self._answers: dict[str, tuple[SendOutcome, str]] = {}
         #: What to call once there is an answer.
         self._waiting: dict[Callable[[], object], None] = {}
 
     @property
-    def fate(self) -> Fate | None:
-        """The fate; None while it is not known."""
+    def outcome(self) -> SendOutcome | None:
+        """The outcome; None while it is not known."""
         answer = self._answers.get(_FIRST)
         return None if answer is None else answer[0]
 
@@ -70,26 +70,26 @@ class Receipt:
         answer = self._answers.get(_FIRST)
         return "" if answer is None else answer[1]
 
-    def wait(self, deadline_s: float = 10.0) -> Fate | None:
-        """Block until the fate is known; None if the deadline comes first.
+    def wait(self, deadline_s: float = 10.0) -> SendOutcome | None:
+        """Block until the outcome is known; None if the deadline comes first.
 
-        Raises `ConfigurationError` in a callback of the same producer, unless the fate is known.
+        Raises `ConfigurationError` in a callback of the same producer, unless the outcome is known.
         """
         self._check_wait()
         deadline_s = checked_deadline_s("deadline_s of receipt.wait", deadline_s)
         told = threading.Event()
         self._waiting[told.set] = None
         try:
-            if self.fate is None:  # asked after the note: an answer is seen or tells
+            if self.outcome is None:  # asked after the note: an answer is seen or tells
                 told.wait(deadline_s)
         finally:
             self._waiting.pop(told.set, None)
-        return self.fate
+        return self.outcome
 
-    def __await__(self) -> Generator[Any, None, Fate]:
+    def __await__(self) -> Generator[Any, None, SendOutcome]:
         return self._arrival().__await__()
 
-    async def _arrival(self) -> Fate:
+    async def _arrival(self) -> SendOutcome:
         self._check_wait()
         loop, told = asyncio.get_running_loop(), asyncio.Event()
 
@@ -99,22 +99,22 @@ class Receipt:
 
         self._waiting[tell] = None
         try:
-            while (fate := self.fate) is None:
+            while (outcome := self.outcome) is None:
                 await told.wait()
         finally:
             self._waiting.pop(tell, None)
-        return fate
+        return outcome
 
     def _check_wait(self) -> None:
-        if self.fate is None and is_called_by(self._opened_by):
+        if self.outcome is None and is_called_by(self._opened_by):
             raise waits_for_itself("receipt")
 
     def __repr__(self) -> str:
-        return f"<Receipt {self.message_id}: {self.fate or 'open'}>"
+        return f"<Receipt {self.message_id}: {self.outcome or 'open'}>"
 
-    def _tell(self, fate: Fate, error: str = "") -> None:
+    def _tell(self, outcome: SendOutcome, error: str = "") -> None:
         """Answer; only the first answer counts."""
-        self._answers.setdefault(_FIRST, (fate, error))
+        self._answers.setdefault(_FIRST, (outcome, error))
         for tell in self._waiting.copy():
             tell()
 
@@ -133,7 +133,7 @@ class Receipts:
         """The receipt for a message that was not handed over yet; one for each message."""
         with self._lock:
             receipt = self._open.get(message_id)
-            if receipt is None or receipt.fate is not None:
+            if receipt is None or receipt.outcome is not None:
                 if len(self._open) >= RECEIPTS_MAX:
                     raise OutboxError(
                         f"{RECEIPTS_MAX} receipts are open already. Let go of those that nobody waits "
@@ -143,11 +143,11 @@ class Receipts:
                 self._open[message_id] = receipt
         return receipt
 
-    def tell(self, message_ids: Iterable[bytes], fate: Fate, error: str = "") -> None:
+    def tell(self, message_ids: Iterable[bytes], outcome: SendOutcome, error: str = "") -> None:
         """Answer the receipts of these messages."""
         if not self._open:
             return
         for message_id in message_ids:
             receipt = self._open.pop(message_id, None)
             if receipt is not None:
-                receipt._tell(fate, error)
+                receipt._tell(outcome, error)

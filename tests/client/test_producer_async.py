@@ -23,7 +23,7 @@ from qmq_client.errors import ConfigurationError, InvalidMessageError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
-from qmq_client.publishing.receipts import Fate
+from qmq_client.publishing.receipts import SendOutcome
 from qmq_client.request_headers import request_headers
 from qmq_client.transactional import transaction
 from qmq_client.wire.delayed import Cancellation
@@ -171,7 +171,7 @@ def test_S11_receipts_of_an_asynchronous_session(tmp_path: Path, a_database: Dat
             await session.rollback()
         await world.producer.flush_async()
         assert [await each for each in (first, second, undone)] == [
-            Fate.ACCEPTED, Fate.ACCEPTED, Fate.ROLLED_BACK,
+            SendOutcome.ACCEPTED, SendOutcome.ACCEPTED, SendOutcome.ROLLED_BACK,
         ]  # fmt: skip
 
     tell(story, tmp_path, a_database)

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
 from qmq_client.outbox.table import PARKED
-from qmq_client.publishing.receipts import Fate
+from qmq_client.publishing.receipts import SendOutcome
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
 from tests.services.databases import Database
 
@@ -40,7 +40,7 @@ def test_O7_a_repeat_of_a_parked_message_is_told_to_wait_for_a_person(world: Wor
         message_id = world.send("again", session, dedupe_key=KEY)
         receipt = world.producer.receipt(message_id, session=session)
     flushed = world.producer.flush()
-    assert (receipt.fate, receipt.error) == (Fate.PARKED, "HTTP 413")
+    assert (receipt.outcome, receipt.error) == (SendOutcome.PARKED, "HTTP 413")
     assert not flushed
 
 
@@ -51,7 +51,7 @@ def test_O7_a_repeat_of_a_message_that_is_kept_for_an_audit_was_accepted(tmp_pat
                 message_id = world.send("x", session, dedupe_key=KEY)
                 receipt = world.producer.receipt(message_id, session=session)
             assert world.producer.flush()
-            assert receipt.fate is Fate.ACCEPTED
+            assert receipt.outcome is SendOutcome.ACCEPTED
         assert world.sent() == ["x"]
 
 
@@ -61,7 +61,7 @@ def test_S1_a_cancelled_message_was_not_committed(world: World) -> None:
         receipt = world.producer.receipt(message_id, session=session)
         assert world.producer.cancel(message_id, session=session)
     assert world.producer.flush()
-    assert (receipt.fate, world.sent()) == (Fate.ROLLED_BACK, [])
+    assert (receipt.outcome, world.sent()) == (SendOutcome.ROLLED_BACK, [])
 
 
 @pytest.mark.parametrize("end", ["close", "collect"])

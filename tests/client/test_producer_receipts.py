@@ -18,7 +18,7 @@ from qmq_client.errors import NoTransactionError, OutboxError
 from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
-from qmq_client.publishing.receipts import Fate, Receipt
+from qmq_client.publishing.receipts import Receipt, SendOutcome
 from qmq_client.transactional import transaction
 from tests.client.world import SUBJECT, World, a_world
 from tests.services.databases import Database
@@ -40,17 +40,21 @@ def test_a_receipt_is_open_until_the_broker_has_the_message(world: World) -> Non
     with Session(world.sync_engine) as session, session.begin():
         receipt = send(world, session)
         assert receipt is world.producer.receipt(receipt.message_id, session=session)
-    assert (receipt.fate, receipt.wait(0.0)) == (None, None)
+    assert (receipt.outcome, receipt.wait(0.0)) == (None, None)
     assert "open" in repr(receipt)
     assert world.producer.flush()
-    assert (receipt.fate, receipt.wait(0.0), receipt.error) == (Fate.ACCEPTED, Fate.ACCEPTED, "")
+    assert (receipt.outcome, receipt.wait(0.0), receipt.error) == (
+        SendOutcome.ACCEPTED,
+        SendOutcome.ACCEPTED,
+        "",
+    )
 
 
 def test_the_session_may_be_left_out_as_for_a_send(world: World) -> None:
     with transaction(world.sync_engine):
         receipt = world.producer.receipt(world.send("x"))
     world.producer.flush()
-    assert receipt.fate is Fate.ACCEPTED
+    assert receipt.outcome is SendOutcome.ACCEPTED
 
 
 def roll_back(session: Session) -> None:
@@ -72,7 +76,7 @@ def test_a_receipt_knows_of_the_rollback(world: World, end: Callable[[Session], 
         receipt = send(world, session)
         end(session)
     assert world.producer.flush()
-    assert receipt.wait(0.0) is Fate.ROLLED_BACK
+    assert receipt.wait(0.0) is SendOutcome.ROLLED_BACK
 
 
 def test_a_message_that_is_sent_again_after_a_rollback_has_another_receipt(world: World) -> None:
@@ -84,7 +88,10 @@ def test_a_message_that_is_sent_again_after_a_rollback_has_another_receipt(world
             if len(receipts) == 2:
                 session.commit()
         assert world.producer.flush()
-    assert [receipt.fate for receipt in receipts] == [Fate.ROLLED_BACK, Fate.ACCEPTED]
+    assert [receipt.outcome for receipt in receipts] == [
+        SendOutcome.ROLLED_BACK,
+        SendOutcome.ACCEPTED,
+    ]
 
 
 def test_a_receipt_knows_of_the_savepoint(world: World) -> None:
@@ -93,9 +100,9 @@ def test_a_receipt_knows_of_the_savepoint(world: World) -> None:
         savepoint = session.begin_nested()
         undone = send(world, session)
         savepoint.rollback()
-        assert (kept.fate, undone.fate) == (None, None)  # the database decides at the end
+        assert (kept.outcome, undone.outcome) == (None, None)  # the database decides at the end
     world.producer.flush()
-    assert (kept.fate, undone.fate) == (Fate.ACCEPTED, Fate.ROLLED_BACK)
+    assert (kept.outcome, undone.outcome) == (SendOutcome.ACCEPTED, SendOutcome.ROLLED_BACK)
 
 
 def test_a_receipt_knows_of_a_commit_that_the_database_refused(world: World) -> None:
@@ -110,7 +117,7 @@ def test_a_receipt_knows_of_a_commit_that_the_database_refused(world: World) -> 
     with pytest.raises(sa.exc.IntegrityError):
         order()
     gc.collect()  # the error's frames may have held the note
-    assert receipts[0].fate is Fate.ROLLED_BACK
+    assert receipts[0].outcome is SendOutcome.ROLLED_BACK
 
 
 def test_a_parked_message_has_its_reason_on_the_receipt(world: World) -> None:
@@ -118,7 +125,7 @@ def test_a_parked_message_has_its_reason_on_the_receipt(world: World) -> None:
         receipt = send(world, session)
     world.broker.faults.refused_ids = {receipt.message_id}
     world.producer.flush()
-    assert receipt.fate is Fate.PARKED
+    assert receipt.outcome is SendOutcome.PARKED
     assert "refused by a fault" in receipt.error
 
 
@@ -129,14 +136,17 @@ def test_what_falls_to_the_watchdog_is_told(tmp_path: Path) -> None:
         for _ in range(2):
             with Session(world.sync_engine) as session, session.begin():
                 receipts.append(send(world, session))
-        assert [receipt.fate for receipt in receipts] == [None, Fate.LEFT]  # the queue was full
+        assert [receipt.outcome for receipt in receipts] == [
+            None,
+            SendOutcome.LEFT,
+        ]  # the queue was full
         world.producer.flush()
-        assert receipts[0].fate is Fate.LEFT
+        assert receipts[0].outcome is SendOutcome.LEFT
         assert "no connection" in receipts[0].error
         with Session(world.sync_engine) as session, session.begin():
             last = send(world, session)
         world.producer.close(0.0)
-        assert last.fate is Fate.LEFT
+        assert last.outcome is SendOutcome.LEFT
 
 
 def test_a_receipt_is_asked_for_in_the_transaction_of_its_message(world: World) -> None:
@@ -162,23 +172,23 @@ def test_receipts_that_nobody_holds_are_gone_and_those_held_are_bounded(
         held = [send(world, session) for _ in range(3)]
         with pytest.raises(OutboxError, match="3 receipts are open"):
             send(world, session)
-        assert [receipt.fate for receipt in held] == [None] * 3
+        assert [receipt.outcome for receipt in held] == [None] * 3
 
 
 def test_another_thread_waits_for_the_publishers_thread(world: World) -> None:
-    fates: list[Fate | None] = []
+    outcomes: list[SendOutcome | None] = []
     with Producer(world.sync_engine, world.transport, options=ProducerOptions()) as producer:
         with Session(world.sync_engine) as session, session.begin():
             message_id = producer.send(Message(SUBJECT, "x"), session=session)
             receipt = producer.receipt(message_id, session=session)
-            waiter = threading.Thread(target=lambda: fates.append(receipt.wait(DEADLINE_S)))
+            waiter = threading.Thread(target=lambda: outcomes.append(receipt.wait(DEADLINE_S)))
             waiter.start()
         waiter.join(DEADLINE_S)
-    assert fates == [Fate.ACCEPTED]
+    assert outcomes == [SendOutcome.ACCEPTED]
 
 
 def test_a_receipt_is_awaited_and_a_cancelled_wait_spoils_nothing(world: World) -> None:
-    async def main() -> tuple[Fate, Fate]:
+    async def main() -> tuple[SendOutcome, SendOutcome]:
         with Session(world.sync_engine) as session, session.begin():
             receipt = send(world, session)
         impatient = asyncio.ensure_future(wait(receipt))
@@ -190,10 +200,10 @@ def test_a_receipt_is_awaited_and_a_cancelled_wait_spoils_nothing(world: World) 
         async with asyncio.timeout(DEADLINE_S):
             return await receipt, await receipt
 
-    async def wait(receipt: Receipt) -> Fate:
+    async def wait(receipt: Receipt) -> SendOutcome:
         return await receipt
 
-    assert asyncio.run(main()) == (Fate.ACCEPTED, Fate.ACCEPTED)
+    assert asyncio.run(main()) == (SendOutcome.ACCEPTED, SendOutcome.ACCEPTED)
 
 
 def test_S10_receipts_of_the_parent_stay_open_in_the_child(tmp_path: Path) -> None:
@@ -204,8 +214,8 @@ def test_S10_receipts_of_the_parent_stay_open_in_the_child(tmp_path: Path) -> No
         if child == 0:
             world.producer.flush(0.0)
             gc.collect()
-            os._exit(0 if receipt.fate is None else 1)
+            os._exit(0 if receipt.outcome is None else 1)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert world.producer.flush()
-        assert receipt.fate is Fate.ACCEPTED
+        assert receipt.outcome is SendOutcome.ACCEPTED

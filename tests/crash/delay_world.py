@@ -16,7 +16,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import DelayedMessage
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
@@ -125,8 +125,8 @@ class DelayLife:
         """Take a message back."""
         place = self.rig.place_of(body)
         self.notes[body].cancelling_at = self.now
-        (fate,) = self.store.cancel([place])
-        if fate is Fate.CANCELLED:
+        (state,) = self.store.cancel([place])
+        if state is DelayedState.CANCELLED:
             self.notes[body].cancelled_at = self.now
 
     def move(self, body: bytes, minutes: float) -> None:

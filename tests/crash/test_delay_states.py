@@ -11,9 +11,9 @@ import pytest
 from qmq_broker.storage.files.beside import Work, at_once
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.copy import ScheduleCopier
-from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_broker.storage.schedule.states import DelayedState, DelayedStates
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.crash.delay_world import OPTIONS as DELAY_OPTIONS
@@ -296,10 +296,10 @@ def a_release_is_not_marked(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted(cancellations)
-def the_writer_does_not_look_at_fates(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Schedule, "fate", lambda *_: Fate.PENDING)
+def the_writer_does_not_look_at_states(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Schedule, "state", lambda *_: DelayedState.PENDING)
     patch.setattr(Schedule, "unsettled", lambda _, frame, __: frame)
-    patch.setattr(Fates, "get", lambda *_: Fate.PENDING)
+    patch.setattr(DelayedStates, "get", lambda *_: DelayedState.PENDING)
 
 
 @planted(copies)

@@ -16,9 +16,9 @@ from qmq_broker.storage.schedule.cancelled import (
     read_withdrawn,
 )
 from qmq_broker.storage.schedule.columns import Subjects
-from qmq_broker.storage.schedule.fates import Fate, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
 from qmq_broker.storage.schedule.schedule import marked_frame
+from qmq_broker.storage.schedule.states import DelayedState, pack_state
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, parse_message_frame
 from qmq_client.wire.marks import Marks, frame_marks
@@ -58,7 +58,11 @@ MARKS = {
     ),
 }
 CANCELLED = [Cancelled(BUCKET, 4, 1_000, "flight.boarding_closes", IDS[0])]
-FATES = [pack_fate(Fate.RELEASED, 5), pack_fate(Fate.CANCELLED, 4), pack_fate(Fate.RESCHEDULED, 6)]
+STATES = [
+    pack_state(DelayedState.RELEASED, 5),
+    pack_state(DelayedState.CANCELLED, 4),
+    pack_state(DelayedState.RESCHEDULED, 6),
+]
 
 
 @pytest.mark.parametrize("kind", MARKS, ids=lambda kind: kind.name)
@@ -109,7 +113,7 @@ def files_of(directory: Path) -> ScheduleFiles:
     files.epoch = EPOCH
     scheduled = marked_frame(FrameKind.SCHEDULED, RECORDS, MARKS[FrameKind.SCHEDULED]).data
     files.append(layout.SCHEDULE, BUCKET, 0, [scheduled], stored_at_ms=NOW_MS)
-    files.append(layout.DISPATCH, BUCKET, 0, dispatched_frames(FATES), stored_at_ms=NOW_MS)
+    files.append(layout.DISPATCH, BUCKET, 0, dispatched_frames(STATES), stored_at_ms=NOW_MS)
     return files
 
 
@@ -126,9 +130,9 @@ def test_B13_schedule_and_dispatch_logs_are_as_they_were(tmp_path: Path) -> None
     assert columns.find_id(IDS[1]) == [1]
     assert subjects.names == ["flight.boarding_closes"]
     length = files.length(layout.DISPATCH, BUCKET)
-    assert list(files.fates(BUCKET, next_position=length)) == [
-        (Fate.RELEASED, 5),
-        (Fate.CANCELLED, 4),
-        (Fate.RESCHEDULED, 6),
+    assert list(files.states(BUCKET, next_position=length)) == [
+        (DelayedState.RELEASED, 5),
+        (DelayedState.CANCELLED, 4),
+        (DelayedState.RESCHEDULED, 6),
     ]
     files.close()

@@ -17,11 +17,11 @@ from sqlalchemy.pool import NullPool
 from qmq_client import (
     Consumers,
     Delivery,
-    Fate,
     Inbox,
     Message,
     Producer,
     ProducerOptions,
+    SendOutcome,
     consumer,
 )
 from qmq_client.commands.root import root
@@ -138,7 +138,7 @@ def send_cancel_and_know(producer: Producer, engine: sa.Engine) -> None:
         receipt = producer.receipt(sent, session=session)
         taken = producer.send(Message("order.placed", "2"), session=session)
         assert producer.cancel(taken, session=session)
-    assert receipt.wait(WAIT_S) is Fate.ACCEPTED
+    assert receipt.wait(WAIT_S) is SendOutcome.ACCEPTED
     producer.close()
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT count(*) FROM qmq_outbox")) == 0

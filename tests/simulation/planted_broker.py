@@ -29,8 +29,8 @@ from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 from qmq_broker.storage.schedule.cancelled import Cancelled
-from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Schedule
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.group import apply, picking
 from qmq_client.group.actions import Action, Nacked, Skipped
 from qmq_client.group.apply import apply_action
@@ -167,8 +167,8 @@ def delayed_messages_are_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cancellations_are_only_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(self: DelayChanges, places: Sequence[Cancelled], on_done: OnCancelled) -> None:
-        fates: list[Fate | None] = [Fate.CANCELLED] * len(places)
-        self._writer.change(lambda: fates, on_done)
+        states: list[DelayedState | None] = [DelayedState.CANCELLED] * len(places)
+        self._writer.change(lambda: states, on_done)
 
     monkeypatch.setattr(DelayChanges, "cancel", answer)
 

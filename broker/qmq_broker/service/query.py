@@ -18,13 +18,13 @@ import msgspec
 from qmq_broker.errors import CorruptionError, NotFoundError
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
-from qmq_broker.service.delivery.fates import GroupFate, PastAttempt, fate_of, past
+from qmq_broker.service.delivery.in_group import MessageInGroup, PastAttempt, in_group, past
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.trace import Trace, trace
 from qmq_broker.storage.index.key_search import FoundRecord, KeySearch
 from qmq_broker.storage.logs.copies import Copy, unpack_copy
 from qmq_broker.storage.schedule.columns import Columns
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Store
 from qmq_client.group.queue import Entry
 from qmq_client.group.state import GroupState
@@ -290,11 +290,13 @@ class Query:
         """
         return trace(self._store.actions, subject, sequence, stored_at_ms)
 
-    def fates(self, subject: str, sequence: int, record: bytes, now_ms: int) -> list[GroupFate]:
+    def in_groups(
+        self, subject: str, sequence: int, record: bytes, now_ms: int
+    ) -> list[MessageInGroup]:
         """What became of one message in each group of its subject, by group name, and why."""
         groups = [one for one in self._delivery.registry if one.state.subject == subject]
         groups.sort(key=lambda one: one.state.group)
-        return [fate_of(one, sequence, record, now_ms) for one in groups[:LISTED_MAX]]
+        return [in_group(one, sequence, record, now_ms) for one in groups[:LISTED_MAX]]
 
     def _some_records(self, state: GroupState, sequences: Sequence[int]) -> dict[int, bytes]:
         """Records that still exist, by sequence, as many as fit."""
@@ -457,16 +459,16 @@ class CopySearch:
     ) -> Iterator[tuple[None, int, bytes]]:
         schedule = self._store.schedule
         try:
-            fates, number = schedule.fates_of(columns.bucket), schedule.subjects.number(COPIES)
+            states, number = schedule.states_of(columns.bucket), schedule.subjects.number(COPIES)
         except CorruptionError as error:
             on_damage(error)
             return
-        if fates is None:
+        if states is None:
             return
         indexes = [
             index
             for index, sequence in enumerate(columns.sequences)
-            if columns.subjects[index] == number and fates.get(sequence) is Fate.PENDING
+            if columns.subjects[index] == number and states.get(sequence) is DelayedState.PENDING
         ]
         for index in indexes:
             record = schedule.records.read_all(columns.bucket, COPIES, columns, [index])[index]

@@ -25,8 +25,8 @@ from qmq_broker.storage.schedule.cancelled import (
     WithdrawnIds,
     cancelled_frame,
 )
-from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Mark, Schedule
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.staging import stage_frame, stored_frame
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
@@ -94,19 +94,19 @@ class CommitLog:
 
     def cancel(
         self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
-    ) -> list[Fate | None]:
+    ) -> list[DelayedState | None]:
         """Write cancellations for those of `wanted` that are pending; not durable on return.
 
-        Returns the fate of each: `CANCELLED` if it is cancelled now or was before, another fate if
+        Returns the state of each: `CANCELLED` if it is cancelled now or was before, another state if
         it is too late, None if the message is unknown. Messages with the ids `withdrawn`, by
         subject, count as stored from now on.
         """
         marks = [Mark(one.bucket, one.sequence, one.source) for one in wanted]
-        before = [self._schedule.fate(mark) for mark in marks]
+        before = [self._schedule.state(mark) for mark in marks]
         new = {
             mark: one
-            for mark, one, fate in zip(marks, wanted, before, strict=True)
-            if fate is Fate.PENDING
+            for mark, one, state in zip(marks, wanted, before, strict=True)
+            if state is DelayedState.PENDING
         }
         unknown = {
             subject: left
@@ -120,14 +120,16 @@ class CommitLog:
             if unknown:
                 at_ms = self.log.last_stored_at_ms
                 self._window.add(runs_of_each(unknown), offset=offset, stored_at_ms=at_ms)
-        return [Fate.CANCELLED if fate is Fate.PENDING else fate for fate in before]
+        return [
+            DelayedState.CANCELLED if state is DelayedState.PENDING else state for state in before
+        ]
 
     def note_time(self) -> None:
         """Write a frame that carries nothing but its time; not durable on return."""
         self.log.append([(cancelled_frame([]), ())])
 
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
-        """Decide what to store of each frame: no repeats, and no second fate for a delayed message."""
+        """Decide what to store of each frame: no repeats, and no second state for a delayed message."""
         finder = RepeatFinder(self._window, self._read_frame)
         taken: dict[int, set[int]] = {}
         verdicts = []

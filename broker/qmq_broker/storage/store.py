@@ -39,7 +39,7 @@ from qmq_broker.storage.recovery import Recovered, Recovery, RecoveryReport
 from qmq_broker.storage.retention import Retention
 from qmq_broker.storage.saving import Saved, Saver
 from qmq_broker.storage.schedule.cancelled import NOTHING_WITHDRAWN, Cancelled, WithdrawnIds
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.clock import Clock
 from qmq_client.group.queue import Place
 from qmq_client.wire.deliveries import Records
@@ -198,13 +198,13 @@ class Store:
 
     def cancel(
         self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
-    ) -> list[Fate | None]:
+    ) -> list[DelayedState | None]:
         """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
         self._check()
         self._check_place()
-        fates = self._commit_log.cancel(wanted, withdrawn)
+        states = self._commit_log.cancel(wanted, withdrawn)
         self.commit_and_step()
-        return fates
+        return states
 
     def note_time(self) -> None:
         """Advance the log's own time while nobody sends, so that finished buckets can be removed."""

@@ -11,7 +11,7 @@ from qmq_broker.service.delay.rows import Pending, Rows
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import DelayedMessage
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, decode_record, encode_record
@@ -138,16 +138,16 @@ class DelayRig(Rig):
         """Every pending message."""
         rows = self.broker.delayed.query.listed(None, 0, 2**63, MANY)
         found = [self.broker.delayed.query.find(bytes.fromhex(row.message_id))[-1] for row in rows]
-        return [one.message for one in found if one.fate is Fate.PENDING]
+        return [one.message for one in found if one.state is DelayedState.PENDING]
 
     def body(self, message: DelayedMessage) -> bytes:
         """Its body."""
         record = self.broker.delayed.query.record(message)
         return decode_record(message.subject, record).body
 
-    def cancel(self, message: DelayedMessage) -> list[Fate | None]:
+    def cancel(self, message: DelayedMessage) -> list[DelayedState | None]:
         """Cancel it, and wait for the answer."""
-        outcomes: list[list[Fate | None] | Exception] = []
+        outcomes: list[list[DelayedState | None] | Exception] = []
         place = Cancelled(
             message.bucket, message.sequence, message.source, message.subject, message.message_id
         )

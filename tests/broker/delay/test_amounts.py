@@ -14,7 +14,7 @@ from qmq_broker.service.delay.releasing import IN_FLIGHT_MAX
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.schedule.fates import Fate, Fates
+from qmq_broker.storage.schedule.states import DelayedState, DelayedStates
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, pending_of
 
 COUNT = 100_000
@@ -195,14 +195,14 @@ def test_the_cost_of_an_arrival_does_not_grow_with_what_waits(tmp_path: Path) ->
 
 
 def test_D3_a_fate_is_given_once_however_many_are_given_together() -> None:
-    fates = Fates()
-    assert fates.set_all((1, 6), Fate.CANCELLED) == [1, 6]
-    assert fates.set_all((0, 1, 1, 6, 9), Fate.RELEASED) == [0, 9]
-    assert [fates.get(sequence) for sequence in (0, 1, 6, 9)] == [
-        Fate.RELEASED,
-        Fate.CANCELLED,
-        Fate.CANCELLED,
-        Fate.RELEASED,
+    states = DelayedStates()
+    assert states.set_all((1, 6), DelayedState.CANCELLED) == [1, 6]
+    assert states.set_all((0, 1, 1, 6, 9), DelayedState.RELEASED) == [0, 9]
+    assert [states.get(sequence) for sequence in (0, 1, 6, 9)] == [
+        DelayedState.RELEASED,
+        DelayedState.CANCELLED,
+        DelayedState.CANCELLED,
+        DelayedState.RELEASED,
     ]
 
 

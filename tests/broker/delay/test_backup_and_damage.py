@@ -180,5 +180,5 @@ def test_the_files_are_shown_row_by_row_while_no_broker_has_them(tmp_path: Path)
     disk.close()
     assert len(scheduled) == 16
     assert {row["subject"] for row in scheduled} == {"orders"}
-    fates = [row["fate"] for row in dispatched]
-    assert (fates.count("cancelled"), fates.count("released")) == (1, 4)
+    states = [row["state"] for row in dispatched]
+    assert (states.count("cancelled"), states.count("released")) == (1, 4)

@@ -12,7 +12,7 @@ from qmq_broker.service.delay import counts
 from qmq_broker.service.delay.query import HeldError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.commands.delayed import delayed
 from qmq_client.wire.frame import FrameKind
 from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
@@ -75,7 +75,10 @@ def test_D4_where_a_message_was_put_off_to_is_not_known_by_the_place_it_left(
     while rig.store.step() or rig.store.schedule.uncopied:
         pass
     query = rig.broker.delayed.query
-    assert [one.fate for one in query.find(message.message_id)] == [Fate.RESCHEDULED, Fate.PENDING]
+    assert [one.state for one in query.find(message.message_id)] == [
+        DelayedState.RESCHEDULED,
+        DelayedState.PENDING,
+    ]
     new_path = max(tmp_path.glob("schedule/*/*"))
     assert new_path != first_path
     spoil_marks(new_path)
@@ -171,7 +174,7 @@ def test_D3_what_was_hidden_behind_damage_comes_when_some_of_that_is_mended(tmp_
     rig.close()
 
 
-def test_D4_without_its_fates_all_of_a_bucket_is_held_and_what_was_cancelled_never_comes(
+def test_D4_without_its_states_all_of_a_bucket_is_held_and_what_was_cancelled_never_comes(
     tmp_path: Path,
 ) -> None:
     rig, _ = with_files(tmp_path)

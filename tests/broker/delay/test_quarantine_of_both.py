@@ -12,8 +12,8 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.schedule.bucket import Bucket, BucketState
-from qmq_broker.storage.schedule.fates import Fate, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
+from qmq_broker.storage.schedule.states import DelayedState, pack_state
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
 from qmq_client.wire.record import decode_record
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig
@@ -135,19 +135,19 @@ def test_B4_what_became_of_a_message_while_its_file_was_damaged_counts_when_that
     disk = OsDisk(str(tmp_path))
     files = ScheduleFiles(disk, b"s" * 16)
     disk.make_directory(layout.DISPATCH)
-    frames = dispatched_frames([pack_fate(Fate.CANCELLED, 0)])
+    frames = dispatched_frames([pack_state(DelayedState.CANCELLED, 0)])
     next_position = files.append(layout.DISPATCH, 0, 0, frames, stored_at_ms=1)
     bucket = Bucket(BucketState(0, 3, 0, 0, 1, next_position))
     path = tmp_path / layout.bucket_path(layout.DISPATCH, 0)
     flip(path, FIRST_FRAME + 60)
-    assert bucket.set_fate(files, [1], Fate.RELEASED) == [1]
-    bucket.settle(Fate.RELEASED, [1])
+    assert bucket.set_state(files, [1], DelayedState.RELEASED) == [1]
+    bucket.settle(DelayedState.RELEASED, [1])
     flip(path, FIRST_FRAME + 60)
-    fates = bucket.fates(files)
-    assert [fates.get(sequence) for sequence in range(3)] == [
-        Fate.CANCELLED,
-        Fate.RELEASED,
-        Fate.PENDING,
+    states = bucket.states(files)
+    assert [states.get(sequence) for sequence in range(3)] == [
+        DelayedState.CANCELLED,
+        DelayedState.RELEASED,
+        DelayedState.PENDING,
     ]
     files.close()
     disk.close()

@@ -10,8 +10,8 @@ from qmq_broker.errors import DiskError
 from qmq_broker.storage.files.os_file import OsFile
 from qmq_broker.storage.schedule import schedule
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
-from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.schedule import Arrival, marked_frame
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.marks import Marks
@@ -79,8 +79,8 @@ def test_D4_what_was_answered_cancelled_is_never_delivered(tmp_path: Path) -> No
     rig = DelayRig(tmp_path)
     rig.send_delayed({b"stays": rig.now_ms + 1_000, b"goes": rig.now_ms + 1_000})
     (goes,) = [found for found in rig.find_all() if rig.body(found) == b"goes"]
-    assert rig.cancel(goes) == [Fate.CANCELLED]
-    assert rig.cancel(goes) == [Fate.CANCELLED]
+    assert rig.cancel(goes) == [DelayedState.CANCELLED]
+    assert rig.cancel(goes) == [DelayedState.CANCELLED]
     rig.kill()
     assert rig.pass_and_release(1_000) == 1
     assert rig.bodies() == [b"stays"]
@@ -92,9 +92,9 @@ def test_D4_a_cancellation_that_comes_too_late_says_so(tmp_path: Path) -> None:
     rig.send_delayed({b"one": rig.now_ms + 1_000})
     (found,) = rig.find_all()
     rig.pass_and_release(1_000)
-    assert rig.cancel(found) == [Fate.RELEASED]
+    assert rig.cancel(found) == [DelayedState.RELEASED]
     rig.restart()
-    assert rig.cancel(found) == [Fate.RELEASED]
+    assert rig.cancel(found) == [DelayedState.RELEASED]
     assert rig.bodies() == [b"one"]
     rig.close()
 
@@ -107,7 +107,7 @@ def test_D4_a_release_under_way_loses_against_a_cancellation_that_was_written_fi
     one, _ = sorted(rig.find_all(), key=rig.body)
     rig.clock.pass_ms(1_000)
     rig.broker.delayed.releaser.step()  # read, and on its way to the writer
-    assert rig.cancel(one) == [Fate.CANCELLED]
+    assert rig.cancel(one) == [DelayedState.CANCELLED]
     assert rig.release() == 1
     assert rig.bodies() == [b"two"]
     assert rig.broker.delayed.releaser.counts.passed_over == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq_broker.errors import BusyError, NoRoomError
-from qmq_broker.service.delivery.fates import Fate
+from qmq_broker.service.delivery.in_group import MessageState
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.wire.errors import InvalidMessageError, InvalidNameError
 from qmq_client.wire.names import COPIES
@@ -213,8 +213,8 @@ def test_what_is_set_aside_is_seen(rig: AsideRig) -> None:
     rig.put_away(b"a")
     (status,) = rig.broker.query.groups()
     assert (status.redelivery, status.set_aside, status.lag) == (1, 1, 0)
-    (fate,) = rig.broker.query.fates(SUBJECT, 0, b"", rig.now_ms)
-    assert (fate.state, fate.attempts, fate.error) == (Fate.WAITING, 1, "not before spring")
+    (fate,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
+    assert (fate.state, fate.attempts, fate.error) == (MessageState.WAITING, 1, "not before spring")
     assert fate.at_ms > rig.now_ms + MONTH_MS - DAY_MS
     (row,) = rig.broker.delayed.query.listed(None, 0, 2**63, 10)
     assert (row.subject, row.due_at_ms) == (COPIES, fate.at_ms)

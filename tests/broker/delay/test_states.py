@@ -11,8 +11,8 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.schedule.bucket import Bucket, BucketState
 from qmq_broker.storage.schedule.columns import Subjects
-from qmq_broker.storage.schedule.fates import Fate, pack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
+from qmq_broker.storage.schedule.states import DelayedState, pack_state
 from tests.broker.storage.damaged import flip
 from tests.crash.recording_disk import RecordingDisk
 
@@ -25,7 +25,7 @@ def test_D3_a_fate_that_came_while_the_file_could_not_be_read_is_known_when_it_c
     files.epoch = 1
     for log in (layout.SCHEDULE, layout.DISPATCH):
         disk.make_directory(log)
-    frames = dispatched_frames([pack_fate(Fate.CANCELLED, 0)])
+    frames = dispatched_frames([pack_state(DelayedState.CANCELLED, 0)])
     dispatch_bytes = files.append(layout.DISPATCH, HOUR, 0, frames, stored_at_ms=1)
     files.sync()
     bucket = Bucket(BucketState(HOUR, 3, 0, 0, 1, dispatch_bytes))
@@ -33,15 +33,15 @@ def test_D3_a_fate_that_came_while_the_file_could_not_be_read_is_known_when_it_c
     whole = inode.durable
     inode.durable = flip(dispatch_bytes - 4)(whole)
     with pytest.raises(CorruptionError):
-        bucket.fates(files)
-    assert bucket.set_fate(files, [1], Fate.RELEASED) == [1]
-    bucket.settle(Fate.RELEASED, [1])
+        bucket.states(files)
+    assert bucket.set_state(files, [1], DelayedState.RELEASED) == [1]
+    bucket.settle(DelayedState.RELEASED, [1])
     inode.durable = whole
-    fates = bucket.fates(files)
-    assert [fates.get(sequence) for sequence in range(3)] == [
-        Fate.CANCELLED,
-        Fate.RELEASED,
-        Fate.PENDING,
+    states = bucket.states(files)
+    assert [states.get(sequence) for sequence in range(3)] == [
+        DelayedState.CANCELLED,
+        DelayedState.RELEASED,
+        DelayedState.PENDING,
     ]
     files.close()
 
@@ -56,7 +56,7 @@ def test_D3_a_reader_in_the_middle_of_a_copy_finds_each_fate_in_the_file_or_befo
                 seen.append((len(self.undispatched), self.copied.dispatched))
 
     bucket = Watched(BucketState(HOUR, 3, 0, 0, 1, 100))
-    bucket.settle(Fate.RELEASED, [1, 2])
+    bucket.settle(DelayedState.RELEASED, [1, 2])
     seen.append((2, 1))
     bucket.forget_waiting(BucketState(HOUR, 3, 0, 0, 3, 200), 2)
     assert seen[-1] == (0, 3)

@@ -13,7 +13,7 @@ import pytest
 
 from qmq_broker.face.routes.delayed import LOOKS_MAX
 from qmq_broker.service.delay import query
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.face.asgi import Client
 from tests.broker.face.delayed import cancel, ids_of
@@ -110,7 +110,7 @@ def test_D4_who_has_taken_something_back_is_not_refused_because_others_look(
         while len(looking) < LOOKS_MAX:
             await asyncio.sleep(0)
         client.is_writing = True
-        while delayed.query.fate(message) is Fate.PENDING:
+        while delayed.query.state(message) is DelayedState.PENDING:
             await asyncio.sleep(0)
         may_look.set()
         assert [(await one).status for one in others] == [200] * LOOKS_MAX

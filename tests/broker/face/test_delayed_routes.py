@@ -14,7 +14,7 @@ import pytest
 from qmq_broker.service.delay import delayed, query
 from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_broker.storage.schedule.copy import ScheduleCopier
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.wire.names import COPIES
 from tests.broker.delay.aside_rig import AsideRig
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, delayed_frame
@@ -99,7 +99,7 @@ def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_was_cancel
     rig: DelayRig,
 ) -> None:
     first, second = rig.find_all()
-    answers = change_at_once(rig, first, lambda: rig.cancel(first) == [Fate.CANCELLED])
+    answers = change_at_once(rig, first, lambda: rig.cancel(first) == [DelayedState.CANCELLED])
     assert answers == ["cancelled"]
     assert rig.find_all() == [second]
 

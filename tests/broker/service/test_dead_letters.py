@@ -49,7 +49,7 @@ def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig)
     rig.store.actions.write_snapshot(offset, content())
     rig.restart()
     assert rig.broker.query.dead_letters(SUBJECT, GROUP) == [letter]
-    (waiting,) = rig.broker.query.fates(SUBJECT, 1, b"", rig.now_ms)
+    (waiting,) = rig.broker.query.in_groups(SUBJECT, 1, b"", rig.now_ms)
     assert [one.outcome for one in waiting.history] == ["lease ended", "given back"]
 
 

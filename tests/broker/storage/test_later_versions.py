@@ -22,7 +22,7 @@ from qmq_broker.storage.files.retained import Retained, write_retained
 from qmq_broker.storage.files.small_file import unseal
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.schedule.bucket import HOUR_MS, LOGS
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.backup import back_up
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
@@ -216,7 +216,7 @@ def test_B13_later_frames_of_delayed_messages_are_refused_and_never_given_up(
     rig = DelayRig(tmp_path / "data")
     due_ms = rig.clock.now_ms() + HOUR_MS
     rig.send_delayed({b"one": due_ms, b"two": due_ms})
-    assert rig.cancel(rig.find_all()[0]) == [Fate.CANCELLED]
+    assert rig.cancel(rig.find_all()[0]) == [DelayedState.CANCELLED]
     rig.close()
     path = next(one for one in (tmp_path / "data" / log).rglob("*") if one.is_file())
     later = stamped_as(-1, field, 2 if field == 4 else 99)(path.read_bytes())

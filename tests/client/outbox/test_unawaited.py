@@ -264,7 +264,7 @@ def test_a_receipt_of_a_send_that_was_rolled_back_unawaited_says_so(world: World
         message_id = producer.send(Message(SUBJECT, "a"), session=session)
         receipt = producer.receipt(message_id, session=session)
         await session.rollback()
-        assert str(receipt.fate) == "rolled back"
+        assert str(receipt.outcome) == "rolled back"
 
     with Producer(world.engine, MemoryTransport(world.broker), options=options) as producer:
         run(world, work)

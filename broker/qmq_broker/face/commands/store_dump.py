@@ -473,8 +473,8 @@ def dispatch_rows(disk: Disk, format_: Format) -> Iterator[Row]:
             path = layout.bucket_path(layout.DISPATCH, bucket)
             try:
                 next_position = files.good_bytes(layout.DISPATCH, bucket)
-                for fate, sequence in files.fates(bucket, next_position=next_position):
-                    yield {"file": path, "sequence": sequence, "fate": fate.name.lower()}
+                for state, sequence in files.states(bucket, next_position=next_position):
+                    yield {"file": path, "sequence": sequence, "state": state.name.lower()}
             except CorruptionError as error:
                 yield {"file": path, "offset": error.offset, "damaged": error.reason}
     finally:

@@ -32,7 +32,7 @@ from qmq_broker.storage.schedule.cancelled import (
     Cancelled,
     WithdrawnIds,
 )
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Placed
 from qmq_client.wire.delayed import (
     CANCELLED_PER_REQUEST_MAX,
@@ -204,7 +204,7 @@ class DelayedRoutes:
         room_bytes = LISTED_BYTES_MAX
         for one in newest[: -SUBJECTS_SHOWN_MAX - 1 : -1]:
             subject, message, damage = one.message.subject, None, None
-            if one.fate is Fate.PENDING:
+            if one.state is DelayedState.PENDING:
                 try:
                     record = await self._look_on(partial(self._query.record, one.message))
                     room_bytes -= len(record)
@@ -235,16 +235,18 @@ class DelayedRoutes:
                 some = []
             known.append(some)
         # What became of the others stays so; a message that is put off often was at many places.
-        pending = [one for some in known for one in some if one.fate is Fate.PENDING]
-        fates = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
-        return [_cancellation([(one, fates.get(one, one.fate)) for one in some]) for some in known]
+        pending = [one for some in known for one in some if one.state is DelayedState.PENDING]
+        states = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
+        return [
+            _cancellation([(one, states.get(one, one.state)) for one in some]) for some in known
+        ]
 
     async def _put_off(self, found: Sequence[Found], due_at_ms: int) -> Rescheduling | None:
         """Of a message at these places; None when it may be at another one by now."""
-        pending = [one.message for one in found if one.fate is Fate.PENDING]
+        pending = [one.message for one in found if one.state is DelayedState.PENDING]
         if not pending:
             await self._cancel(())  # nothing: but what became of it is on the disk then
-            return _rescheduling([one.fate for one in found])
+            return _rescheduling([one.state for one in found])
         last = pending[-1]
         if last.due_at_ms == due_at_ms:
             return Rescheduling.RESCHEDULED
@@ -263,7 +265,8 @@ class DelayedRoutes:
         elsewhere = [
             message_id
             for message_id, some in found.items()
-            if not isinstance(some, HeldError) and all(one.fate is Fate.RESCHEDULED for one in some)
+            if not isinstance(some, HeldError)
+            and all(one.state is DelayedState.RESCHEDULED for one in some)
         ]
         if not elsewhere:
             return found
@@ -274,16 +277,18 @@ class DelayedRoutes:
         found: Sequence[Found],
         *,
         withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
-    ) -> list[Fate | None]:
+    ) -> list[DelayedState | None]:
         """In the writer's thread: durable when it is answered, and so is what was found before."""
-        fates: list[Fate | None] = []
+        states: list[DelayedState | None] = []
         for first in range(0, max(1, len(found)), CANCELLED_MAX):
             places = [_cancelled(one) for one in found[first : first + CANCELLED_MAX]]
-            done: asyncio.Future[list[Fate | None]] = asyncio.get_running_loop().create_future()
+            done: asyncio.Future[list[DelayedState | None]] = (
+                asyncio.get_running_loop().create_future()
+            )
             on_done = partial(make_known, done)
             self._broker.delayed.changes.cancel(places, on_done, withdrawn)
-            fates += await done
-        return fates
+            states += await done
+        return states
 
     async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
         """Whether it is in a consume queue: released, or never delayed."""
@@ -332,15 +337,15 @@ def _seen(
     }
 
 
-def _cancellation(found: Sequence[tuple[Found, Fate | None]]) -> Cancellation | None:
+def _cancellation(found: Sequence[tuple[Found, DelayedState | None]]) -> Cancellation | None:
     """Of an id by all its places; None where it is not known.
 
     If several subjects have a message with this id, it is cancelled when all of those are.
     """
-    by_subject: dict[str, list[Fate | None]] = {}
-    for one, fate in found:
-        by_subject.setdefault(one.message.subject, []).append(fate)
-    outcomes = [_outcome(fates) for fates in by_subject.values()]
+    by_subject: dict[str, list[DelayedState | None]] = {}
+    for one, state in found:
+        by_subject.setdefault(one.message.subject, []).append(state)
+    outcomes = [_outcome(states) for states in by_subject.values()]
     if not outcomes:
         return Cancellation.UNKNOWN
     if None in outcomes:
@@ -349,20 +354,20 @@ def _cancellation(found: Sequence[tuple[Found, Fate | None]]) -> Cancellation | 
     return Cancellation.TOO_LATE if is_late else Cancellation.CANCELLED
 
 
-def _outcome(fates: Sequence[Fate | None]) -> Cancellation | None:
+def _outcome(states: Sequence[DelayedState | None]) -> Cancellation | None:
     """Of a message by all its places; None where one that was put off went is not known."""
-    ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
+    ends = [state for state in states if state is not DelayedState.RESCHEDULED]
     if not ends:
         return None
-    return Cancellation.CANCELLED if ends[-1] is Fate.CANCELLED else Cancellation.TOO_LATE
+    return Cancellation.CANCELLED if ends[-1] is DelayedState.CANCELLED else Cancellation.TOO_LATE
 
 
-def _rescheduling(fates: Sequence[Fate]) -> Rescheduling | None:
+def _rescheduling(states: Sequence[DelayedState]) -> Rescheduling | None:
     """The same of one that is pending nowhere."""
-    ends = [fate for fate in fates if fate is not Fate.RESCHEDULED]
+    ends = [state for state in states if state is not DelayedState.RESCHEDULED]
     if not ends:
         return None
-    return Rescheduling.CANCELLED if ends[-1] is Fate.CANCELLED else Rescheduling.TOO_LATE
+    return Rescheduling.CANCELLED if ends[-1] is DelayedState.CANCELLED else Rescheduling.TOO_LATE
 
 
 def _theirs(request: Request, subject: str | None) -> Callable[[str], bool]:

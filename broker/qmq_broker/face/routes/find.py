@@ -16,7 +16,7 @@ import msgspec
 from qmq_broker.errors import BusyError, NotFoundError
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.delivery.fates import GroupFate
+from qmq_broker.service.delivery.in_group import MessageInGroup
 from qmq_broker.service.trace import Trace, TraceEvent
 from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
@@ -38,7 +38,7 @@ class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
     offset: int
     stored_at_ms: int
     #: What became of it in each group of its subject; only if a message id was asked for.
-    groups: Sequence[GroupFate] | None = None
+    groups: Sequence[MessageInGroup] | None = None
 
 
 class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class JsonGroupTrace(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     events: Sequence[TraceEvent]
     #: None if the group no longer exists.
-    now: GroupFate | None
+    now: MessageInGroup | None
 
 
 class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,7 +104,7 @@ class Finder:
         result = await self._by_id(parse_message_id(message_id), count, sees)
         return _answer(
             result,
-            [_found(one, self._fates(one)) for one in result.found],
+            [_found(one, self._in_groups(one)) for one in result.found],
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
@@ -119,7 +119,7 @@ class Finder:
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
         places = [
-            _place(one, told, self._fates(one))
+            _place(one, told, self._in_groups(one))
             for one, told in zip(result.found, traces, strict=True)
         ]
         is_complete = result.is_complete and not result.has_more
@@ -132,9 +132,9 @@ class Finder:
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
 
-    def _fates(self, one: FoundRecord) -> list[GroupFate]:
+    def _in_groups(self, one: FoundRecord) -> list[MessageInGroup]:
         now_ms = self._broker.time.now_ms()
-        return self._broker.query.fates(one.subject, one.sequence, one.record, now_ms)
+        return self._broker.query.in_groups(one.subject, one.sequence, one.record, now_ms)
 
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]
@@ -173,8 +173,8 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
     )
 
 
-def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPlaceTrace:
-    now = {fate.group: fate for fate in fates}
+def _place(one: FoundRecord, told: Trace, found: Sequence[MessageInGroup]) -> JsonPlaceTrace:
+    now = {each.group: each for each in found}
     return JsonPlaceTrace(
         subject=one.subject,
         sequence=one.sequence,
@@ -190,7 +190,7 @@ def _place(one: FoundRecord, told: Trace, fates: Sequence[GroupFate]) -> JsonPla
     )
 
 
-def _found(one: FoundRecord, groups: Sequence[GroupFate] | None = None) -> JsonFound:
+def _found(one: FoundRecord, groups: Sequence[MessageInGroup] | None = None) -> JsonFound:
     shown = record_to_json(one.subject, one.record, one.sequence)
     return JsonFound(
         **msgspec.structs.asdict(shown),

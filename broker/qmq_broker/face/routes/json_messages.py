@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from qmq_broker.service.delivery.delivery import HandOut
-from qmq_broker.service.delivery.fates import PastAttempt
+from qmq_broker.service.delivery.in_group import PastAttempt
 from qmq_broker.service.query import DeadLetterStatus
 from qmq_client.wire.delayed import check_due
 from qmq_client.wire.errors import EncodingError, InvalidMessageError, ProtocolError

@@ -28,7 +28,7 @@ class DelayCounts:
         self.released = 0
         #: Commits that released them.
         self.commits = 0
-        #: Messages that were taken but already had a fate: cancelled, or released before.
+        #: Messages that were taken but already had a state: cancelled, or released before.
         self.passed_over = 0
         #: Unreadable messages, by bucket.
         self.damaged_by_bucket: dict[int, int] = {}

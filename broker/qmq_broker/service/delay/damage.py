@@ -1,6 +1,6 @@
 """Delayed messages that cannot be read, and why: damaged ones are held, all others are released.
 
-A damaged list hides the messages of its frame, a few thousand at most. The fates of a bucket must
+A damaged list hides the messages of its frame, a few thousand at most. The states of a bucket must
 be known completely: otherwise messages that were released or cancelled would be released again.
 """
 

@@ -14,7 +14,7 @@ from qmq_broker.storage.schedule.cancelled import (
     Cancelled,
     WithdrawnIds,
 )
-from qmq_broker.storage.schedule.fates import Fate
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_broker.storage.store import Store
 from qmq_client.clock import Clock
 
@@ -42,8 +42,8 @@ class Delayed:
         self.changes = DelayChanges(store, writer)
 
 
-#: Called in the loop thread with the fate of each, or why nothing was done.
-OnCancelled = Callable[[list[Fate | None] | Exception], None]
+#: Called in the loop thread with the state of each, or why nothing was done.
+OnCancelled = Callable[[list[DelayedState | None] | Exception], None]
 
 
 class DelayChanges:
@@ -63,7 +63,7 @@ class DelayChanges:
 
         Messages with the ids `withdrawn`, by subject, that are not stored yet never will be.
 
-        Requires: the fates of their buckets were read before, so that the writer meets no damage,
+        Requires: the states of their buckets were read before, so that the writer meets no damage,
         which would end the broker. At most `CANCELLED_MAX` places.
         """
         if len(places) > CANCELLED_MAX:

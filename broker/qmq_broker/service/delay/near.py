@@ -39,9 +39,9 @@ from qmq_broker.service.delay.damage import Damage
 from qmq_broker.service.delay.rows import Key, Pending, Rows, end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.schedule.columns import Columns
-from qmq_broker.storage.schedule.fates import Fates
 from qmq_broker.storage.schedule.schedule import Arrival, Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
+from qmq_broker.storage.schedule.states import DelayedStates
 from qmq_client.clock import Clock
 
 #: Single arrivals before they become a run.
@@ -294,10 +294,10 @@ class Load:
             if reach_ms is not None:
                 last = min(last, end_of(reach_ms))
         for bucket in self._buckets(last):
-            for columns, fates in self._unless_damaged(
+            for columns, states in self._unless_damaged(
                 bucket, self._columns(bucket, last.due_at_ms)
             ):
-                found.extend(columns, _wanted(columns, fates, self.after, last))
+                found.extend(columns, _wanted(columns, states, self.after, last))
                 if len(found) > 2 * room:
                     found, last = _first(found, room)
                 yield
@@ -309,9 +309,9 @@ class Load:
             self.wheel.load(found, last)
             self.count = len(found)
 
-    def _columns(self, bucket: int, last_ms: int) -> Iterator[tuple[Columns, Fates]]:
-        fates = self._schedule.fates_of(bucket)
-        if fates is None:
+    def _columns(self, bucket: int, last_ms: int) -> Iterator[tuple[Columns, DelayedStates]]:
+        states = self._schedule.states_of(bucket)
+        if states is None:
             return
         within = self.after.due_at_ms, last_ms
         on_damage = partial(self._damage.hold_part, bucket)
@@ -319,7 +319,7 @@ class Load:
         for columns in self._sorted.columns(
             bucket, next_sequence, within=within, on_damage=on_damage
         ):
-            yield columns, fates
+            yield columns, states
 
     def _buckets(self, last: Key) -> list[int]:
         """Buckets that may hold messages for this load, up to `last`."""
@@ -348,13 +348,13 @@ def _first(found: Rows, room: int) -> tuple[Rows, Key]:
     return found.part(0, room), found.key(room - 1)
 
 
-def _wanted(columns: Columns, fates: Fates, after: Key, last: Key) -> list[int]:
+def _wanted(columns: Columns, states: DelayedStates, after: Key, last: Key) -> list[int]:
     """Indexes of the pending ones after `after`, up to `last`."""
     bucket, sequences, due_at_ms = columns.bucket, columns.sequences, columns.due_at_ms
     first_ms, last_ms = after.due_at_ms, last.due_at_ms
     # Comparing numbers first saves most look-ups where a bucket is loaded in parts.
     near = [index for index, due_ms in enumerate(due_at_ms) if first_ms <= due_ms <= last_ms]
-    pending = fates.pending([sequences[index] for index in near])
+    pending = states.pending([sequences[index] for index in near])
     return [
         index
         for index in map(near.__getitem__, pending)

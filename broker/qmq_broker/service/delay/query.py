@@ -20,9 +20,9 @@ from qmq_broker.service.delay.near import BUCKET_MS_MAX, latest_bucket_ms
 from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.storage.recovery import AHEAD_MS_MAX
 from qmq_broker.storage.schedule.columns import Columns, DelayedMessage
-from qmq_broker.storage.schedule.fates import Fate
 from qmq_broker.storage.schedule.lists import OnDamage
 from qmq_broker.storage.schedule.schedule import Schedule, marked_frame
+from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.clock import Clock
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.marks import Marks
@@ -57,7 +57,7 @@ class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HeldError(StoreError):
-    """The fate of a message is unknown, because a damaged file may hide it. Nothing was changed."""
+    """The state of a message is unknown, because a damaged file may hide it. Nothing was changed."""
 
     #: What hides it.
     damage: CorruptionError
@@ -108,10 +108,10 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A message and its fate."""
+    """A message and its state."""
 
     message: DelayedMessage
-    fate: Fate
+    state: DelayedState
 
 
 class DelayQuery:
@@ -182,7 +182,7 @@ class DelayQuery:
         found: dict[bytes, list[Found] | HeldError] = {}
         for message_id, some in places.items():
             why = hidden.get(message_id, damage[0] if damage else None)
-            if why is not None and all(one.fate is Fate.RESCHEDULED for one in some):
+            if why is not None and all(one.state is DelayedState.RESCHEDULED for one in some):
                 found[message_id] = HeldError(message_id=format_message_id(message_id), damage=why)
             else:
                 found[message_id] = sorted(some, key=lambda one: one.message.source)
@@ -231,10 +231,10 @@ class DelayQuery:
         records = {message.subject: [self.record(message)]}
         return marked_frame(FrameKind.RESCHEDULED, records, marks)
 
-    def fate(self, message: DelayedMessage) -> Fate:
-        """The present fate of a message."""
-        fates = self._schedule.fates_of(message.bucket)
-        return Fate.RELEASED if fates is None else fates.get(message.sequence)
+    def state(self, message: DelayedMessage) -> DelayedState:
+        """The present state of a message."""
+        states = self._schedule.states_of(message.bucket)
+        return DelayedState.RELEASED if states is None else states.get(message.sequence)
 
     def shown(self, found: Found) -> DelayedStatus:
         """A message as people see it."""
@@ -243,14 +243,14 @@ class DelayQuery:
             message_id=format_message_id(message.message_id),
             subject=message.subject,
             due_at_ms=message.due_at_ms,
-            state=found.fate.name.lower(),
+            state=found.state.name.lower(),
             bucket=message.bucket,
             sequence=message.sequence,
         )
 
     def _found(self, columns: Columns, index: int) -> Found:
         message = columns.message(index, self._schedule.subjects)
-        return Found(message=message, fate=self.fate(message))
+        return Found(message=message, state=self.state(message))
 
     def _columns(
         self, first_ms: int | None, last_ms: int | None, on_damage: OnDamage
@@ -270,17 +270,17 @@ class DelayQuery:
         """Due time and place of each pending message; damage is left out, the status reports it."""
         names = self._schedule.subjects.names
         for columns in self._columns(first_ms, None, lambda _: None):
-            fates = None
+            states = None
             with suppress(CorruptionError):
-                fates = self._schedule.fates_of(columns.bucket)
-            if fates is None:
+                states = self._schedule.states_of(columns.bucket)
+            if states is None:
                 continue
             for index, due_ms in enumerate(columns.due_at_ms):
                 if not first_ms <= due_ms < next_ms:
                     continue
                 if subject is not None and names[columns.subjects[index]] != subject:
                     continue
-                if fates.get(columns.sequences[index]) is Fate.PENDING:
+                if states.get(columns.sequences[index]) is DelayedState.PENDING:
                     yield due_ms, columns, index
 
 

@@ -11,7 +11,7 @@ from qmq_client.group.history import History
 from qmq_client.group.state import GroupState
 
 
-class Fate(StrEnum):
+class MessageState(StrEnum):
     """The state of a message in a group; exactly one applies."""
 
     #: The group has not reached it.
@@ -51,11 +51,11 @@ class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str = ""
 
 
-class GroupFate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fate of one message in one group, with what else is known."""
+class MessageInGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message in one group, with what else is known."""
 
     group: str
-    state: Fate
+    state: MessageState
     #: Deliveries so far, if known.
     attempts: int = 0
     #: Who has it.
@@ -81,44 +81,46 @@ def past(history: History) -> tuple[PastAttempt, ...]:
     return tuple(PastAttempt(**msgspec.structs.asdict(attempt)) for attempt in history)
 
 
-def fate_of(group: Group, sequence: int, record: bytes, now_ms: int) -> GroupFate:
+def in_group(group: Group, sequence: int, record: bytes, now_ms: int) -> MessageInGroup:
     """What became of this message in this group, and why. Requires: the thread of the group."""
     state = group.state
-    fate = _fate_of(state, sequence)
-    if fate.state in {Fate.DEAD, Fate.IN_FLIGHT}:
-        return fate
-    why = _why(state, fate, sequence, record, now_ms)
-    if fate.state is Fate.PASSED:
-        return msgspec.structs.replace(fate, why=why)
+    found = _found_in(state, sequence)
+    if found.state in {MessageState.DEAD, MessageState.IN_FLIGHT}:
+        return found
+    why = _why(state, found, sequence, record, now_ms)
+    if found.state is MessageState.PASSED:
+        return msgspec.structs.replace(found, why=why)
     before = max(0, sequence - state.cursor)
-    return msgspec.structs.replace(fate, why=why, before=before, asked_at_ms=group.asked_at_ms)
+    return msgspec.structs.replace(found, why=why, before=before, asked_at_ms=group.asked_at_ms)
 
 
-def _why(state: GroupState, fate: GroupFate, sequence: int, record: bytes, now_ms: int) -> Why:
+def _why(
+    state: GroupState, found: MessageInGroup, sequence: int, record: bytes, now_ms: int
+) -> Why:
     is_wanted = state.filter is None or state.filter.matches(record)
-    if fate.state in {Fate.NOT_YET, Fate.PASSED} and not is_wanted:
+    if found.state in {MessageState.NOT_YET, MessageState.PASSED} and not is_wanted:
         return Why.TAGS
-    if fate.state is Fate.PASSED:
+    if found.state is MessageState.PASSED:
         return Why.NOTHING
     if state.is_paused:
         return Why.PAUSED
-    if fate.state is Fate.HELD:
+    if found.state is MessageState.HELD:
         return Why.KEY
-    if fate.state is Fate.NOT_YET:
+    if found.state is MessageState.NOT_YET:
         return Why.BEFORE if sequence > state.cursor else Why.NOTHING
     if state.aside.runs.at(sequence) is not None:
         return Why.SET_ASIDE
-    return Why.RETRY if fate.at_ms > now_ms else Why.NOTHING
+    return Why.RETRY if found.at_ms > now_ms else Why.NOTHING
 
 
-def _fate_of(state: GroupState, sequence: int) -> GroupFate:
+def _found_in(state: GroupState, sequence: int) -> MessageInGroup:
     if sequence >= state.cursor:
-        return GroupFate(group=state.group, state=Fate.NOT_YET)
+        return MessageInGroup(group=state.group, state=MessageState.NOT_YET)
     dead = state.dead.get(sequence)
     if dead is not None:
-        return GroupFate(
+        return MessageInGroup(
             group=state.group,
-            state=Fate.DEAD,
+            state=MessageState.DEAD,
             attempts=dead.attempts,
             at_ms=dead.at_ms,
             reason=dead.reason,
@@ -127,9 +129,9 @@ def _fate_of(state: GroupState, sequence: int) -> GroupFate:
         )
     for run in (*state.redeliveries.runs(), *state.aside.runs.runs()):
         if run.first <= sequence < run.next:
-            return GroupFate(
+            return MessageInGroup(
                 group=state.group,
-                state=Fate.WAITING,
+                state=MessageState.WAITING,
                 attempts=run.attempts,
                 at_ms=run.retry_at_ms,
                 error=run.error,
@@ -138,14 +140,14 @@ def _fate_of(state: GroupState, sequence: int) -> GroupFate:
     for consumer, log in state.consumers():
         for lease in log.leases():
             if lease.first_sequence <= sequence < lease.next_sequence:
-                return GroupFate(
+                return MessageInGroup(
                     group=state.group,
-                    state=Fate.IN_FLIGHT,
+                    state=MessageState.IN_FLIGHT,
                     attempts=lease.attempt,
                     consumer=consumer,
                     at_ms=lease.until_ms,
                     history=past(lease.history),
                 )
     if state.lanes is not None and any(sequence == one for one, _ in state.lanes.sequences()):
-        return GroupFate(group=state.group, state=Fate.HELD)
-    return GroupFate(group=state.group, state=Fate.PASSED)
+        return MessageInGroup(group=state.group, state=MessageState.HELD)
+    return MessageInGroup(group=state.group, state=MessageState.PASSED)

@@ -22,7 +22,7 @@ COMMIT_KINDS: Final = frozenset(
 SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
 #: Frames whose records get places in consume queues.
 QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
-#: Frames that settle the fate of the delayed messages in them.
+#: Frames that settle the state of the delayed messages in them.
 SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
 #: For frames that are already in the log: they passed the limits of their day.
 LOG_LIMITS: Final = Limits(

@@ -1,4 +1,4 @@
-"""One bucket of delayed messages in memory: what is not in its files yet, and all fates."""
+"""One bucket of delayed messages in memory: what is not in its files yet, and all states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
 from qmq_broker.storage.schedule.columns import Columns
-from qmq_broker.storage.schedule.fates import Fate, Fates, pack_fate, unpack_fate
 from qmq_broker.storage.schedule.files import ScheduleFiles
+from qmq_broker.storage.schedule.states import DelayedState, DelayedStates, pack_state, unpack_state
 
 #: Due times are grouped by the hour unless the options say otherwise.
 HOUR_MS: Final = 3_600_000
@@ -78,13 +78,13 @@ class Bucket:
         self.bucket = copied.bucket
         #: What is only in the commit log.
         self.waiting = Columns(bucket=self.bucket)
-        #: Fates that are durable and not in the dispatch log: its next entries.
+        #: DelayedStates that are durable and not in the dispatch log: its next entries.
         self.undispatched = array("Q")
         self.next_sequence = copied.next_sequence
-        #: Messages whose fate is durable.
+        #: Messages whose state is durable.
         self.settled = copied.dispatched
-        self._fates: Fates | None = None if copied.dispatched else Fates()
-        #: Two threads must not read the fates from the file at once: one would miss new ones.
+        self._states: DelayedStates | None = None if copied.dispatched else DelayedStates()
+        #: Two threads must not read the states from the file at once: one would miss new ones.
         self._reading = Lock()
 
     @property
@@ -97,32 +97,34 @@ class Bucket:
         """Whether the files hold all of it."""
         return not self.waiting and not self.undispatched
 
-    def fates(self, files: ScheduleFiles) -> Fates:
+    def states(self, files: ScheduleFiles) -> DelayedStates:
         """What became of its messages; read on first use. Raises `CorruptionError`."""
         with self._reading:
-            if self._fates is None:
-                fates = Fates()
+            if self._states is None:
+                states = DelayedStates()
                 later = self.undispatched[:]  # before the end: a copy may bring them after it
                 end = self.copied.dispatch_bytes
                 try:
-                    for fate, sequence in files.fates(self.bucket, next_position=end):
-                        fates.set(sequence, fate)
+                    for state, sequence in files.states(self.bucket, next_position=end):
+                        states.set(sequence, state)
                 except UnknownFormatError as error:  # held as damage is; only commands refuse it
                     path = layout.bucket_path(layout.DISPATCH, self.bucket)
                     raise CorruptionError(segment=path, offset=0, reason=str(error)) from error
-                for fate, sequence in map(unpack_fate, later):
-                    fates.set(sequence, fate)
-                self._fates = fates
-            return self._fates
+                for state, sequence in map(unpack_state, later):
+                    states.set(sequence, state)
+                self._states = states
+            return self._states
 
-    def set_fate(self, files: ScheduleFiles, sequences: Sequence[int], fate: Fate) -> list[int]:
-        """Give these pending messages this fate; returns those that were pending.
+    def set_state(
+        self, files: ScheduleFiles, sequences: Sequence[int], state: DelayedState
+    ) -> list[int]:
+        """Give these pending messages this state; returns those that were pending.
 
         If damage hides what became of them before, returns all: none of these is released until the
         file is whole again, so only the last word of the log is kept.
         """
         try:
-            return self.fates(files).set_all(sequences, fate)
+            return self.states(files).set_all(sequences, state)
         except CorruptionError:
             return list(sequences)
 
@@ -143,9 +145,9 @@ class Bucket:
             return sequences
         return [self.find(*pair) for pair in zip(sequences, sources, strict=True)]
 
-    def settle(self, fate: Fate, sequences: Sequence[int]) -> None:
-        """Fates became durable."""
-        first = pack_fate(fate, 0)
+    def settle(self, state: DelayedState, sequences: Sequence[int]) -> None:
+        """DelayedStates became durable."""
+        first = pack_state(state, 0)
         self.undispatched.extend([first | sequence for sequence in sequences])
         self.settled += len(sequences)
 
@@ -154,7 +156,7 @@ class Bucket:
         count = copied.next_sequence - self.copied.next_sequence
         self.waiting = self.waiting.part(count, len(self.waiting))
         left = self.undispatched[dispatched:]
-        # In this order: `fates` looks the other way round, in any thread, and must find each fate somewhere.
+        # In this order: `states` looks the other way round, in any thread, and must find each state somewhere.
         self.copied = copied
         self.undispatched = left
 

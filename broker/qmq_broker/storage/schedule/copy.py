@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 #: Messages of one SCHEDULED frame, and bytes of their records; bounds what a reader holds at once.
 FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
-#: Messages and fates kept in memory before they are copied; a start derives as many.
+#: Messages and states kept in memory before they are copied; a start derives as many.
 UNCOPIED_MAX: Final = 100_000
 #: Messages of one part: a few milliseconds.
 PART_MESSAGES_MAX: Final = 500
@@ -67,7 +67,7 @@ class _Part:
 
     bucket: Bucket
     messages: Columns
-    fates: array[int]
+    states: array[int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,8 +196,8 @@ class ScheduleCopier:
             part = copy.left[-1]
             state = self._copy_bucket(part, copy.stored_at_ms)
             with self._schedule.lock:
-                part.bucket.forget_waiting(state, len(part.fates))
-                self._schedule.uncopied -= len(part.messages) + len(part.fates)
+                part.bucket.forget_waiting(state, len(part.states))
+                self._schedule.uncopied -= len(part.messages) + len(part.states)
             copy.states[state.bucket] = state
             copy.left.pop()
             if not has_time():
@@ -259,12 +259,12 @@ class ScheduleCopier:
                 layout.SCHEDULE, last.bucket, schedule_bytes, frames, stored_at_ms=stored_at_ms
             )
             last_source = part.messages.sources[-1]
-        if part.fates:
+        if part.states:
             dispatch_bytes = files.append(
                 layout.DISPATCH,
                 last.bucket,
                 dispatch_bytes,
-                dispatched_frames(part.fates),
+                dispatched_frames(part.states),
                 stored_at_ms=stored_at_ms,
             )
         return BucketState(
@@ -272,7 +272,7 @@ class ScheduleCopier:
             last.next_sequence + len(part.messages),
             schedule_bytes,
             last_source,
-            last.dispatched + len(part.fates),
+            last.dispatched + len(part.states),
             dispatch_bytes,
         )
 
@@ -327,19 +327,19 @@ class ScheduleCopier:
 
 
 def _parts(bucket: Bucket) -> list[_Part]:
-    """What is not in the files of a bucket: its messages, then fates."""
+    """What is not in the files of a bucket: its messages, then states."""
     waiting, nothing = bucket.waiting, array("Q")
     parts = [
         _Part(
             bucket=bucket,
             messages=waiting.part(first, min(first + PART_MESSAGES_MAX, len(waiting))),
-            fates=nothing,
+            states=nothing,
         )
         for first in range(0, len(waiting), PART_MESSAGES_MAX)
     ]
     if bucket.undispatched:
-        fates = bucket.undispatched[:]
-        parts.append(_Part(bucket=bucket, messages=waiting.part(0, 0), fates=fates))
+        states = bucket.undispatched[:]
+        parts.append(_Part(bucket=bucket, messages=waiting.part(0, 0), states=states))
     return parts
 
 

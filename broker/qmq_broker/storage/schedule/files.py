@@ -8,7 +8,7 @@
 Each is a log of one segment that begins at the offset of its bucket, which reveals a file under the
 wrong name. It is written only at a known length, by one thread, usually dozens of messages at a
 time; what follows that length was left by an interrupted copy and is cut. Body of a DISPATCHED
-frame: entries of 8 bytes, the fate 1 and the schedule sequence 7.
+frame: entries of 8 bytes, the state 1 and the schedule sequence 7.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from qmq_broker.storage.logs.frame_scan import (
 )
 from qmq_broker.storage.logs.segments import build_segment_head
 from qmq_broker.storage.schedule.columns import Columns, Subjects
-from qmq_broker.storage.schedule.fates import Fate, unpack_fate
 from qmq_broker.storage.schedule.lists import BucketLists, OnDamage
+from qmq_broker.storage.schedule.states import DelayedState, unpack_state
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
     FRAME_HEADER_BYTES,
@@ -267,7 +267,7 @@ class ScheduleFiles:
             on_damage=on_damage,
         )
 
-    def fates(self, bucket: int, *, next_position: int) -> Iterator[tuple[Fate, int]]:
+    def states(self, bucket: int, *, next_position: int) -> Iterator[tuple[DelayedState, int]]:
         """The entries of a dispatch log; raises `CorruptionError`."""
         if not next_position:
             return
@@ -275,7 +275,7 @@ class ScheduleFiles:
             first = header.head_bytes
             for entry in numbers(data[first : first + 8 * header.record_count]):
                 try:
-                    yield unpack_fate(entry)
+                    yield unpack_state(entry)
                 except ValueError as error:
                     raise self._corruption(layout.DISPATCH, bucket, 0, str(error)) from error
 

@@ -51,9 +51,9 @@ def _load_files(schedule: Schedule) -> None:
         if not state.schedule_bytes:
             continue
         loaded = schedule.buckets[bucket] = Bucket(state)
-        fates = loaded.fates(schedule.files)
+        states = loaded.states(schedule.files)
         for sequence, subject in subjects.items():
-            if not fates.get(sequence):
+            if not states.get(sequence):
                 schedule.pending[subject] = schedule.pending.get(subject, 0) + 1
 
 
@@ -69,7 +69,7 @@ def _read_bucket(schedule: Schedule, bucket: int) -> tuple[BucketState, dict[int
     dispatch_bytes = 0
     if files.has(layout.DISPATCH, bucket):
         dispatch_bytes = files.good_bytes(layout.DISPATCH, bucket)
-    settled = {sequence for _, sequence in files.fates(bucket, next_position=dispatch_bytes)}
+    settled = {sequence for _, sequence in files.states(bucket, next_position=dispatch_bytes)}
     return (
         BucketState(
             bucket, len(subjects), schedule_bytes, last_source, len(settled), dispatch_bytes

@@ -2,12 +2,12 @@
 
 A delayed message is appended to the commit log like any other but gets no place in its consume
 queue. From then on it is known here, under the bucket of its due time and a sequence in it. Both
-follow from its place in the log alone, so a replay gives the same. Its *fate* is settled by a frame
+follow from its place in the log alone, so a replay gives the same. Its *state* is settled by a frame
 of the commit log: RELEASED puts the same record into its queue, CANCELLED ends it, RESCHEDULED
-moves it elsewhere. The writer checks the fates in the very append that settles one: that makes a
+moves it elsewhere. The writer checks the states in the very append that settles one: that makes a
 release happen once, however often and by whomever they are requested.
 
-Records go to schedule logs and fates to dispatch logs in portions (`copy.py`). Until then both are
+Records go to schedule logs and states to dispatch logs in portions (`copy.py`). Until then both are
 derived from the commit log at each start; afterwards its segments may go. Not for: when a message
 is due (`service/delay/releasing.py`).
 
@@ -34,9 +34,9 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.schedule.bucket import Bucket, empty_bucket, is_over
 from qmq_broker.storage.schedule.cancelled import Cancelled
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE, Columns, DelayedMessage, Subjects
-from qmq_broker.storage.schedule.fates import Fate, Fates
 from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.schedule.lists import OnDamage
+from qmq_broker.storage.schedule.states import DelayedState, DelayedStates
 from qmq_client.wire.checksum import crc32c
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind, MessageFrame, build_message_frame, parse_message_frame
@@ -192,7 +192,7 @@ class Arrival(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One message that gets its fate."""
+    """One message that gets its state."""
 
     bucket: int
     sequence: int
@@ -202,14 +202,14 @@ class Mark(NamedTuple):
 class _Settled(NamedTuple):
     bucket: Bucket
     sequences: list[int]
-    fate: Fate
+    state: DelayedState
     subject: str
 
 
 class Schedule:
     """All delayed messages of a store.
 
-    `stage_…`, `make_visible` and `fate` belong to the writer; the rest may be called in any thread.
+    `stage_…`, `make_visible` and `state` belong to the writer; the rest may be called in any thread.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Schedule:
         self.stored_at_ms = 0
         #: Pending messages by subject; guarded by the lock.
         self.pending: dict[str, int] = {}
-        #: Messages and fates that are not in the files.
+        #: Messages and states that are not in the files.
         self.uncopied = 0
         #: Called in the writer's thread with the messages that became durable.
         self.on_arrivals: Callable[[list[Arrival]], object] = lambda _: None
@@ -256,25 +256,25 @@ class Schedule:
         if frame.header.kind is FrameKind.RELEASED:
             self._release(frame, marks)
         elif frame.header.kind is FrameKind.RESCHEDULED:
-            self._settle(_of_frame(frame, marks), frame, Fate.RESCHEDULED)
+            self._settle(_of_frame(frame, marks), frame, DelayedState.RESCHEDULED)
             self._stage_messages(frame, offset, stored_at_ms, marks.due_at_ms)
 
     def stage_cancelled(self, cancelled: Iterable[Cancelled]) -> None:
         """Stage a CANCELLED frame of the commit log; not yet visible."""
         for one in cancelled:
             self._settle_one(
-                Mark(one.bucket, one.sequence, one.source), one.subject, Fate.CANCELLED
+                Mark(one.bucket, one.sequence, one.source), one.subject, DelayedState.CANCELLED
             )
 
-    def fate(self, mark: Mark) -> Fate | None:
-        """The fate of a message, including one staged just now; None if it is unknown."""
+    def state(self, mark: Mark) -> DelayedState | None:
+        """The state of a message, including one staged just now; None if it is unknown."""
         sequence = self._sequence_of(mark)
         if sequence is None:
             return None
-        return self.buckets[mark.bucket].fates(self.files).get(sequence)
+        return self.buckets[mark.bucket].states(self.files).get(sequence)
 
     def unsettled(self, frame: MessageFrame, taken: dict[int, set[int]]) -> MessageFrame | None:
-        """The part of a RELEASED or RESCHEDULED frame that has no fate yet; None if there is none.
+        """The part of a RELEASED or RESCHEDULED frame that has no state yet; None if there is none.
 
         `taken` holds the sequences, by bucket, of earlier frames of the same append; those of this
         one are added.
@@ -293,18 +293,18 @@ class Schedule:
         return _part(frame, marks, found) if found else None
 
     def _is_free(self, mark: Mark, taken: set[int]) -> bool:
-        is_free = mark.sequence not in taken and self.fate(mark) is Fate.PENDING
+        is_free = mark.sequence not in taken and self.state(mark) is DelayedState.PENDING
         if is_free:
             taken.add(mark.sequence)
         return is_free
 
     def _releasable(self, marks: Marks, taken: set[int]) -> list[int]:
-        """Like `_is_free`, for many: the indexes of the marks of one bucket without a fate."""
+        """Like `_is_free`, for many: the indexes of the marks of one bucket without a state."""
         bucket = self.buckets.get(marks.buckets[0])
         if bucket is None:
             return []
         sequences = marks.sequences
-        found = bucket.fates(self.files).pending(bucket.find_all(sequences, marks.sources))
+        found = bucket.states(self.files).pending(bucket.find_all(sequences, marks.sources))
         if taken:
             found = [index for index in found if sequences[index] not in taken]
         by_sequence = {sequences[index]: index for index in found}
@@ -327,7 +327,7 @@ class Schedule:
                     subject = self.subjects.names[number]
                     self.pending[subject] = self.pending.get(subject, 0) + 1
             for settled in self._settled:
-                settled.bucket.settle(settled.fate, settled.sequences)
+                settled.bucket.settle(settled.state, settled.sequences)
                 self.uncopied += len(settled.sequences)
                 count = self.pending.get(settled.subject, 0) - len(settled.sequences)
                 self.pending[settled.subject] = count
@@ -376,18 +376,18 @@ class Schedule:
         columns.sequences.append(self.buckets[bucket].next_sequence + len(columns))
         return columns
 
-    def _settle(self, marks: Iterable[Mark], frame: MessageFrame, fate: Fate) -> None:
+    def _settle(self, marks: Iterable[Mark], frame: MessageFrame, state: DelayedState) -> None:
         subjects = [run.subject for run in frame.runs for _ in range(run.count)]
         for mark, subject in zip(marks, subjects, strict=True):
-            self._settle_one(mark, subject, fate)
+            self._settle_one(mark, subject, state)
 
-    def _settle_one(self, mark: Mark, subject: str, fate: Fate) -> None:
+    def _settle_one(self, mark: Mark, subject: str, state: DelayedState) -> None:
         sequence = self._sequence_of(mark)
         if sequence is None:
             return  # a replay: its bucket was finished and removed
         bucket = self.buckets[mark.bucket]
-        if bucket.set_fate(self.files, [sequence], fate):
-            self._settled.append(_Settled(bucket, [sequence], fate, subject))
+        if bucket.set_state(self.files, [sequence], state):
+            self._settled.append(_Settled(bucket, [sequence], state, subject))
 
     def _release(self, frame: MessageFrame, marks: Marks) -> None:
         """Note the release of all messages of a RELEASED frame, which belong to one bucket."""
@@ -399,9 +399,9 @@ class Schedule:
             after = index + run.count
             found = bucket.find_all(marks.sequences[index:after], marks.sources[index:after])
             known = [place for place in found if place is not None]
-            new = bucket.set_fate(self.files, known, Fate.RELEASED)
+            new = bucket.set_state(self.files, known, DelayedState.RELEASED)
             if new:
-                self._settled.append(_Settled(bucket, new, Fate.RELEASED, run.subject))
+                self._settled.append(_Settled(bucket, new, DelayedState.RELEASED, run.subject))
             index = after
 
     def _sequence_of(self, mark: Mark) -> int | None:
@@ -487,10 +487,10 @@ class Schedule:
         state = self.buckets.get(bucket)
         return 0 if state is None else state.copied.next_sequence
 
-    def fates_of(self, bucket: int) -> Fates | None:
-        """The fates of a bucket's messages, as far as this thread knows them."""
+    def states_of(self, bucket: int) -> DelayedStates | None:
+        """The states of a bucket's messages, as far as this thread knows them."""
         state = self.buckets.get(bucket)
-        return None if state is None else state.fates(self.files)
+        return None if state is None else state.states(self.files)
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""

@@ -1,7 +1,7 @@
 """What became of the messages of one bucket: two bits for each, in memory and in the dispatch log.
 
 Only the writer decides: it looks here before it writes a release or a cancellation, and notes the
-result here with the write. So a message has one fate, whatever else runs at the same time.
+result here with the write. So a message has one state, whatever else runs at the same time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class Fate(IntEnum):
+class DelayedState(IntEnum):
     """What became of one delayed message."""
 
     #: It waits for its due time.
@@ -24,37 +24,37 @@ class Fate(IntEnum):
     RESCHEDULED = 3
 
 
-_FATES: Final = tuple(Fate)
+_STATES: Final = tuple(DelayedState)
 _MASK: Final = 0b11
-#: Fate and sequence share one number of the dispatch log.
-_FATE_SHIFT: Final = 56
-_SEQUENCE_MASK: Final = (1 << _FATE_SHIFT) - 1
+#: DelayedState and sequence share one number of the dispatch log.
+_STATE_SHIFT: Final = 56
+_SEQUENCE_MASK: Final = (1 << _STATE_SHIFT) - 1
 
 
-def pack_fate(fate: Fate, sequence: int) -> int:
+def pack_state(state: DelayedState, sequence: int) -> int:
     """One entry of the dispatch log."""
-    return fate << _FATE_SHIFT | sequence
+    return state << _STATE_SHIFT | sequence
 
 
-def unpack_fate(entry: int) -> tuple[Fate, int]:
-    """Fate and sequence of an entry; raises `ValueError` for an invalid one."""
-    return Fate(entry >> _FATE_SHIFT), entry & _SEQUENCE_MASK
+def unpack_state(entry: int) -> tuple[DelayedState, int]:
+    """DelayedState and sequence of an entry; raises `ValueError` for an invalid one."""
+    return DelayedState(entry >> _STATE_SHIFT), entry & _SEQUENCE_MASK
 
 
-class Fates:
-    """The fates of one bucket, by schedule sequence."""
+class DelayedStates:
+    """The states of one bucket, by schedule sequence."""
 
     __slots__ = ("_bits",)
 
     def __init__(self) -> None:
         self._bits = bytearray()
 
-    def get(self, sequence: int) -> Fate:
-        """The fate of one message."""
+    def get(self, sequence: int) -> DelayedState:
+        """The state of one message."""
         place = sequence >> 2
         if place >= len(self._bits):
-            return Fate.PENDING
-        return _FATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
+            return DelayedState.PENDING
+        return _STATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
 
     def pending(self, sequences: Sequence[int | None]) -> list[int]:
         """The indexes of the pending ones among many sequences. None is not pending."""
@@ -67,18 +67,18 @@ class Fates:
             and (sequence >= end or not bits[sequence >> 2] >> 2 * (sequence & 3) & _MASK)
         ]
 
-    def set(self, sequence: int, fate: Fate) -> bool:
-        """Give a pending message this fate; returns whether it was pending."""
-        return bool(self.set_all((sequence,), fate))
+    def set(self, sequence: int, state: DelayedState) -> bool:
+        """Give a pending message this state; returns whether it was pending."""
+        return bool(self.set_all((sequence,), state))
 
-    def set_all(self, sequences: Sequence[int], fate: Fate) -> list[int]:
-        """Give those of these that are pending this fate; returns them."""
+    def set_all(self, sequences: Sequence[int], state: DelayedState) -> list[int]:
+        """Give those of these that are pending this state; returns them."""
         bits, pending = self._bits, []
         places = max(sequences, default=-1) // 4 + 1
         bits.extend(bytes(max(0, places - len(bits))))
         for sequence in sequences:
             place, shift = sequence >> 2, 2 * (sequence & 3)
             if not bits[place] >> shift & _MASK:
-                bits[place] |= fate << shift
+                bits[place] |= state << shift
                 pending.append(sequence)
         return pending

@@ -3,7 +3,7 @@
 The files of a bucket are copies from the commit log, until its segments are removed. As long as the
 log reaches back to the first message of the bucket, and is whole from there on, both files of a
 damaged bucket are removed. The table then no longer claims them, nor anything copied from the first
-message on, so the next start derives the bucket from the log with the same sequences and fates, and
+message on, so the next start derives the bucket from the log with the same sequences and states, and
 nothing is lost.
 
 Where the log does not have everything, the files are the only copy and nothing of them is given up.
@@ -145,7 +145,7 @@ class ScheduleQuarantine:
         subjects = Subjects()
         for state in states:
             with suppress(CorruptionError):
-                settled = Bucket(state).fates(self._files)
+                settled = Bucket(state).states(self._files)
                 for part in self._files.columns(
                     state.bucket, subjects, next_position=state.schedule_bytes
                 ):
