@@ -25,7 +25,6 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
     gc.freeze()  # a tenth of a world is else spent on looking through what is there to stay
     yield made
     patch.undo()
-    gc.unfreeze()
     made.close()
 
 

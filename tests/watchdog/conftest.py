@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.databases import Database
 from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.rows import make_database
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _left_out_of_collections_again() -> Iterator[None]:
+    """A watchdog that ends gives back to the collector what `tests/conftest.py` kept from it."""
+    yield
+    gc.freeze()
 
 
 @pytest.fixture
