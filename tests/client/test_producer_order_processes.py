@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 from tests.client.publishing import sweep
 from tests.client.world import OUTBOX, SUBJECT, World, a_world
-from tests.kit.broker_process import ROOT, BrokerProcess
+from tests.kit import warm
+from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database
 
 COUNT = 60
@@ -21,13 +21,9 @@ KILLED_AFTER = 20
 END_S_MAX = 60
 
 
-def start(url: str, broker: str, name: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.client.ordered_process", url, broker, name, str(COUNT)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start(url: str, broker: str, name: str) -> warm.Process:
+    line = ["tests.client.ordered_process", url, broker, name, str(COUNT)]
+    return warm.start(line, stdout=subprocess.PIPE)
 
 
 def accepted(broker: str) -> list[Message]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from tests.client.world import SUBJECT, set_up
 from tests.conftest import MakeDatabase
 from tests.faults import handlers_process
 from tests.faults.test_partitioned_consumer import send
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
 
@@ -53,10 +53,9 @@ class Effects:
 
 
 @contextmanager
-def process_of(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def process_of(module: str, *arguments: str) -> Iterator[warm.Process]:
     """A process of the tests that does not outlive the block."""
-    command = [sys.executable, "-m", f"tests.faults.{module}", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    process = warm.start([f"tests.faults.{module}", *arguments], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -79,7 +78,7 @@ def test_F31_C4_C6_C9_handlers_that_end_hang_or_fill_their_process_take_no_other
     send(broker.url, [*BAD, *good])  # so that the first pull has all of them in hand
     ended = 0
 
-    def is_done(process: subprocess.Popen[bytes]) -> bool:
+    def is_done(process: warm.Process) -> bool:
         dead = dead_letters(broker.url)
         assert set(dead) <= set(BAD), "taken along by the one that kills"
         done = dead == sorted(BAD) and effects.read() == sorted(good)
@@ -101,7 +100,7 @@ def test_F33_C1_C3_C5_consumers_that_are_killed_one_after_the_other_lose_and_dou
     labels: list[str] = []
     with ExitStack() as stack:
 
-        def start() -> subprocess.Popen[bytes]:
+        def start() -> warm.Process:
             return stack.enter_context(process_of("consumer_process", effects.url, broker.url))
 
         processes = [start() for _ in range(CONSUMERS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from qmq_watchdog.sweep import Sweep
 from tests.client.truth import Truth
 from tests.client.world import OUTBOX, SUBJECT, set_up
 from tests.faults.shop_process import BOUNDARIES, LAST
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
@@ -28,8 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 def run_until_killed(url: str, broker_url: str, boundary: str) -> list[str]:
     """Start the application, kill it where it waits; what it said before."""
-    command = [sys.executable, "-m", "tests.faults.shop_process", url, broker_url, boundary]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = ["tests.faults.shop_process", url, broker_url, boundary]
+    process = warm.start(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     said = []
     while (line := process.stdout.readline()) not in ("here\n", ""):

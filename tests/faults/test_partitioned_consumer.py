@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from tests.client.world import SUBJECT, set_up
 from tests.conftest import MakeDatabase
 from tests.faults.proxy import Proxy
 from tests.faults.test_partitioned_watchdog import break_line
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
 
@@ -38,8 +38,8 @@ CONNECTIONS_GIVEN_UP: Final = 6
 @contextmanager
 def a_consumer(database_url: str, broker_url: str) -> Iterator[None]:
     """It handles messages inside the block, and ends well."""
-    command = [sys.executable, "-m", "tests.faults.consumer_process", database_url, broker_url]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = ["tests.faults.consumer_process", database_url, broker_url]
+    process = warm.start(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +25,7 @@ from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep
 from tests.faults.proxy import Proxy, Way
 from tests.faults.test_killed_application import pull
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import wait_for
 from tests.services.databases import Database as ServedDatabase
@@ -50,7 +50,7 @@ PIECES_MAX: Final = 60
 class Log:
     """Lines of a daemon, read as they come, so that its pipe never fills."""
 
-    def __init__(self, daemon: subprocess.Popen[str]) -> None:
+    def __init__(self, daemon: warm.Process) -> None:
         self._daemon = daemon
         self._lines: list[str] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -71,11 +71,9 @@ class Log:
 @contextmanager
 def a_watchdog(database_url: str, broker_url: str) -> Iterator[Log]:
     """`qmq watchdog run`, which ends well when it is told to."""
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command = ["qmq_client.cli", "watchdog", "run"]
     command += ["--database", database_url, "--broker", broker_url]
-    daemon = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, **PATIENCE}
-    )
+    daemon = warm.start(command, stderr=subprocess.PIPE, env={**os.environ, **PATIENCE})
     log = Log(daemon)
     try:
         log.wait_for("watchdog.started")

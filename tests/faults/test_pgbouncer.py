@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from sqlalchemy.orm import Session
 from qmq_client.transactional import transaction
 from tests.client.world import Order, World, a_world
 from tests.conftest import give_up
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.services.databases import Database, Databases
 from tests.services.drivers import DRIVERS
@@ -157,9 +156,9 @@ def test_W1_W5_a_watchdog_behind_a_pooler_sends_what_is_left(
 ) -> None:
     database = as_database(pooled.engine(**ENGINE))
     put_rows(database, 3_000)
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "sweep", "--batch-rows", "100"]
+    command = ["qmq_client.cli", "watchdog", "sweep", "--batch-rows", "100"]
     command += ["--database", pooled.url, "--broker", broker_process.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run(command, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "sent=3000" in done.stdout
     assert left(database) == set()

@@ -17,6 +17,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from tests.kit import warm
 from tests.kit.ports import free_port
 
 START_S_MAX = 60.0
@@ -43,6 +44,7 @@ class BrokerProcess:
     ) -> None:
         """`listen`: an address; by default a free one. `under`: a program that runs it, such as a tracer."""
         self._command = [*under, sys.executable, *command, "--data", str(data), *more]
+        self._is_under = bool(under)
         self._listen = listen or f"127.0.0.1:{free_port()}"
         self.scheme, self.host, self.port = "http", "127.0.0.1", 0
 
@@ -84,16 +86,27 @@ class BrokerProcess:
         """Start it without waiting."""
         self.lines: list[str] = []
         self._fresh: SimpleQueue[str] = SimpleQueue()
-        self._process = subprocess.Popen(
-            [*self._command, "--listen", self._listen],
+        self._process = self._started([*self._command, "--listen", self._listen])
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _started(self, line: list[str]) -> warm.Process:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'broker'}"}
+        if not self._is_under and line[1] == "-m":
+            return warm.start(
+                line[2:],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        return subprocess.Popen(
+            line,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'broker'}"},
+            env=environment,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def wait_for(self, text: str) -> str:
         """The next log line that holds `text`; fails when it does not come in time."""

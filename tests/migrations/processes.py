@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_migrations.upgrade import migrate
+from tests.kit import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 100.0
@@ -25,10 +26,9 @@ DEADLINE_S = 100.0
 _READING = ("SELECT", "SHOW", "PRAGMA", "DESCRIBE", "BEGIN")
 
 
-def start(role: str, *urls: str) -> subprocess.Popen[str]:
+def start(role: str, *urls: str) -> warm.Process:
     """This module as a process."""
-    line = [sys.executable, "-m", "tests.migrations.processes", role, *urls]
-    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return warm.start(["tests.migrations.processes", role, *urls], stdout=subprocess.PIPE)
 
 
 def changes_of(engine: sa.Engine) -> list[str]:

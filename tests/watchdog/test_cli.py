@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, LOOK_S
 from tests.services.another_user import (
     a_database_in,
     a_directory_of_root,
@@ -132,7 +132,7 @@ def refusing(status: int, code: str) -> Iterator[str]:
         def log_message(self, *_: Any) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(LOOK_S,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -278,9 +278,9 @@ def test_no_password_is_ever_shown(shown: str, exit_code: int) -> None:
 def test_the_daemon_stops_cleanly_on_a_signal(
     database: Database, broker_process: BrokerProcess, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command = ["qmq_client.cli", "watchdog", "run"]
     command += ["--database", url(database), "--broker", broker_process.url]
-    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    daemon = warm.start(command, stderr=subprocess.PIPE)
     assert daemon.stderr is not None
     started = daemon.stderr.readline()
     daemon.send_signal(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -30,6 +29,7 @@ from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 from tests.client.transport.hostile_server import answer, hostile_server
 from tests.conftest import MakeDatabase, MakeServer
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.listening import listening
 from tests.kit.waiting import DEADLINE_S
@@ -129,7 +129,7 @@ def test_W3_a_session_of_postgresql_that_is_frozen_after_a_look_holds_a_thread_f
 def test_W1_one_daemon_takes_over_rows_in_databases_of_all_kinds(
     make_database: MakeDatabase, broker_process: BrokerProcess
 ) -> None:
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command = ["qmq_client.cli", "watchdog", "run"]
     command += ["--broker", broker_process.url]
     databases = []
     for kind in KINDS:
@@ -139,7 +139,7 @@ def test_W1_one_daemon_takes_over_rows_in_databases_of_all_kinds(
         databases.append(Database(name=kind, store=OutboxStore(engine), engine=engine))
         command += ["--database", served.url]
         put_rows(databases[-1], 2)
-    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    daemon = warm.start(command, stderr=subprocess.PIPE)
     assert daemon.stderr is not None
     try:
         missing = len(databases)

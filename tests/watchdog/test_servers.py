@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +24,7 @@ from qmq_watchdog.outage import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 from tests.conftest import MakeServer, give_up, require
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
@@ -213,12 +213,10 @@ def test_W4_a_watchdog_whose_machine_is_a_day_off_takes_what_is_due_and_nothing_
     database = as_database(engine)
     put_rows(database, 3)
     waiting = put_rows(database, 2, due_in_ms=60_000)
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "sweep", "--database"]
+    command = ["qmq_client.cli", "watchdog", "sweep", "--database"]
     command += [a_server_database.url, "--broker", broker_process.url]
     faked = {"LD_PRELOAD": str(library), "FAKETIME": off, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    done = subprocess.run(
-        command, env=os.environ | faked, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = warm.run(command, env=os.environ | faked, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert "claimed=3 sent=3" in done.stdout
     assert left(database) == set(waiting)
@@ -375,9 +373,9 @@ def test_a_stop_gives_back_nothing_half_settled(
     create_tables(engine)
     database = as_database(engine)
     put_rows(database, 3_000)
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run", "--batch-rows", "100"]
+    command = ["qmq_client.cli", "watchdog", "run", "--batch-rows", "100"]
     command += ["--database", a_server_database.url, "--broker", broker_process.url]
-    daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    daemon = warm.start(command, stderr=subprocess.PIPE)
     assert daemon.stderr is not None
     daemon.stderr.readline()
     daemon.send_signal(number)

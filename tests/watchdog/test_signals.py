@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,12 @@ from click.testing import CliRunner
 
 from qmq_client.commands.root import root
 from qmq_watchdog.databases import Database
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.watchdog.rows import left, make_database, put_rows
 
-COMMAND = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+COMMAND = ["qmq_client.cli", "watchdog", "run"]
 
 
 def wait_for(log: IO[str], text: str) -> str:
@@ -53,7 +53,7 @@ def test_SIGHUP_takes_the_databases_of_the_configuration_as_it_is_now(
     path = tmp_path / "qmq.toml"
     configure(path, broker_process.url, two[:1])
     put_rows(two[1], 2)
-    daemon = subprocess.Popen([*COMMAND, "--config", str(path)], stderr=subprocess.PIPE, text=True)
+    daemon = warm.start([*COMMAND, "--config", str(path)], stderr=subprocess.PIPE)
     assert daemon.stderr is not None
     try:
         wait_for(daemon.stderr, "watchdog.started databases=orders")
@@ -80,7 +80,7 @@ def test_F38_a_second_signal_ends_a_daemon_that_waits_for_a_sweep(
         path = tmp_path / "qmq.toml"
         configure(path, f"http://127.0.0.1:{silent_broker.getsockname()[1]}", two[:1])
         command = [*COMMAND, "--config", str(path), "--log-level", "debug"]
-        daemon = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        daemon = warm.start(command, stderr=subprocess.PIPE)
         assert daemon.stderr is not None
         connection, _ = silent_broker.accept()
         daemon.send_signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from qmq_client.wire.record import record_message_id
 from qmq_client.wire.requests import PullRequest
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.watchdog.processes import resume, start, wait_until_stopped
@@ -98,9 +98,9 @@ def test_W1_rows_of_a_killed_producer_are_taken_over_as_soon_as_they_are_due(
 def test_W1_a_running_watchdog_takes_over_within_ten_seconds_at_defaults(
     database: Database, path: Path, broker_process: BrokerProcess, stored: Stored
 ) -> None:
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "run"]
+    command = ["qmq_client.cli", "watchdog", "run"]
     command += ["--database", f"sqlite:///{path}", "--broker", broker_process.url]
-    watchdog = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    watchdog = warm.start(command, stderr=subprocess.PIPE)
     try:
         assert watchdog.stderr is not None
         assert "watchdog.started" in watchdog.stderr.readline()
@@ -157,10 +157,10 @@ def test_W2_four_watchdogs_at_once_send_every_row_once(
     database: Database, path: Path, broker_process: BrokerProcess, stored: Stored, sweep: Sweep
 ) -> None:
     ids = put_rows(database, 2_000)
-    command = [sys.executable, "-m", "qmq_client.cli", "watchdog", "sweep", "--json"]
+    command = ["qmq_client.cli", "watchdog", "sweep", "--json"]
     command += ["--database", f"sqlite:///{path}", "--broker", broker_process.url]
     command += ["--batch-rows", "50"]
-    watchdogs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    watchdogs = [warm.start(command, stdout=subprocess.PIPE) for _ in range(4)]
     for watchdog in watchdogs:
         watchdog.communicate(timeout=DEADLINE_S)
     # One that finds the database locked for two seconds leaves its rows to whoever comes after.

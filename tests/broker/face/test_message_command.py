@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,8 @@ from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import BodyKind, Record, encode_record
 from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
-from tests.kit.broker_process import ROOT, BrokerProcess
+from tests.kit import warm
+from tests.kit.broker_process import BrokerProcess
 
 IDS = MessageIds(0xABC)
 BORN_AT_MS = 1_357_034_220_000
@@ -63,8 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def qmq(broker: BrokerProcess | str, *arguments: str) -> subprocess.CompletedProcess[str]:
     url = broker if isinstance(broker, str) else broker.url
-    command = [sys.executable, "-m", "qmq_client.cli", "message", *arguments, "--broker", url]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return warm.run(["qmq_client.cli", "message", *arguments, "--broker", url])
 
 
 def test_a_message_is_listed_by_its_id(broker: BrokerProcess) -> None:

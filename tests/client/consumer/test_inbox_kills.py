@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.client.consumer.shop import count_of, make_engine
+from tests.kit import warm
 from tests.services.databases import Database
 
 KILLED_AT = ["begun", "changed", "committed"]
@@ -18,15 +16,9 @@ PROCESS_S_MAX = 90
 
 def consume(database: Database, moment: str, batch_size: int, *, is_async: bool) -> int:
     """One consumer process from its start to its end; its exit code."""
-    program = [sys.executable, "-m", "tests.client.consumer.shop"]
     more = [database.async_url] if is_async else []
-    done = subprocess.run(
-        [*program, database.url, moment, str(batch_size), *more],
-        check=False,
-        timeout=PROCESS_S_MAX,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    return done.returncode
+    line = ["tests.client.consumer.shop", database.url, moment, str(batch_size), *more]
+    return warm.run(line, timeout=PROCESS_S_MAX).returncode
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

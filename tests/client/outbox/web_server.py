@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Final
 
 import httpx
 
+from tests.kit import warm
 from tests.kit.ports import free_port
 from tests.kit.waiting import DEADLINE_S, wait_for
 from tests.services.databases import for_asyncio
@@ -22,6 +21,7 @@ from tests.services.databases import for_asyncio
 ROOT: Final = Path(__file__).resolve().parents[3]
 FASTAPI: Final = "tests.client.outbox.fastapi_shop:app"
 FLASK: Final = "tests.client.outbox.flask_shop:create_app()"
+_IMPORTED: Final = ("fastapi", "flask", "gunicorn.app.wsgiapp", "sqlmodel", "uvicorn")
 #: The answer to an order that was taken, to one that the application refused, and to a send without a session.
 TAKEN, REFUSED, UNNAMED = 200, 409, 422
 
@@ -37,7 +37,7 @@ class Order:
 
 def uvicorn(port: int, *, workers: int = 1) -> list[str]:
     """The command that serves the shop on FastAPI."""
-    line = [sys.executable, "-m", "uvicorn", FASTAPI, "--port", str(port), "--workers"]
+    line = ["uvicorn", FASTAPI, "--port", str(port), "--workers"]
     # On a busy machine a worker may take longer than five seconds to start, and would be killed.
     patience = ["--timeout-worker-healthcheck", str(round(DEADLINE_S))]
     return [*line, str(workers), "--log-level", "warning", *patience]
@@ -45,7 +45,7 @@ def uvicorn(port: int, *, workers: int = 1) -> list[str]:
 
 def gunicorn(port: int, *, workers: int = 1) -> list[str]:
     """The command that serves the shop on Flask, by four threads in each worker."""
-    line = [sys.executable, "-m", "gunicorn", FLASK, "--bind", f"127.0.0.1:{port}", "--workers"]
+    line = ["gunicorn", FLASK, "--bind", f"127.0.0.1:{port}", "--workers"]
     return [*line, str(workers), "--threads", "4", "--log-level", "warning"]
 
 
@@ -63,7 +63,8 @@ def serving(
     port = free_port()
     line = command(port, **more)
     with log.open("w") as output:
-        process = subprocess.Popen(line, env=told, cwd=ROOT, stdout=output, stderr=output)
+        files = output.fileno()
+        process = warm.start(line, env=told, stdout=files, stderr=files, imports=_IMPORTED)
     try:
         address = f"http://127.0.0.1:{port}"
         wait_for(lambda: process.poll() is not None or _answers(address), "it does not listen")
