@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from qmq_client.commands.root import root
 from tests.broker.face.asgi import Client
 from tests.broker.service.rig import Rig
+from tests.kit.waiting import LOOK_S
 
 ID = "0123456789abcdef0000000000000001"
 
@@ -51,7 +52,7 @@ def older(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     rig.close()
     with Older(("127.0.0.1", 0), _Answering) as server:
         server.answer = reply.status, reply.body
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(LOOK_S,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

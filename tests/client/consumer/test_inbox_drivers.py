@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,11 +20,11 @@ from qmq_client.inbox.async_inbox import AsyncInbox
 from qmq_client.testing import drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 from tests.client.consumer.shop import count_of, make_engine, rows_in_inbox
-from tests.services.databases import Database
-from tests.services.drivers import ROOT, Driver, drivers, drivers_apart, environment_apart
+from tests.client.outbox.test_environments import run
+from tests.services.databases import Database, Databases
+from tests.services.drivers import Driver, drivers, drivers_apart, environment_apart
 
 Result = TypeVar("Result")
-APART_S_MAX = 300
 ADD_ONE = sa.text("UPDATE tally SET n = n + 1")
 #: An error that a handler swallows.
 VOIDING = "INSERT INTO tally VALUES (NULL)"
@@ -118,20 +116,12 @@ def shop(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("driver", drivers_apart(), ids=str)
 def test_C5_the_inbox_works_on_drivers_that_need_an_environment_of_their_own(
-    driver: Driver,
+    driver: Driver, databases: Databases
 ) -> None:
-    line = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*line, "-k", driver.name],
-        env=environment_apart(driver.apart, driver.debian),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=APART_S_MAX,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
+    environment = environment_apart(driver.apart, driver.debian)
+    told = run(environment, databases, __file__, "-k", driver.name)
+    assert " passed" in told
+    assert "skipped" not in told
 
 
 def test_C5_of_ids_with_any_bytes_only_those_are_new_that_were_not_there(shop: Shop) -> None:

@@ -28,7 +28,7 @@ from tests.broker.delay.delay_rig import HOUR_MS, delayed_frame
 from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED
 from tests.broker.face.guard import Authority, add_token
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.waiting import DEADLINE_S, wait_for
+from tests.kit.waiting import DEADLINE_S, LOOK_S, wait_for
 
 MINUTE_MS = 60_000
 MESSAGE_ID = bytes(range(16))
@@ -55,7 +55,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         def log_message(self, *_: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(LOOK_S,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -29,14 +29,15 @@ ALL: Final = ("tests/client/outbox", "tests/client/test_transactional.py")
 FEW: Final = "session and (pysqlite or asyncmy or psycopg2 or asyncpg)"
 
 
-def run(environment: dict[str, str], databases: Databases, *asked: str) -> None:
-    """Run tests in this environment, on the servers of this run."""
+def run(environment: dict[str, str], databases: Databases, *asked: str) -> str:
+    """Run tests in this environment, on the servers of this run; what pytest says of them."""
     told = {name: databases.service(kind).url for kind, name in VARIABLES.items()}
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked]
     done = subprocess.run(
         line, env={**environment, **told}, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    return done.stdout
 
 
 @pytest.mark.timeout(3600)
