@@ -1,4 +1,4 @@
-"""Databases for every test that asks: `a_database` for all three kinds, or one kind by its name.
+"""Databases and brokers for every test that asks: `a_database` for all three kinds, or one kind by its name.
 
 A test gets a fresh database on the server that `tests/services` found. Without a server it is skipped,
 with the reasons in the summary; where `CI` is set it fails.
@@ -21,6 +21,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.kit.asking import asks_for_spark
+from tests.kit.broker_process import BrokerProcess
 from tests.kit.company import put_back
 from tests.kit.listening import left_behind
 from tests.kit.parsing import parse_undisturbed
@@ -128,6 +129,13 @@ def mysql_database(make_database: MakeDatabase) -> Database:
 @pytest.fixture
 def postgresql_database(make_database: MakeDatabase) -> Database:
     return make_database("postgresql")
+
+
+@pytest.fixture(scope="module")
+def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A real broker; the tests of a module share it."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
+        yield process
 
 
 def require(package: str, find: Callable[[], Path | None]) -> Path:

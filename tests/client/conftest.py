@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +28,3 @@ def server_world(a_server_database: Database, tmp_path: Path) -> Iterator[World]
     """On each kind that has a server, in turn."""
     with a_world(tmp_path, database=a_server_database) as made:
         yield made
-
-
-@pytest.fixture
-def collected_at_the_end() -> Iterator[None]:
-    """What complains where it is collected does so in the test that left it, and in no later one."""
-    yield
-    gc.collect()

@@ -41,7 +41,7 @@ CountStates: TypeAlias = Callable[[int], None]
 
 #: Random lives, in portions that several test processes can share.
 RANDOM_PORTIONS = 4
-STATES_OF_A_PORTION = 1_500
+STATES_OF_A_PORTION = 1_750
 #: Lives of the next seed, so that no portion reaches into another.
 SEEDS_OF_A_PORTION = 1_000
 #: Every n-th state of a scenario is checked; each before a release.
@@ -51,7 +51,7 @@ STATES_OF_A_SCENARIO = 40
 STATES_OF_RECOVERIES = 1_200
 STATES_OF_SECOND_LIVES = 500
 #: In `test_backups.py`.
-STATES_OF_BACKUPS = 2_000
+STATES_OF_BACKUPS = 600
 assert (
     len(SCENARIOS) * STATES_OF_A_SCENARIO
     + RANDOM_PORTIONS * STATES_OF_A_PORTION

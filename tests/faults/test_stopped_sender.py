@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -20,11 +16,11 @@ from tests.client.truth import Truth
 from tests.client.world import OUTBOX, set_up
 from tests.faults.shop_process import LAST
 from tests.faults.test_killed_application import pull
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database
-
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.watchdog.processes import wait_until_stopped
 
 
 @pytest.mark.parametrize("boundary", ["commit", "accept"])
@@ -36,15 +32,13 @@ def test_F14_O3_O5_a_sender_that_slept_through_its_claim_changes_no_row_and_doub
     group = f"f14-{a_database.kind}-{boundary}"
     pull(broker_process.url, group)
     where = ["tests.faults.shop_process", a_database.url, broker_process.url, boundary, "stop"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *where], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    process = warm.start(where, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         while process.stdout.readline() != "here\n":
             assert process.poll() is None, "it ended by itself"
         process.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        wait_until_stopped(process)
         truth = Truth(a_database.url)
         assert truth.read(f"SELECT count(*) FROM {OUTBOX}") == [(1,)]
         take_over(a_database, broker_process.url, truth)

@@ -150,6 +150,13 @@ class WarmProcess:
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal and not continued since; as `/proc` says it."""
+        if self.poll() is not None:
+            return False
+        _, _, told = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")
+        return told.startswith("T")
+
     def send_signal(self, number: int) -> None:
         """Does nothing when it has ended."""
         if self.poll() is None:

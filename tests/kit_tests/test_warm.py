@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import warm
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.skipif(not warm.IS_POSSIBLE, reason="the system has no such descriptors")
 PROGRAM = """\
@@ -71,7 +71,10 @@ def test_it_is_signalled_like_any_other(program: str, tmp_path: Path, number: in
         assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
+        assert isinstance(process, warm.WarmProcess)
+        assert not process.is_stopped()
         os.kill(process.pid, signal.SIGSTOP)
+        wait_for(process.is_stopped)
         process.send_signal(number)
         os.kill(process.pid, signal.SIGCONT)
         assert process.wait(DEADLINE_S) == -number

@@ -7,7 +7,6 @@ import re
 
 from tests.tidy.house import ROOT, Source, python, read
 
-PROMISE = re.compile(r"\b[SOWBDCPX]\d{1,2}\b")
 #: The ids at the head of a test's name: faults, experiments and promises.
 TEST = re.compile(r"^test_((?:[A-Z]\d{1,2}_)+)")
 OF_PROMISE = re.compile(r"[SOWBDCPX]\d{1,2}(?=_)")

@@ -1,4 +1,4 @@
-"""A database with an outbox, a broker in memory, and a real broker as a process of its own."""
+"""A database with an outbox, and a broker in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.databases import Database
-from tests.kit.broker_process import BrokerProcess
 from tests.watchdog.rows import make_database
 
 
@@ -31,9 +30,3 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def broker() -> MemoryBroker:
     return MemoryBroker()
-
-
-@pytest.fixture(scope="module")
-def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as process:
-        yield process

@@ -29,7 +29,8 @@ from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.requests import SendAnswer
 from qmq_watchdog.databases import Database
 from qmq_watchdog.sweep import Sweep, SweepOptions
-from tests.kit.waiting import DEADLINE_S
+from tests.kit import warm
+from tests.kit.waiting import DEADLINE_S, wait_for
 from tests.watchdog.rows import SUBJECT
 
 
@@ -58,20 +59,22 @@ class StoppingTransport(HttpTransport):
         return answer
 
 
-def start(role: str, path: Path | str, broker_url: str) -> subprocess.Popen[str]:
-    """One of the roles above as a child process, at a database file or a URL."""
-    command = [sys.executable, "-m", "tests.watchdog.processes", role, str(path), broker_url]
-    root = Path(__file__).resolve().parents[2]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+def start(role: str, path: Path | str, broker_url: str) -> warm.Process:
+    """One of the roles above as a process, at a database file or a URL."""
+    line = ["tests.watchdog.processes", role, str(path), broker_url]
+    return warm.start(line, stdout=subprocess.PIPE)
 
 
-def wait_until_stopped(process: subprocess.Popen[str]) -> None:
-    """Wait for the child's SIGSTOP."""
+def wait_until_stopped(process: warm.Process) -> None:
+    """Wait for its SIGSTOP."""
+    if isinstance(process, warm.WarmProcess):
+        wait_for(process.is_stopped, lambda: f"the sweep ended: {process.poll()}")
+        return
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), f"the sweep ended: {status}"
 
 
-def resume(process: subprocess.Popen[str]) -> dict[str, int]:
+def resume(process: warm.Process) -> dict[str, int]:
     """Let a stopped sweep go on; its counts."""
     os.kill(process.pid, signal.SIGCONT)
     output, _ = process.communicate(timeout=DEADLINE_S)

@@ -240,7 +240,8 @@ def test_metrics_and_health_are_served_over_http(
     assert labels <= {"database", "state", "kind"}
 
 
-def test_slow_clients_hold_up_neither_others_nor_the_stop() -> None:
+def test_slow_clients_hold_up_neither_others_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq_watchdog.endpoint._REQUEST_S_MAX", 1.0)
     daemon = Daemon()
     endpoint = Endpoint("127.0.0.1:0", daemon, Health(daemon))
     endpoint.start()

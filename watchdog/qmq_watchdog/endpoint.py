@@ -27,6 +27,8 @@ from qmq_watchdog.sweep_job import sweep_jobs
 _REQUEST_S_MAX: Final = 5.0
 #: Simultaneous connections; any more are closed unanswered.
 _CONNECTIONS_MAX: Final = 16
+#: How long a stop waits at most for the server to see it.
+_STOP_LOOK_S: Final = 0.1
 #: A daemon whose main loop has not run for this long is not well.
 BEAT_S_MAX: Final = 15.0
 _SHOWN_MAX: Final = 20
@@ -83,7 +85,10 @@ class Endpoint:
                 remedy="Give a free address of this machine, like 127.0.0.1:9471.",
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="qmq-watchdog-metrics", daemon=True
+            target=self._server.serve_forever,
+            args=(_STOP_LOOK_S,),
+            name="qmq-watchdog-metrics",
+            daemon=True,
         )
 
     @property
