@@ -23,7 +23,7 @@ from tests.kit.waiting import DEADLINE_S
 from tests.services.drivers import DRIVERS, Driver, drivers
 
 #: Of each driver, which has others than its neighbours: the ways of an application are the same on all.
-PROGRAMS: Final = 60
+PROGRAMS: Final = 200
 PROGRAMS_IN_RELEASE: Final = 20_000
 #: Parts of a release's programs, to be given to several workers.
 CHUNKS_IN_RELEASE: Final = 20
