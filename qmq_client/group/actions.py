@@ -42,41 +42,36 @@ class Pulled(GroupAction, frozen=True, tag=2):
     lease_until_ms: int
 
 
-class Acked(GroupAction, frozen=True, tag=3):
+class RangeAction(GroupAction, frozen=True):
+    """What concerns a range of pull sequences of one consumer. Each kind adds its fields after these."""
+
+    consumer: str
+    first: int
+    next: int
+
+
+class Acked(RangeAction, frozen=True, tag=3):
     """The group is done with these messages."""
 
-    consumer: str
-    first: int
-    next: int
 
+class Nacked(RangeAction, frozen=True, tag=4):
+    """Messages were nacked."""
 
-class Nacked(GroupAction, frozen=True, tag=4):
-    """Messages were given back."""
-
-    consumer: str
-    first: int
-    next: int
     retry_at_ms: int
     error: str
     #: False: they wait as they did before this delivery, but for the time, and it is no attempt.
     was_tried: bool = True
 
 
-class Extended(GroupAction, frozen=True, tag=5):
+class Extended(RangeAction, frozen=True, tag=5):
     """Leases were prolonged."""
 
-    consumer: str
-    first: int
-    next: int
     lease_until_ms: int
 
 
-class Expired(GroupAction, frozen=True, tag=6):
+class Expired(RangeAction, frozen=True, tag=6):
     """Leases ended without a word from the consumer."""
 
-    consumer: str
-    first: int
-    next: int
     retry_at_ms: int
 
 
@@ -90,12 +85,15 @@ class Dead(GroupAction, frozen=True, tag=7):
     error: str
 
 
-class Skipped(GroupAction, frozen=True, tag=8):
-    """Messages were given up by force before the group was done with them."""
+class SequencesAction(GroupAction, frozen=True):
+    """What concerns a range of consume queue sequences. Each kind adds its fields after these."""
 
-    #: Consume queue sequences.
     first: int
     next: int
+
+
+class Skipped(SequencesAction, frozen=True, tag=8):
+    """Messages were given up by force before the group was done with them."""
 
 
 class BackoffTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -157,34 +155,24 @@ class Keyed(GroupAction, frozen=True, tag=13):
     keys: tuple[int, ...]
 
 
-class Replayed(GroupAction, frozen=True, tag=14):
+class Replayed(SequencesAction, frozen=True, tag=14):
     """Dead letters will be delivered again, as if for the first time."""
 
-    #: Consume queue sequences.
-    first: int
-    next: int
     #: In an ordered group: the hash of each message's key.
     keys: tuple[int, ...] = ()
 
 
-class Purged(GroupAction, frozen=True, tag=15):
+class Purged(SequencesAction, frozen=True, tag=15):
     """Dead letters are forgotten."""
-
-    #: Consume queue sequences.
-    first: int
-    next: int
 
 
 class Ended(GroupAction, frozen=True, tag=16):
     """The group no longer exists."""
 
 
-class SetAside(GroupAction, frozen=True, tag=17):
+class SetAside(SequencesAction, frozen=True, tag=17):
     """Messages that waited for redelivery are away until they are brought back."""
 
-    #: Consume queue sequences.
-    first: int
-    next: int
     #: Identifies this absence forever.
     ticket: int
 
