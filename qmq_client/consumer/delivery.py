@@ -102,12 +102,12 @@ class Outcome:
 ACKED: Final = Outcome(verdict=Verdict.ACK)
 
 
-def given_back(error: object, delay_ms: int | None = None) -> Outcome:
+def nacked(error: object, delay_ms: int | None = None) -> Outcome:
     """A NACK with this reason."""
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=reason_text(error))
 
 
-def given_back_untried(error: str, delay_ms: int | None = 0) -> Outcome:
+def nacked_untried(error: str, delay_ms: int | None = 0) -> Outcome:
     """A NACK of what no handler began with, or what a stop ended: no attempt."""
     text = reason_text(error)
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)
@@ -124,7 +124,7 @@ def unreadable(error: ProtocolError) -> Outcome:
     Only one of another version is given back; a consumer of that version may be in the group.
     """
     text = f"malformed: {error_text(error)}"
-    return given_back(text) if isinstance(error, UnknownVersionError) else rejected(text)
+    return nacked(text) if isinstance(error, UnknownVersionError) else rejected(text)
 
 
 class Grip:
@@ -179,7 +179,7 @@ class Delivery:
         self, *, after: float | timedelta | None = None, error: str | BaseException = ""
     ) -> bool:
         """Give the message back; it comes again after `after` or the group's backoff."""
-        return self._settle(given_back(error, Retry(after).after_ms))
+        return self._settle(nacked(error, Retry(after).after_ms))
 
     def reject(self, reason: str | BaseException = "") -> bool:
         """Make the message a dead letter of the group now."""

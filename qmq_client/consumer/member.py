@@ -26,8 +26,8 @@ from qmq_client.consumer.delivery import (
     Grip,
     Outcome,
     Received,
-    given_back,
-    given_back_untried,
+    nacked,
+    nacked_untried,
     received_of,
 )
 from qmq_client.consumer.error_texts import error_text
@@ -107,7 +107,7 @@ class Leases:
         self._let_go(now_s)
         self._end_overdue(now_s)
         if not self._options.at_most_once:
-            self._work.note(self._prefetch.take_surplus(), given_back_untried(_SLOW))
+            self._work.note(self._prefetch.take_surplus(), nacked_untried(_SLOW))
         self._prolong(now_s)
 
     def let_go_of_all(self, now_s: float) -> None:
@@ -118,19 +118,17 @@ class Leases:
         if self._options.at_most_once:
             return
         for running in self._prefetch.running():
-            left = self._given_back_late(running.received, _NOT_DONE, now_s)
+            left = self._nacked_late(running.received, _NOT_DONE, now_s)
             if left:
                 self._work.tell_unfinished(left, _NOT_DONE)
-        self._given_back_late(list(self._held), _NOT_SETTLED, now_s)
+        self._nacked_late(list(self._held), _NOT_SETTLED, now_s)
 
-    def _given_back_late(
-        self, received: Sequence[Received], text: str, now_s: float
-    ) -> list[Received]:
+    def _nacked_late(self, received: Sequence[Received], text: str, now_s: float) -> list[Received]:
         """Give each back when its lease ends; those that had no outcome, and a lease."""
         left: list[Received] = []
         for one in received:
             lease_s = one.lease_ends_at_s - now_s
-            outcome = given_back_untried(text, math.ceil(lease_s * 1000))
+            outcome = nacked_untried(text, math.ceil(lease_s * 1000))
             if lease_s > 0 and self._work.note([one], outcome):
                 left.append(one)
         return left
@@ -139,7 +137,7 @@ class Leases:
         ending = self._prefetch.take_ending(now_s + _BEGIN_SHARE * self._options.lease_ms / 1000)
         late = [one for one in ending if one.lease_ends_at_s <= now_s]
         timely = [one for one in ending if one.lease_ends_at_s > now_s]
-        self._work.note(timely, given_back_untried(_NOT_BEGUN))
+        self._work.note(timely, nacked_untried(_NOT_BEGUN))
         forgotten = [one for one in list(self._held) if one.lease_ends_at_s <= now_s]
         for one in forgotten:
             one.is_settled = True
@@ -192,10 +190,8 @@ class Leases:
 
 def _overdue(running: Running, timeout_ms: int) -> Outcome:
     if any(one.is_begun for one in running.received):
-        return given_back(error_text(HandlerTimeoutError(timeout_ms=timeout_ms)))
-    return given_back_untried(
-        f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None
-    )
+        return nacked(error_text(HandlerTimeoutError(timeout_ms=timeout_ms)))
+    return nacked_untried(f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None)
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
@@ -360,7 +356,7 @@ class Member:
         finally:
             self._leases.hold(batch)
         if self._inbox_outage.is_open:
-            self._work.note(self.prefetch.take_waiting(), given_back_untried(_INBOX_AWAY))
+            self._work.note(self.prefetch.take_waiting(), nacked_untried(_INBOX_AWAY))
         return Pass(count=len(batch))
 
     def settle_once(self) -> Pass:
@@ -382,7 +378,7 @@ class Member:
     def stop(self) -> int:
         """Begin no further messages and give back those that no handler has begun; how many."""
         self._is_stopping = True
-        return self._work.note(self.prefetch.stop(), given_back_untried(_STOPPED))
+        return self._work.note(self.prefetch.stop(), nacked_untried(_STOPPED))
 
     def let_go_of_all(self) -> None:
         """Give back what has no outcome at the end of a stop; see `Leases.let_go_of_all`."""
@@ -396,9 +392,9 @@ class Member:
         received = received_of(deliveries, ends_at_s)
         self.counters.add("pulled", len(received))
         if self._inbox_outage.is_open:  # it began while the broker was asked
-            self._work.note(received, given_back_untried(_INBOX_AWAY))
+            self._work.note(received, nacked_untried(_INBOX_AWAY))
         elif received and not self.prefetch.put(received):
-            self._work.note(received, given_back_untried(_STOPPED))
+            self._work.note(received, nacked_untried(_STOPPED))
 
     def _settle_by_hand(self, received: Received, outcome: Outcome) -> bool:
         if self._inbox is not None:

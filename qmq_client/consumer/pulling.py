@@ -26,7 +26,7 @@ from qmq_client.consumer.delivery import (
     Grip,
     Outcome,
     Received,
-    given_back,
+    nacked,
     received_of,
     unreadable,
 )
@@ -145,7 +145,7 @@ class _Batch:
         return opened
 
     def close(self) -> None:
-        self._ledger.add(self._received, given_back(_UNSETTLED))
+        self._ledger.add(self._received, nacked(_UNSETTLED))
         while len(self._ledger):
             self._send()
 

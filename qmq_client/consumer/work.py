@@ -37,8 +37,8 @@ from qmq_client.consumer.delivery import (
     Outcome,
     Received,
     Verdict,
-    given_back,
-    given_back_untried,
+    nacked,
+    nacked_untried,
     rejected,
     unreadable,
 )
@@ -419,7 +419,7 @@ class Work:
         return self._failed(error, received)
 
     def _retry(self, wish: Retry, received: list[Received]) -> Outcome:
-        outcome = given_back(error_text(wish), wish.after_ms)
+        outcome = nacked(error_text(wish), wish.after_ms)
         if len(list(with_causes(wish))) > 1:  # an error that the handler translated
             self._log_failure(wish, outcome.text, received)
         return outcome
@@ -432,7 +432,7 @@ class Work:
         if count == 1:
             return rejected(reason)
         # Which of them is meant shows when each comes alone.
-        return given_back(f"Reject: {reason}", 0)
+        return nacked(f"Reject: {reason}", 0)
 
     @property
     def _is_cut_short(self) -> bool:
@@ -443,7 +443,7 @@ class Work:
         text = f"consumer stopped before the handler was done: {error_text(error)}"
         if left := [one for one in received if not one.is_settled]:  # else the stop has told of it
             self.tell_unfinished(left, text)
-        return given_back_untried(text)
+        return nacked_untried(text)
 
     def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:
         """An outage of the database, however long, makes no dead letters.
@@ -456,14 +456,14 @@ class Work:
             return self._cut_short(cause, received)
         if self._inbox_outage.is_cause(self.prober):
             # At once: who can reach the database may have them.
-            return given_back_untried(error_text(cause))
+            return nacked_untried(error_text(cause))
         outcome = self._failed(cause, received)
-        return outcome if error.was_begun else given_back_untried(outcome.text, None)
+        return outcome if error.was_begun else nacked_untried(outcome.text, None)
 
     def _failed(self, error: BaseException, received: list[Received]) -> Outcome:
         text = error_text(error)
         self._log_failure(error, text, received)
-        return given_back(text)
+        return nacked(text)
 
     def _log_failure(self, error: BaseException, text: str, received: list[Received]) -> None:
         first = received[0]

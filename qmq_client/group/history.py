@@ -19,7 +19,7 @@ ATTEMPTS_PER_GROUP: Final = 100_000
 #: Characters kept of the errors before the last one: the type and the first words.
 OLD_ERROR_CHARACTERS_MAX: Final = 100
 
-GIVEN_BACK: Final = "given back"
+NACKED: Final = "nacked"
 LEASE_ENDED: Final = "lease ended"
 
 
@@ -31,7 +31,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     consumer: str
     given_at_ms: int
     ended_at_ms: int
-    #: "given back", "lease ended" or "rejected".
+    #: "nacked", "lease ended" or "rejected".
     outcome: str
     error: str = ""
 

@@ -43,8 +43,8 @@ from qmq_client.group.actions import (
 from qmq_client.group.aside import Aside
 from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
 from qmq_client.group.history import (
-    GIVEN_BACK,
     LEASE_ENDED,
+    NACKED,
     Attempt,
     History,
     extended,
@@ -219,7 +219,7 @@ class GroupState:
             case Nacked():
                 self._on_nacked(action)
             case Expired():
-                self._on_given_back(action, LEASE_ENDED, LEASE_ENDED)
+                self._on_returned(action, LEASE_ENDED, LEASE_ENDED)
             case Extended():
                 self._on_extended(action)
             case Dead():
@@ -314,11 +314,11 @@ class GroupState:
 
     def _on_nacked(self, action: Nacked) -> None:
         if action.was_tried:
-            self._on_given_back(action, GIVEN_BACK, action.error)
+            self._on_returned(action, NACKED, action.error)
         else:
-            self._on_given_back_untried(action)
+            self._on_returned_untried(action)
 
-    def _on_given_back(self, action: Nacked | Expired, outcome: str, error: str) -> None:
+    def _on_returned(self, action: Nacked | Expired, outcome: str, error: str) -> None:
         ended = self._log(action.consumer).end(action.first, action.next)
         is_done = action.retry_at_ms == NO_RETRY
         self._after_end(action, ended, is_done=is_done)
@@ -350,7 +350,7 @@ class GroupState:
                 )
             )
 
-    def _on_given_back_untried(self, action: Nacked) -> None:
+    def _on_returned_untried(self, action: Nacked) -> None:
         """Let the messages wait as if they had not been delivered this time."""
         ended = self._log(action.consumer).end(action.first, action.next)
         self._after_end(action, ended, is_done=False)

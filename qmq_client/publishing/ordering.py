@@ -60,7 +60,7 @@ class Turns:
     #: Keys with unsent rows that are not free: somebody must send them when the free ones are.
     followed: set[Pair] = field(default_factory=set)
 
-    def given_back(self) -> BatchOutcome:
+    def returned(self) -> BatchOutcome:
         """The settlement of the held rows: no attempt, and due again soon."""
         return BatchOutcome(
             failed=tuple(
@@ -110,7 +110,7 @@ class WaitsForWatchdog:
     def __init__(self) -> None:
         self._rows = 0
 
-    def given_back(self, rows: Sequence[OutboxRow]) -> None:
+    def returned(self, rows: Sequence[OutboxRow]) -> None:
         """These wait for an earlier row of their key that this sender does not have."""
         before, self._rows = self._rows, self._rows + len(rows)
         if before.bit_length() == self._rows.bit_length():

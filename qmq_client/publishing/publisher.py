@@ -405,7 +405,7 @@ class Publisher:
     def _give_back(self, rows: list[OutboxRow]) -> None:
         """Let go of rows whose turn does not come: who sends the one before them takes them too."""
         self._leave(rows)
-        self._waits_for_watchdog.given_back(rows)
+        self._waits_for_watchdog.returned(rows)
         self._disown(rows)
 
     def _leave_in_outage(self, rows: list[OutboxRow]) -> None:
@@ -416,7 +416,7 @@ class Publisher:
 
     def _disown(self, rows: list[OutboxRow]) -> None:
         turns = Turns(held=[HeldRow(row, 0) for row in rows])
-        self._asked("give back", lambda: self._store.settle(turns.given_back(), token=self.token))
+        self._asked("give back", lambda: self._store.settle(turns.returned(), token=self.token))
 
     def _settle(self, outcome: BatchOutcome, now_s: float) -> None:
         self._sent_at_s = now_s

@@ -123,7 +123,7 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     #: Databases that are swept at the same time.
     workers: _Threads = 8
     #: Further ones that hang or are slow, at most; the rest of those waits.
-    aside_workers: _Threads = 24
+    isolated_workers: _Threads = 24
     #: Open connections to all databases together; what is beyond is opened and closed each time.
     connections_max: _Count = 200
     #: A database that does not take a connection for this long is away.

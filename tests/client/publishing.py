@@ -60,7 +60,7 @@ def sweep(world: World, *, keep_ms: int | None = None) -> BatchOutcome:
     """What a watchdog does with whatever is due."""
     rows = world.store.claim(token=WATCHDOG, limit=1000, lease_ms=5000)
     turns = turns_of(rows, world.store)
-    world.store.settle(turns.given_back(), token=WATCHDOG)
+    world.store.settle(turns.returned(), token=WATCHDOG)
     outcome = publish_rows(
         turns.free,
         transport=world.transport,

@@ -95,11 +95,11 @@ def test_O4_a_row_that_is_not_there_any_more_is_held() -> None:
 
 
 def test_O4_held_rows_are_given_back_without_an_attempt_and_later_the_further_they_wait() -> None:
-    outcome = sort_out([row(2), row(9)], {("s", "k"): ids(1, 2, 3, 4, 5, 9)}).given_back()
+    outcome = sort_out([row(2), row(9)], {("s", "k"): ids(1, 2, 3, 4, 5, 9)}).returned()
     assert [each.is_attempt for each in outcome.failed] == [False, False]
     first, last = (each.delay_ms for each in outcome.failed)
     assert HELD_MS < first < last < HELD_MS_MAX
-    far = sort_out([row(10**6)], {("s", "k"): ids(*range(100_000))}).given_back()
+    far = sort_out([row(10**6)], {("s", "k"): ids(*range(100_000))}).returned()
     assert far.failed[0].delay_ms == HELD_MS_MAX
 
 
@@ -151,7 +151,7 @@ def test_O4_that_keys_wait_for_a_watchdog_is_logged_less_and_less_often(
 ) -> None:
     waits = WaitsForWatchdog()
     for number in range(100):
-        waits.given_back([row(number, f"order-{number}")])
+        waits.returned([row(number, f"order-{number}")])
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 7
     assert "messages=64 wait for an earlier one" in caplog.text
     assert "which another process has: 's order-63'" in caplog.text

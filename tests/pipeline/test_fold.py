@@ -115,7 +115,7 @@ def test_a_message_goes_from_delivery_to_settlement_with_its_times() -> None:
     first = found[0]
     delivered, settled = first["first_delivered_at"], first["settled_at"]
     assert (settled - delivered).total_seconds() * 1000 == 15
-    assert outcomes(found) == {0: "acked", 1: "acked", 2: "given back"}
+    assert outcomes(found) == {0: "acked", 1: "acked", 2: "returned"}
     assert (found[2]["error"], found[2]["settled_at"]) == ("no", None)
 
 
@@ -163,7 +163,7 @@ def test_a_dead_letter_stays_dead_when_its_hand_out_ends_and_lives_again_when_re
         "boom",
     )
     again = folded([*dead, Replayed(AT_MS + 9, "orders", "billing", 0, 1)])
-    assert (again[0]["outcome"], again[0]["settled_at"]) == ("given back", None)
+    assert (again[0]["outcome"], again[0]["settled_at"]) == ("returned", None)
 
 
 def test_what_a_group_never_gets_is_said() -> None:

@@ -63,7 +63,7 @@ def test_a_dead_letter_replayed_behind_a_seek_ahead_is_given_up_with_the_group()
         Sought(AT_MS + 4, "orders", "billing", 6),
         Replayed(AT_MS + 5, "orders", "billing", 1, 2),
     ]
-    assert outcomes(folded(lived))[1] == "given back"
+    assert outcomes(folded(lived))[1] == "returned"
     found = folded([*lived, ENDED])
     assert (found[1]["outcome"], found[1]["reason"]) == ("skipped", "the group ended")
 

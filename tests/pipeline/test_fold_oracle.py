@@ -81,9 +81,9 @@ class Oracle(MemoryGroup):
         found = {one: "acked" if one in self.acked else "skipped" for one in range(state.cursor)}
         if state.lanes is not None:
             for one, _ in state.lanes.sequences():
-                found[one] = "given back" if one in self.replayed else "waiting"
+                found[one] = "returned" if one in self.replayed else "waiting"
         for run in state.redeliveries.runs():
-            found |= dict.fromkeys(range(run.first, run.next), "given back")
+            found |= dict.fromkeys(range(run.first, run.next), "returned")
         for away in state.aside.runs.runs():
             found |= dict.fromkeys(range(away.first, away.next), "set aside")
         for _, log in state.consumers():

@@ -144,7 +144,7 @@ AWAY = SetAside(AT_MS + 3, "orders", "billing", 0, 2, NO_TICKET)
 
 def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
     found = folded([*SENT_BACK, AWAY])
-    assert outcomes(found) == {0: "set aside", 1: "set aside", 2: "given back"}
+    assert outcomes(found) == {0: "set aside", 1: "set aside", 2: "returned"}
     assert found[0]["set_aside_at"] == datetime.fromtimestamp((AT_MS + 3) / 1000, UTC)
     again = folded(
         [
@@ -154,7 +154,7 @@ def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
             pulled(10, 3, (1, 1, 2)),
         ]
     )
-    assert outcomes(again) == {0: "set aside", 1: "in flight", 2: "given back"}
+    assert outcomes(again) == {0: "set aside", 1: "in flight", 2: "returned"}
     assert again[1]["brought_back_at"] == datetime.fromtimestamp((AT_MS + 9) / 1000, UTC)
     assert (again[1]["error"], again[1]["attempts"]) == ("later", 2)
 

@@ -34,7 +34,7 @@ from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.group import apply, picking
 from qmq_client.group.actions import Action, Nacked, Skipped
 from qmq_client.group.apply import apply_action
-from qmq_client.group.history import GIVEN_BACK
+from qmq_client.group.history import NACKED
 from qmq_client.group.lanes import KeyLanes
 from qmq_client.group.picking import Picked
 from qmq_client.group.redelivery import Redelivery
@@ -113,9 +113,9 @@ def attempts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def what_comes_back_untried_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(self: GroupState, action: Nacked) -> None:
-        self._on_given_back(action, GIVEN_BACK, action.error)
+        self._on_returned(action, NACKED, action.error)
 
-    monkeypatch.setattr(GroupState, "_on_given_back_untried", count)
+    monkeypatch.setattr(GroupState, "_on_returned_untried", count)
 
 
 def suspects_come_with_others(monkeypatch: pytest.MonkeyPatch) -> None:

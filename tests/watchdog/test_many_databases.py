@@ -34,9 +34,9 @@ from tests.watchdog.rows import left, make_database, put_rows
 from tests.watchdog.transports import HandClock
 
 DEADLINE_S = 60.0
-OPTIONS = DaemonOptions(poll_s=3_600.0, workers=4, aside_workers=12)
+OPTIONS = DaemonOptions(poll_s=3_600.0, workers=4, isolated_workers=12)
 #: The shortest bounds that drivers take.
-QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0, workers=4, aside_workers=12)
+QUICK = WatchdogSection(connect_s_max=1.0, statement_s_max=1.0, workers=4, isolated_workers=12)
 
 
 class CountingTransport(MemoryTransport):
@@ -209,7 +209,7 @@ def test_a_pass_ends_at_its_deadline_and_names_what_was_not_reached(
     hanging = hanging_databases(tmp_path, 3, let_go)
     (good,) = copies(template, tmp_path, 1)
     put_rows(good, 1)
-    limits = WatchdogSection(workers=2, aside_workers=2)
+    limits = WatchdogSection(workers=2, isolated_workers=2)
     clock = HandClock()
     clock.step_s = 0.5  # each look takes so long
     sweeps = [Sweep(each, MemoryTransport(broker)) for each in [*hanging, good]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from qmq_watchdog.workers import RUNS_PER_SERVER_ASIDE, SERVER_FAILURES_MAX, Workers
+from qmq_watchdog.workers import RUNS_PER_SERVER_ISOLATED, SERVER_FAILURES_MAX, Workers
 from tests.kit.waiting import wait_for
 from tests.watchdog.transports import HandClock
 
@@ -36,14 +36,14 @@ class Task:
 class Round:
     """Workers over tasks, and the order in which they ran."""
 
-    def __init__(self, *, threads: int = 2, aside_max: int = 3) -> None:
+    def __init__(self, *, threads: int = 2, isolated_max: int = 3) -> None:
         self.clock = HandClock()
         self.order: list[str] = []
         self.most_at_once: dict[str, int] = {}
         self._at_once: dict[str, int] = {}
         self._lock = threading.Lock()
         self.workers: Workers[Task] = Workers(
-            self._run, threads=threads, aside_max=aside_max, slow_s=SLOW_S, clock=self.clock
+            self._run, threads=threads, isolated_max=isolated_max, slow_s=SLOW_S, clock=self.clock
         )
         self.on_run: Callable[[Task], None] = lambda _: None
 
@@ -164,7 +164,7 @@ def test_never_more_run_at_once_than_there_are_threads() -> None:
 
 
 def test_W3_jobs_that_hang_are_counted_apart_and_others_take_their_places() -> None:
-    with a_round(threads=2, aside_max=3) as round_:
+    with a_round(threads=2, isolated_max=3) as round_:
         bad, good = hanging(2), [Task(f"good-{number}") for number in range(20)]
         round_.offer(*bad)
         started(*bad)
@@ -179,7 +179,7 @@ def test_W3_jobs_that_hang_are_counted_apart_and_others_take_their_places() -> N
 
 
 def test_W3_what_has_hung_once_takes_no_thread_of_the_others_again() -> None:
-    with a_round(threads=2, aside_max=1) as round_:
+    with a_round(threads=2, isolated_max=1) as round_:
         bad = hanging(2)
         round_.offer(*bad)
         started(*bad)
@@ -204,7 +204,7 @@ def test_W3_what_has_hung_once_takes_no_thread_of_the_others_again() -> None:
 
 
 def test_W3_what_has_failed_and_is_well_again_waits_for_nothing_that_hangs() -> None:
-    with a_round(threads=1, aside_max=1) as round_:
+    with a_round(threads=1, isolated_max=1) as round_:
         once, (stuck,) = Task("once", is_well=False), hanging(1)
         round_.do(once)
         once.is_well = True
@@ -219,7 +219,7 @@ def test_W3_what_has_failed_and_is_well_again_waits_for_nothing_that_hangs() -> 
 
 
 def test_W3_a_hundred_databases_of_a_dead_server_hold_two_threads() -> None:
-    with a_round(threads=2, aside_max=6) as round_:
+    with a_round(threads=2, isolated_max=6) as round_:
         dead = [Task(f"dead-{number}", "server", is_well=False) for number in range(100)]
         round_.do(*dead[:SERVER_FAILURES_MAX])
         for task in dead:
@@ -230,16 +230,16 @@ def test_W3_a_hundred_databases_of_a_dead_server_hold_two_threads() -> None:
         good = [Task(f"good-{number}") for number in range(20)]
         round_.offer(*good)
         started(*good)
-        aside = (RUNS_PER_SERVER_ASIDE, 100 - RUNS_PER_SERVER_ASIDE)
+        aside = (RUNS_PER_SERVER_ISOLATED, 100 - RUNS_PER_SERVER_ISOLATED)
         wait_for(lambda: round_.workers.under_way()[1:] == aside)
         for task in dead:
             task.let_go.set()
         assert round_.workers.wait_idle(DEADLINE_S)
-        assert round_.most_at_once["server"] == RUNS_PER_SERVER_ASIDE
+        assert round_.most_at_once["server"] == RUNS_PER_SERVER_ISOLATED
 
 
 def test_W3_a_server_that_is_back_is_swept_by_all_threads_at_once() -> None:
-    with a_round(threads=4, aside_max=2) as round_:
+    with a_round(threads=4, isolated_max=2) as round_:
         dead = [Task(f"dead-{number}", "server", is_well=False) for number in range(10)]
         round_.do(*dead)
         for task in dead:
@@ -255,7 +255,7 @@ def test_W3_a_server_that_is_back_is_swept_by_all_threads_at_once() -> None:
 
 
 def test_a_bad_database_does_not_make_its_healthy_server_a_bad_one() -> None:
-    with a_round(threads=1, aside_max=1) as round_:
+    with a_round(threads=1, isolated_max=1) as round_:
         bad = Task("bad", "server", is_well=False)
         good = Task("good", "server")
         for _ in range(SERVER_FAILURES_MAX + 1):
@@ -301,7 +301,7 @@ def test_a_job_that_was_wanted_again_does_not_come_again_after_a_stop() -> None:
 
 
 def test_W3_a_job_that_is_given_up_leaves_no_suspicion_to_another_of_its_name() -> None:
-    with a_round(threads=1, aside_max=1) as round_:
+    with a_round(threads=1, isolated_max=1) as round_:
         bad, (stuck,) = Task("shop", "old server", is_well=False), hanging(1)
         round_.do(bad)
         round_.workers.forget(bad)
@@ -321,7 +321,7 @@ def refuse(_: threading.Thread) -> None:
 def test_W1_jobs_wait_for_a_thread_that_the_system_does_not_give_and_run_when_it_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with a_round(threads=2, aside_max=1) as round_:
+    with a_round(threads=2, isolated_max=1) as round_:
         tasks = [Task(name) for name in "abcdef"]
         with monkeypatch.context() as without_threads:
             without_threads.setattr(threading.Thread, "start", refuse)
@@ -337,7 +337,7 @@ def test_W1_jobs_wait_for_a_thread_that_the_system_does_not_give_and_run_when_it
 def test_each_lack_of_threads_is_told_also_if_the_one_before_was_got_over_without_a_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with a_round(threads=2, aside_max=2) as round_:
+    with a_round(threads=2, isolated_max=2) as round_:
         (first,), second, more = hanging(1), Task("second"), hanging(3)
         round_.offer(first)
         started(first)
@@ -359,7 +359,7 @@ def test_each_lack_of_threads_is_told_also_if_the_one_before_was_got_over_withou
 def test_W3_a_thread_that_was_refused_takes_the_place_of_one_that_hangs_when_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with a_round(threads=1, aside_max=1) as round_:
+    with a_round(threads=1, isolated_max=1) as round_:
         (bad,), good = hanging(1), Task("good")
         round_.offer(bad)
         started(bad)

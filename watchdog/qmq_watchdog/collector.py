@@ -72,14 +72,14 @@ class WatchdogCollector(Collector):
         yield rows
 
     def _threads(self, jobs: list[SweepJob]) -> Iterator[Metric]:
-        running, aside, waiting = self._daemon.under_way()
+        running, isolated, waiting = self._daemon.under_way()
         threads = GaugeMetricFamily(
             f"{_PREFIX}_runs",
-            "Sweeps that run, run on spare threads (aside), or wait.",
+            "Sweeps that run, run on spare threads (isolated), or wait.",
             labels=["state"],
         )
         threads.add_metric(["running"], running)
-        threads.add_metric(["aside"], aside)
+        threads.add_metric(["isolated"], isolated)
         threads.add_metric(["waiting"], waiting)
         yield threads
         yield GaugeMetricFamily(f"{_PREFIX}_databases", "Databases that are swept.", len(jobs))

@@ -135,7 +135,7 @@ class Daemon:
         self._workers: Workers[Job] = Workers(
             self._run,
             threads=options.workers,
-            aside_max=options.aside_workers,
+            isolated_max=options.isolated_workers,
             slow_s=options.share_s + _SLOW_S,
             clock=clock,
         )

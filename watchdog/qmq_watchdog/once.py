@@ -87,7 +87,7 @@ class _Pass:
         self._workers: Workers[Sweep] = Workers(
             self._sweep_one,
             threads=limits.workers,
-            aside_max=limits.aside_workers,
+            isolated_max=limits.isolated_workers,
             slow_s=_SLOW_S,
             clock=clock,
         )

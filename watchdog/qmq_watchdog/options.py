@@ -21,7 +21,7 @@ class DaemonOptions:
     outage_s_max: float = WatchdogSection().outage_s_max
     share_s: float = WatchdogSection().share_s
     workers: int = WatchdogSection().workers
-    aside_workers: int = WatchdogSection().aside_workers
+    isolated_workers: int = WatchdogSection().isolated_workers
     chore_s: float = WatchdogSection().chore_s
     #: 0 if nobody reads the metrics.
     sample_s: float = 0.0
@@ -36,7 +36,7 @@ class DaemonOptions:
             outage_s_max=section.outage_s_max,
             share_s=section.share_s,
             workers=section.workers,
-            aside_workers=section.aside_workers,
+            isolated_workers=section.isolated_workers,
             chore_s=section.chore_s,
             sample_s=section.sample_s if section.metrics_listen else 0.0,
         )

@@ -51,13 +51,13 @@ class Service:
         self._broker_from = broker_from
         self._environment = environment
         limits = config.watchdog
-        in_use_max = CONNECTIONS_PER_RUN * (limits.workers + limits.aside_workers)
+        in_use_max = CONNECTIONS_PER_RUN * (limits.workers + limits.isolated_workers)
         kept_max = limits.connections_max - in_use_max
         if kept_max < 0:
             raise ConfigurationError(
                 setting="watchdog.connections_max",
                 value=f"{limits.connections_max}, fewer than {CONNECTIONS_PER_RUN} for each of "
-                "workers and aside_workers",
+                "workers and isolated_workers",
                 remedy=f"Give at least {in_use_max}, or fewer workers.",
             )
         self._options = DaemonOptions.from_config(limits)

@@ -298,7 +298,7 @@ class Sweep:
                 token=claim.token,
                 rows=claim.rows if sent_s < claim.lease_end_s else (),
                 outcome=outcome,
-                held=turns.given_back(),
+                held=turns.returned(),
             ),
             counts,
         )

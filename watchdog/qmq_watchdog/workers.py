@@ -1,9 +1,9 @@
 """The threads that sweep: few, fair, and never all blocked by what hangs.
 
 Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of
-databases go round and round on a handful of threads. A run that takes too long is set *aside* and a
-spare thread takes its place; the next run of that job starts among those aside, of which there is a
-bounded number. A server on which run after run fails is set aside as a whole, with two of its
+databases go round and round on a handful of threads. A run that takes too long is *isolated*: a spare
+thread takes its place, and the next run of that job starts among the isolated ones, of which there is
+a bounded number. A server on which run after run fails is isolated as a whole, with two of its
 databases at a time, until one of them succeeds: however many databases died with it, the others go
 round as before. Promise W3 depends on this module.
 """
@@ -20,10 +20,10 @@ from typing import Final, Generic, Protocol, TypeVar
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_watchdog.events import log_event
 
-#: Failures in a row, of any databases of one server, after which the server is set aside.
+#: Failures in a row, of any databases of one server, after which the server is isolated.
 SERVER_FAILURES_MAX: Final = 3
 #: Databases of such a server that are tried at the same time.
-RUNS_PER_SERVER_ASIDE: Final = 2
+RUNS_PER_SERVER_ISOLATED: Final = 2
 
 
 class Work(Protocol):
@@ -50,7 +50,7 @@ class _Run:
     name: str
     server: str
     started_s: float
-    is_aside: bool
+    is_isolated: bool
     #: Whether it has been found to take too long.
     is_slow: bool = False
     #: Whether it was offered again meanwhile.
@@ -70,13 +70,13 @@ class Workers(Generic[_Work]):
         run: Callable[[_Work], bool],
         *,
         threads: int,
-        aside_max: int,
+        isolated_max: int,
         slow_s: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._run = run
         self._threads_max = threads
-        self._aside_max = aside_max
+        self._isolated_max = isolated_max
         self._slow_s = slow_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class Workers(Generic[_Work]):
         #: … and here callers that wait for all runs to end.
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
-        self._aside: deque[_Work] = deque()
+        self._isolated: deque[_Work] = deque()
         #: Identities of the jobs in either of the two.
         self._waiting: set[int] = set()
         self._running: dict[int, _Run] = {}
@@ -114,7 +114,7 @@ class Workers(Generic[_Work]):
             self._suspects.discard(job.name)
 
     def look(self) -> None:
-        """Set aside runs that take too long, so that others take their places; try again for a thread
+        """Isolate runs that take too long, so that others take their places; try again for a thread
         that could not be started.
 
         Call it a few times a second.
@@ -127,8 +127,8 @@ class Workers(Generic[_Work]):
                 if not run.is_slow:
                     run.is_slow = True
                     self._note(run.name, run.server, is_well=False)
-                if not run.is_aside and self._count(is_aside=True) < self._aside_max:
-                    run.is_aside = True
+                if not run.is_isolated and self._count(is_isolated=True) < self._isolated_max:
+                    run.is_isolated = True
                     self._start_or_wake()
             if self._lacks_thread:  # also if none is needed: else nobody would see the end of it
                 self._start_thread()
@@ -138,7 +138,7 @@ class Workers(Generic[_Work]):
         with self._lock:
             self._is_stopped = True
             self._brisk.clear()
-            self._aside.clear()
+            self._isolated.clear()
             self._waiting.clear()
             self._wake_all()
             self._ended.notify_all()
@@ -147,14 +147,14 @@ class Workers(Generic[_Work]):
         """Wait until nothing is under way or waiting; returns whether that happened in time."""
         with self._lock:
             return self._ended.wait_for(
-                lambda: not (self._running or self._brisk or self._aside), deadline_s
+                lambda: not (self._running or self._brisk or self._isolated), deadline_s
             )
 
     def under_way(self) -> tuple[int, int, int]:
-        """How many jobs run, how many are set aside, and how many wait."""
+        """How many jobs run, how many are isolated, and how many wait."""
         with self._lock:
-            aside = self._count(is_aside=True)
-            return len(self._running) - aside, aside, len(self._brisk) + len(self._aside)
+            isolated = self._count(is_isolated=True)
+            return len(self._running) - isolated, isolated, len(self._brisk) + len(self._isolated)
 
     # -- everything below: with the lock
 
@@ -165,20 +165,20 @@ class Workers(Generic[_Work]):
             self._start_or_wake()
 
     def _lane(self, job: _Work) -> deque[_Work]:
-        is_aside = job.name in self._suspects or self._is_server_aside(job.server)
-        return self._aside if is_aside else self._brisk
+        is_isolated = job.name in self._suspects or self._is_server_isolated(job.server)
+        return self._isolated if is_isolated else self._brisk
 
-    def _is_server_aside(self, server: str) -> bool:
+    def _is_server_isolated(self, server: str) -> bool:
         return self._server_failures[server] >= SERVER_FAILURES_MAX
 
-    def _count(self, *, is_aside: bool) -> int:
-        return sum(run.is_aside is is_aside for run in self._running.values())
+    def _count(self, *, is_isolated: bool) -> int:
+        return sum(run.is_isolated is is_isolated for run in self._running.values())
 
     def _start_or_wake(self) -> None:
         if self._idle_count:
             self._idle_count -= 1
             self._wanted.notify()
-        elif self._thread_count < self._threads_max + self._aside_max:
+        elif self._thread_count < self._threads_max + self._isolated_max:
             self._start_thread()
 
     def _start_thread(self) -> None:
@@ -199,36 +199,36 @@ class Workers(Generic[_Work]):
         self._wanted.notify_all()
 
     def _note(self, name: str, server: str, *, is_well: bool) -> None:
-        was_aside = self._is_server_aside(server)
+        was_isolated = self._is_server_isolated(server)
         if is_well:
             self._suspects.discard(name)
             del self._server_failures[server]
         else:
             self._suspects.add(name)
             self._server_failures[server] += 1
-        if was_aside != self._is_server_aside(server):
+        if was_isolated != self._is_server_isolated(server):
             self._sort_again()
 
     def _sort_again(self) -> None:
-        waiting = [*self._brisk, *self._aside]
+        waiting = [*self._brisk, *self._isolated]
         self._brisk.clear()
-        self._aside.clear()
+        self._isolated.clear()
         for job in waiting:
             self._lane(job).append(job)
         self._wake_all()
 
     def _next(self) -> tuple[_Work, bool] | None:
-        if self._brisk and self._count(is_aside=False) < self._threads_max:
+        if self._brisk and self._count(is_isolated=False) < self._threads_max:
             return self._brisk.popleft(), False
-        if self._count(is_aside=True) < self._aside_max:
+        if self._count(is_isolated=True) < self._isolated_max:
             # Counted once: a thousand databases of one dead server may be in this line.
-            runs = Counter(run.server for run in self._running.values() if run.is_aside)
-            for index, job in enumerate(self._aside):
+            runs = Counter(run.server for run in self._running.values() if run.is_isolated)
+            for index, job in enumerate(self._isolated):
                 if (
-                    not self._is_server_aside(job.server)
-                    or runs[job.server] < RUNS_PER_SERVER_ASIDE
+                    not self._is_server_isolated(job.server)
+                    or runs[job.server] < RUNS_PER_SERVER_ISOLATED
                 ):
-                    del self._aside[index]
+                    del self._isolated[index]
                     return job, True
         return None
 
@@ -247,13 +247,13 @@ class Workers(Generic[_Work]):
             while not self._is_stopped:
                 found = self._next()
                 if found is not None:
-                    job, is_aside = found
+                    job, is_isolated = found
                     self._waiting.discard(id(job))
                     self._running[id(job)] = _Run(
                         name=job.name,
                         server=job.server,
                         started_s=self._clock.monotonic_s(),
-                        is_aside=is_aside,
+                        is_isolated=is_isolated,
                     )
                     return job
                 self._idle_count += 1
@@ -267,7 +267,7 @@ class Workers(Generic[_Work]):
             if is_well or not run.is_slow:  # that it is slow was noted when it was found out
                 self._note(run.name, run.server, is_well=is_well)
             if run.is_slow:
-                self._suspects.add(run.name)  # among those aside it must prove that it is quick
+                self._suspects.add(run.name)  # isolated, it must prove that it is quick
             if run.is_wanted_again and not self._is_stopped:
                 self._line_up(job)
             self._ended.notify_all()

@@ -44,7 +44,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened to the message in one group."""
 
     at_ms: int
-    #: given, acked, given back, given back untried, lease ended, extended, rejected, dead, replayed,
+    #: given, acked, nacked, nacked untried, lease ended, extended, rejected, dead, replayed,
     #: purged, held, moved (the group was), lost, or ended (the group did).
     event: str
     consumer: str = ""
@@ -198,10 +198,10 @@ class _Follower:
 
     def _nack_name(self, action: Nacked) -> str:
         if not action.was_tried:
-            return "given back untried"
+            return "nacked untried"
         last = self.events[action.group][-1]
         is_rejected = last.event == "dead" and last.reason == REJECTED
-        return "rejected" if is_rejected else "given back"
+        return "rejected" if is_rejected else "nacked"
 
     def _add(self, group: str, told: TraceEvent) -> None:
         self.events.setdefault(group, []).append(told)

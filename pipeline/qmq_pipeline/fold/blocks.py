@@ -17,7 +17,7 @@ from qmq_pipeline.tables.schemas import DELIVERIES
 OUTCOMES: Final = (
     "",
     "in flight",
-    "given back",
+    "returned",
     "acked",
     "dead",
     "skipped",
@@ -25,12 +25,10 @@ OUTCOMES: Final = (
     "waiting",
     "set aside",
 )
-NONE, IN_FLIGHT, GIVEN_BACK, ACKED, DEAD, SKIPPED, FILTERED, WAITING, SET_ASIDE = range(
-    len(OUTCOMES)
-)
-_OPEN: Final = (NONE, IN_FLIGHT, GIVEN_BACK, WAITING, SET_ASIDE)
+NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, SET_ASIDE = range(len(OUTCOMES))
+_OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, SET_ASIDE)
 #: What retention deletes by force: not what a consumer has in hand, nor what has a copy.
-_DELETED: Final = (NONE, GIVEN_BACK, WAITING)
+_DELETED: Final = (NONE, RETURNED, WAITING)
 _STATE: Final = np.dtype(
     [
         ("first_us", "i8"),
@@ -54,7 +52,7 @@ _AT, _ATTEMPT, _TEXT, _NEVER = "at", "attempt", "text", "never"
 _SETTLED: Final = {"settled_us": _AT}
 _TOLD: Final = {"settled_us": _AT, "text": _TEXT}
 #: What a step does: to messages with which outcome (None for all), the outcome that they get, and what is noted. The log
-#: has a dead letter before the end of the hand-out that caused it, so only messages in flight are given back.
+#: has a dead letter before the end of the hand-out that caused it, so only messages in flight are returned.
 MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.PULLED: (
         None,
@@ -62,11 +60,11 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
         {"last_us": _AT, "settled_us": _NEVER, "attempts": _ATTEMPT},
     ),
     steps.ACKED: (None, ACKED, _SETTLED),
-    steps.GIVEN_BACK: ((IN_FLIGHT,), GIVEN_BACK, {"text": _TEXT}),
+    steps.RETURNED: ((IN_FLIGHT,), RETURNED, {"text": _TEXT}),
     steps.DEAD: (None, DEAD, {**_TOLD, "attempts": _ATTEMPT}),
-    steps.SET_ASIDE: ((GIVEN_BACK,), SET_ASIDE, {"aside_us": _AT, "back_us": _NEVER}),
-    steps.BROUGHT_BACK: ((SET_ASIDE,), GIVEN_BACK, {"back_us": _AT}),
-    steps.REPLAYED: ((DEAD,), GIVEN_BACK, {"settled_us": _NEVER}),
+    steps.SET_ASIDE: ((RETURNED,), SET_ASIDE, {"aside_us": _AT, "back_us": _NEVER}),
+    steps.BROUGHT_BACK: ((SET_ASIDE,), RETURNED, {"back_us": _AT}),
+    steps.REPLAYED: ((DEAD,), RETURNED, {"settled_us": _NEVER}),
     steps.WAITING: ((NONE,), WAITING, {}),
     steps.FILTERED: ((NONE,), FILTERED, _SETTLED),
     steps.PASSED_OVER: ((NONE,), SKIPPED, _TOLD),

@@ -43,10 +43,10 @@ from qmq_client.group.ranges import Spans
 from qmq_pipeline.tables.table import Column, Table
 
 #: What a step does; `blocks.py` has the meaning of each.
-PULLED, ACKED, GIVEN_BACK, DEAD, SET_ASIDE, BROUGHT_BACK = (
+PULLED, ACKED, RETURNED, DEAD, SET_ASIDE, BROUGHT_BACK = (
     "pulled",
     "acked",
-    "given back",
+    "returned",
     "dead",
     "set aside",
     "brought back",
@@ -197,10 +197,10 @@ class GroupSteps:
         for first, after in self._handed_out(row):
             yield Step(ACKED, first, after, row["at"])
 
-    def given_back(self, row: Row) -> Iterator[Step]:
+    def returned(self, row: Row) -> Iterator[Step]:
         said = row["error"] or (LEASE_ENDED if row["action"] == _EXPIRED else None)
         for first, after in self._handed_out(row):
-            yield Step(GIVEN_BACK, first, after, row["at"], 0, None, said)
+            yield Step(RETURNED, first, after, row["at"], 0, None, said)
 
     def dead(self, row: Row) -> Iterator[Step]:
         yield self._step(DEAD, row, row["attempt"], row["reason"], row["error"])
@@ -318,8 +318,8 @@ _KINDS: Final[Mapping[type[Action], Callable[[GroupSteps, Row], Iterator[Step]]]
     Ended: GroupSteps.ended,
     Pulled: GroupSteps.pulled,
     Acked: GroupSteps.acked,
-    Nacked: GroupSteps.given_back,
-    Expired: GroupSteps.given_back,
+    Nacked: GroupSteps.returned,
+    Expired: GroupSteps.returned,
     Dead: GroupSteps.dead,
     Skipped: GroupSteps.skipped,
     Sought: GroupSteps.sought,

@@ -166,7 +166,7 @@ OUTBOX: Final = Table(
 
 
 _OUTCOMES: Final = (
-    "waiting, in flight, given back, set aside, acked, dead, skipped, filtered, cancelled"
+    "waiting, in flight, returned, set aside, acked, dead, skipped, filtered, cancelled"
 )
 #: What became of one message at one group.
 _FATE_COLUMNS: Final = (

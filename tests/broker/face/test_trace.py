@@ -53,7 +53,7 @@ def test_a_trace_tells_who_got_a_message_when_and_how_each_attempt_ended(
         ("lease ended", "silent", 1),
         ("given", "two", 2),
         ("extended", "two", 0),
-        ("given back", "two", 2),
+        ("nacked", "two", 2),
         ("given", "three", 3),
         ("acked", "three", 3),
     ]
@@ -135,11 +135,11 @@ def test_a_trace_says_from_when_on_actions_are_still_there(tmp_path: Path) -> No
 
 def test_attempts_that_only_the_group_remembers_are_part_of_the_story() -> None:
     def past(attempt: int, at_ms: int) -> dict[str, Any]:
-        known = {"attempt": attempt, "consumer": "one", "outcome": "given back", "error": "no"}
+        known = {"attempt": attempt, "consumer": "one", "outcome": "nacked", "error": "no"}
         return {**known, "given_at_ms": at_ms, "ended_at_ms": at_ms + 1}
 
     given = {"at_ms": 20, "event": "given", "attempt": 2, "consumer": "one", "until_ms": 99}
-    back = {"at_ms": 21, "event": "given back", "attempt": 2, "consumer": "one", "error": "no"}
+    back = {"at_ms": 21, "event": "nacked", "attempt": 2, "consumer": "one", "error": "no"}
     now = {"state": "waiting", "attempts": 2, "at_ms": 50, "history": [past(1, 10), past(2, 20)]}
     place = {
         "subject": SUBJECT,
@@ -152,9 +152,9 @@ def test_attempts_that_only_the_group_remembers_are_part_of_the_story() -> None:
     assert [(step["at_ms"], step["what"]) for step in steps] == [
         (5, "stored"),
         (10, "given"),
-        (11, "given back"),
+        (11, "nacked"),
         (20, "given"),
-        (21, "given back"),
+        (21, "nacked"),
         (50, "waiting"),
     ]
     head, *lines = story_lines(steps)

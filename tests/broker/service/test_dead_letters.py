@@ -40,7 +40,7 @@ def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig)
     told = [(one.attempt, one.consumer, one.outcome, one.error) for one in letter.history]
     assert told == [
         (1, "one", "lease ended", "lease ended"),
-        (2, "two", "given back", "ValueError: b"),
+        (2, "two", "nacked", "ValueError: b"),
         (3, "three", "rejected", "not ours"),
     ]
     times = [(one.given_at_ms - began_ms, one.ended_at_ms - began_ms) for one in letter.history]
@@ -50,7 +50,7 @@ def test_C4_a_dead_letter_says_what_was_tried_by_whom_and_how_it_ended(rig: Rig)
     rig.restart()
     assert rig.broker.query.dead_letters(SUBJECT, GROUP) == [letter]
     (waiting,) = rig.broker.query.in_groups(SUBJECT, 1, b"", rig.now_ms)
-    assert [one.outcome for one in waiting.history] == ["lease ended", "given back"]
+    assert [one.outcome for one in waiting.history] == ["lease ended", "nacked"]
 
 
 def test_C4_replayed_dead_letters_go_to_their_own_group_as_if_for_the_first_time(
@@ -146,6 +146,6 @@ def test_B10_a_group_where_very_many_messages_fail_keeps_less_of_each(
 def test_B10_a_history_is_bounded_and_keeps_the_newest() -> None:
     history: History = ()
     for number in range(1, 40):
-        history = extended(history, Attempt(number, "one", number, number, "given back", "x" * 500))
+        history = extended(history, Attempt(number, "one", number, number, "nacked", "x" * 500))
     assert [one.attempt for one in history] == list(range(40 - ATTEMPTS_KEPT_MAX, 40))
     assert [len(one.error) for one in history] == [100] * (ATTEMPTS_KEPT_MAX - 1) + [500]

@@ -56,7 +56,7 @@ def test_C4_what_came_back_untried_has_all_its_attempts_before_it(rig: Rig, how:
     (letter,) = rig.broker.query.dead_letters(SUBJECT, GROUP)
     assert (letter.attempts, letter.error) == (2, "tried again")
     told = [(one.attempt, one.outcome, one.error) for one in letter.history]
-    assert told == [(1, "given back", "tried"), (2, "given back", "tried again")]
+    assert told == [(1, "nacked", "tried"), (2, "nacked", "tried again")]
 
 
 def test_C4_a_snapshot_taken_while_it_is_held_or_waits_says_the_same(rig: Rig) -> None:
@@ -169,7 +169,7 @@ def test_the_story_of_a_message_tells_what_came_back_untried(rig: Rig) -> None:
     told = rig.broker.query.trace(SUBJECT, 0, placed_at_ms).events[GROUP]
     assert [(one.event, one.attempt, one.error) for one in told] == [
         ("given", 1, ""),
-        ("given back untried", 1, "consumer stopped"),
+        ("nacked untried", 1, "consumer stopped"),
         ("given", 1, ""),
         ("acked", 1, ""),
     ]

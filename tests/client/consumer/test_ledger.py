@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.consumer.delivery import ACKED, Received, given_back, given_back_untried, rejected
+from qmq_client.consumer.delivery import ACKED, Received, nacked, nacked_untried, rejected
 from qmq_client.consumer.ledger import Ledger, as_ranges, stale_entries
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 
@@ -35,9 +35,9 @@ def test_outcomes_are_told_apart_by_token_kind_delay_and_text() -> None:
     ledger = Ledger()
     ledger.add([received(3), received(1), received(2)], ACKED)
     ledger.add([received(9, token=2)], ACKED)
-    ledger.add([received(4), received(5)], given_back("no", 10))
-    ledger.add([received(6)], given_back("no"))
-    ledger.add([received(12)], given_back_untried("no"))
+    ledger.add([received(4), received(5)], nacked("no", 10))
+    ledger.add([received(6)], nacked("no"))
+    ledger.add([received(12)], nacked_untried("no"))
     ledger.add([received(7), received(8)], rejected("never"))
     ledger.extend([received(10), received(11)], 5_000)
     assert ledger.drain().settlements == (
@@ -61,7 +61,7 @@ def test_the_first_outcome_of_a_delivery_is_the_only_one() -> None:
     ledger = Ledger()
     one = received(1)
     assert ledger.add([one], ACKED) == 1
-    assert ledger.add([one], given_back("late")) == 0
+    assert ledger.add([one], nacked("late")) == 0
     assert ledger.drain().settlements == (Settlement(token=1, acks=((1, 2),)),)
 
 
