@@ -40,7 +40,7 @@ def test_messages_are_handled_by_all_workers_and_acked(broker: MemoryBroker) -> 
     together = threading.Barrier(3)
     done = threading.Semaphore(0)
 
-    @consumer(SUBJECT, group=GROUP, concurrency=3)
+    @consumer(SUBJECT, group=GROUP, concurrency=3, wait_ms=20)
     def handler(body: int) -> None:
         together.wait(WAIT_S)
         done.release()
@@ -320,7 +320,7 @@ def test_C9_even_a_fault_of_ours_does_not_end_the_loop(broker: MemoryBroker) -> 
 def test_C9_a_worker_outlives_every_exception_of_its_handler(broker: MemoryBroker) -> None:
     done = threading.Event()
 
-    @consumer(SUBJECT, group=GROUP, max_attempts=1)
+    @consumer(SUBJECT, group=GROUP, max_attempts=1, wait_ms=20)
     def handler(body: str) -> None:
         if body == "last":
             done.set()
@@ -336,7 +336,7 @@ def test_C9_a_worker_outlives_every_exception_of_its_handler(broker: MemoryBroke
 def test_a_handler_that_ends_the_interpreter_stops_run_and_is_raised_by_it(
     broker: MemoryBroker,
 ) -> None:
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=20)
     def handler(body: int) -> None:
         raise SystemExit(7)
 
@@ -348,7 +348,7 @@ def test_a_handler_that_ends_the_interpreter_stops_run_and_is_raised_by_it(
 
 
 def test_an_async_handler_that_ends_the_interpreter_stops_run_too(broker: MemoryBroker) -> None:
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=20)
     async def handler(body: int) -> None:
         raise SystemExit(7)
 
@@ -358,7 +358,7 @@ def test_an_async_handler_that_ends_the_interpreter_stops_run_too(broker: Memory
 
 
 def test_run_ends_when_a_handler_asks_for_it(broker: MemoryBroker) -> None:
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=20)
     def handler(body: int) -> None:
         consumers.request_stop()
 

@@ -33,14 +33,21 @@ def test_C8_a_handler_that_would_wait_for_itself_is_refused_at_once(call: str, k
         errors.append(raised.value)
         consumers.request_stop()
 
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=20)
     async def on_loop(body: int) -> None:
         if kind == "to_thread":
             await asyncio.to_thread(wait_for_itself)
         else:
             wait_for_itself()
 
-    @consumer(SUBJECT, group=GROUP, lease_ms=100, lease_ms_max=100, on_stale=wait_for_itself)
+    @consumer(
+        SUBJECT,
+        group=GROUP,
+        wait_ms=20,
+        lease_ms=100,
+        lease_ms_max=100,
+        on_stale=wait_for_itself,
+    )
     def plain(body: int) -> None:
         if kind == "plain":
             wait_for_itself()
@@ -58,7 +65,7 @@ def test_C8_a_handler_may_have_another_thread_stop_its_consumers() -> None:
     broker, done = MemoryBroker(), threading.Event()
     stopping: list[threading.Thread] = []
 
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=20)
     def handler(body: int) -> None:
         stopping.append(threading.Thread(target=consumers.stop))
         stopping[0].start()
