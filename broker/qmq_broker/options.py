@@ -71,7 +71,8 @@ class StoreOptions:
     retain_bytes: int = 0
     #: Give up even what a group has not got yet.
     force_retention: bool = False
-    #: Action log bytes after which the groups are saved; a restart replays that much.
+    #: Action log bytes after which the groups are saved, if that is not less than an eighth of what
+    #: they take on the disk; a restart replays that much.
     snapshot_bytes: int = 4 * MIB
     #: Given-up segments of the commit log that are kept to be written again.
     spare_segments: int = 2

@@ -148,9 +148,13 @@ def _keepers(address: BrokerAddress) -> list[dict[str, Any]]:
 def room_lines(room: dict[str, Any]) -> list[str]:
     """What is used of each bound, and by which tokens, for people."""
     bounds = [(one["name"], one["used"], one["limit"]) for one in room["bounds"]]
-    lines = table_lines(("bound", "used", "limit"), bounds)
-    names = ("token", "subjects", "groups", "groups_bytes")
-    tokens = [tuple(one[name] for name in names) for one in room.get("tokens", ())]
+    lines = [*table_lines(("bound", "used", "limit"), bounds)]
+    names = ("token", "subjects", "groups", "groups_bytes", "dead_letters_bytes")
+    tokens = [tuple(one.get(name, 0) for name in names) for one in room.get("tokens", ())]
+    letters = room.get("dead_letters")
+    if letters is not None:
+        heads = ("dead letters", "memory bytes", "at most", "file bytes")
+        lines += table_lines(heads, [tuple(letters.values())])
     return [*lines, *(table_lines(names, tokens) if tokens else ())]
 
 

@@ -134,7 +134,7 @@ def _room(address: BrokerAddress) -> Findings:
         for one in told.get("bounds") or ()
     ]
     for token in told.get("tokens") or ():
-        for name in ("subjects", "groups", "groups_bytes"):
+        for name in ("subjects", "groups", "groups_bytes", "dead_letters_bytes"):
             limit = told.get(f"{name}_per_token", 0)
             used.append((f"{name} of token {token.get('token')}", token.get(name, 0), limit))
     for name, count, limit in used:

@@ -23,6 +23,7 @@ from qmq_client.group.actions import (
     Skipped,
     Sought,
 )
+from qmq_client.group.dead_letters import Pool
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.state import GroupState
 
@@ -114,13 +115,14 @@ def _on_replayed(state: GroupState, action: Replayed) -> None:
         )
 
 
-def new_state(defined: GroupDefined) -> GroupState:
-    """A group that was just defined."""
+def new_state(defined: GroupDefined, pool: Pool | None = None) -> GroupState:
+    """A group that was just defined; `pool` pages out its dead letters."""
     state = GroupState(
         subject=defined.subject,
         group=defined.group,
         first_sequence=defined.first_sequence,
         max_attempts=defined.max_attempts,
+        pool=pool,
     )
     state.seen_ms = defined.at_ms
     return state
@@ -128,7 +130,7 @@ def new_state(defined: GroupDefined) -> GroupState:
 
 def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> bool:
     """Whether `move_back` would change anything."""
-    known = [state.cursor, max(state.dead, default=-1) + 1]
+    known = [state.cursor, state.dead.next_sequence]
     known += [run.next for run in state.redeliveries.runs()]
     known += [run.next for run in state.aside.runs.runs()]
     known += [lease.next_sequence for _, log in state.consumers() for lease in log.leases()]
@@ -136,7 +138,7 @@ def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> boo
         known += [sequence + 1 for sequence, _ in state.lanes.sequences()]
     if max(known) > next_sequence or max(state.aside.copies.values(), default=-1) >= next_copy:
         return True
-    return bool(state.dead) and not state.given().isdisjoint(state.dead)
+    return bool(state.dead) and any(one in state.dead for one in state.given())
 
 
 def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
@@ -151,8 +153,7 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
     for sequence in [one for one, copy in state.aside.copies.items() if copy >= next_copy]:
         del state.aside.copies[sequence]
     state.drop_leases_beyond(next_sequence)
-    for sequence in [sequence for sequence in state.dead if sequence >= next_sequence]:
-        del state.dead[sequence]
+    state.dead.forget_from(next_sequence)
     if state.lanes is not None:
         for sequence, _ in list(state.lanes.sequences()):
             if sequence >= next_sequence:
@@ -160,5 +161,5 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
     if (
         state.dead
     ):  # the log broke off between a death and the end of its lease: delivered once more
-        for sequence in state.given() & state.dead.keys():
-            del state.dead[sequence]
+        for sequence in state.given():
+            state.dead.pop(sequence, None)

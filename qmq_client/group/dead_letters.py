@@ -1,16 +1,18 @@
 """Messages that a group does not get again, and why.
 
-There may be very many, so each is kept as the bytes that a snapshot has of it: a third of the memory,
-and nothing for the garbage collector to visit. They stand in blocks of some thousands, by sequence: what
-is asked about a range of them, or done with it, costs as much as its blocks, not as all of them.
+There may be very many. Each is kept as the bytes that a snapshot has of it, in blocks of neighbouring
+sequences. Of each letter the sequence and the time of its death stay in memory; the bytes of a block
+may be *paged out* by a buffer pool (`Pool`) to wherever that keeps its pages, and are read again when
+somebody asks for a letter or changes the block. Without a pool everything stays in memory.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterator, MutableMapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator, MutableMapping
 from itertools import chain, islice
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -22,12 +24,18 @@ REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
 #: Its time to live ended before it was delivered.
 EXPIRED: Final = "expired"
-#: Letters of one block, at most: to put them in order takes less than a millisecond.
-BLOCK_LETTERS_MAX: Final = 4_096
+#: Letters and bytes of one block, at most: it is read or written in less than a millisecond. A letter
+#: that is longer has a block to itself.
+BLOCK_LETTERS_MAX: Final = 1_024
+BLOCK_BYTES_MAX: Final = 256 * 1024
 #: Letters that are looked at, or freed, at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
-#: Memory of one letter next to its bytes: their head, its number, and its places in a table that may be half empty.
-LETTER_BYTES: Final = 224
+#: Memory of one letter that stays when its block is paged out: sequence and time, and room to grow.
+LETTER_BYTES: Final = 20
+#: Memory of one block next to its letters.
+BLOCK_BYTES: Final = 1_536
+#: Memory of one letter in memory next to its bytes: their head, their place in a list.
+HELD_BYTES: Final = 64
 
 
 class DeadLetter(
@@ -47,40 +55,116 @@ class DeadLetter(
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(DeadLetter)
+_PAGE: Final = msgspec.msgpack.Decoder(list[DeadLetter])
+_PARTS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-class _Block:
-    """Neighbouring letters, in any order."""
+class Page(Protocol):
+    """The letters of one block outside the memory: an array in MessagePack. It never changes."""
 
-    __slots__ = ("encoded_bytes", "letters", "most", "newest_ms")
+    def read(self) -> bytes:
+        """All of it, as it was written, in any thread; raises if that cannot be read."""
+        ...
 
-    def __init__(self, letters: dict[int, bytes], newest_ms: int) -> None:
-        self.letters = letters
-        self.encoded_bytes = sum(map(len, letters.values()))
+
+class Pool(Protocol):
+    """Knows which blocks are in memory, and pages out those that were not used for longest."""
+
+    def used(self, block: Block) -> None:
+        """This block is in memory; it was just read or changed."""
+        ...
+
+    def forget(self, block: Block) -> None:
+        """This block is not used any more."""
+        ...
+
+
+class Block:
+    """Neighbouring letters, by sequence."""
+
+    __slots__ = ("at_ms", "encoded_bytes", "letters", "newest_ms", "page", "sequences")
+
+    def __init__(self) -> None:
+        self.sequences: array[int] = array("Q")
+        #: When each of them died.
+        self.at_ms: array[int] = array("q")
+        #: Each in MessagePack; None while the block is paged out.
+        self.letters: list[bytes] | None = []
+        #: What says the same as `letters`; None if it was changed since.
+        self.page: Page | None = None
+        self.encoded_bytes = 0
         #: None of them died later.
-        self.newest_ms = newest_ms
-        #: So many there were: the table has room for them.
-        self.most = len(letters)
+        self.newest_ms = 0
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its letters take in memory besides what stays, roughly."""
+        if self.letters is None:
+            return 0
+        return self.encoded_bytes + HELD_BYTES * len(self.sequences)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it gets no further letter."""
+        return len(self.sequences) >= BLOCK_LETTERS_MAX or self.encoded_bytes >= BLOCK_BYTES_MAX
+
+    def index(self, sequence: int) -> int | None:
+        """Where this letter stands; None if it is not there."""
+        index = bisect_left(self.sequences, sequence)
+        is_there = index < len(self.sequences) and self.sequences[index] == sequence
+        return index if is_there else None
+
+    def loaded(self) -> list[bytes]:
+        """Its letters, in memory from now on; raises what `Page.read` does."""
+        if self.letters is None:
+            assert self.page is not None
+            self.letters = [bytes(one) for one in _PARTS.decode(self.page.read())]
+            assert len(self.letters) == len(self.sequences)
+        return self.letters
+
+    def page_out(self, page: Page) -> None:
+        """Drop what this page says."""
+        self.page, self.letters = page, None
+
+    def content(self) -> Page | tuple[bytes, ...]:
+        """Its letters as they are now, however the block changes."""
+        if self.letters is not None:
+            return tuple(self.letters)
+        assert self.page is not None
+        return self.page
 
     def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
-        self.encoded_bytes += len(encoded) - len(self.letters.get(sequence, b""))
-        self.letters[sequence] = encoded
+        letters = self.loaded()
+        index = bisect_left(self.sequences, sequence)
+        if index < len(letters) and self.sequences[index] == sequence:
+            self.encoded_bytes -= len(letters[index])
+            letters[index], self.at_ms[index] = encoded, at_ms
+        else:
+            self.sequences.insert(index, sequence)
+            self.at_ms.insert(index, at_ms)
+            letters.insert(index, encoded)
+        self.encoded_bytes += len(encoded)
         self.newest_ms = max(self.newest_ms, at_ms)
-        self.most = max(self.most, len(self.letters))
+        self.page = None
 
-    def take(self, sequence: int) -> None:
-        self.encoded_bytes -= len(self.letters.pop(sequence))
-        if 4 * len(self.letters) < self.most:
-            self.letters = dict(self.letters.items())
-            self.most = len(self.letters)
+    def take(self, index: int) -> None:
+        self.encoded_bytes -= len(self.loaded().pop(index))
+        del self.sequences[index], self.at_ms[index]
+        self.page = None
 
-    def cut(self, sequence: int) -> _Block:
-        """Take out those from this sequence on."""
-        kept = {one: its for one, its in self.letters.items() if one < sequence}
-        gone = {one: its for one, its in self.letters.items() if one >= sequence}
-        self.letters, self.most = kept, len(kept)
-        self.encoded_bytes = sum(map(len, kept.values()))
-        return _Block(gone, self.newest_ms)
+    def cut(self, index: int) -> Block:
+        """Take out those from this place on."""
+        letters, gone = self.loaded(), Block()
+        gone.sequences, self.sequences = self.sequences[index:], self.sequences[:index]
+        gone.at_ms, self.at_ms = self.at_ms[index:], self.at_ms[:index]
+        gone.letters, self.letters = letters[index:], letters[:index]
+        gone.newest_ms, self.page = self.newest_ms, None
+        gone.encoded_bytes = sum(map(len, gone.letters))
+        self.encoded_bytes -= gone.encoded_bytes
+        return gone
 
 
 class DeadLetters(MutableMapping[int, DeadLetter]):
@@ -90,60 +174,95 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
     passed once, and not looked at again.
     """
 
-    __slots__ = ("_blocks", "_count", "_encoded_bytes", "_firsts", "_forgotten", "_needed_from")
+    __slots__ = (
+        "_blocks",
+        "_count",
+        "_firsts",
+        "_forgotten",
+        "_needed_from",
+        "_pool",
+        "encoded_bytes",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool | None = None) -> None:
+        self._pool = pool
         #: In order. Each has what lies between its own first sequence and the next one's.
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._firsts: list[int] = []
-        self._count = self._encoded_bytes = 0
+        self._count = 0
+        #: Bytes of all letters, in memory or not.
+        self.encoded_bytes = 0
         #: Blocks that nobody asks for again; to free a million letters at once takes too long.
-        self._forgotten: list[_Block] = []
+        self._forgotten: list[Block] = []
         #: Retention waits for no letter with a lower sequence.
         self._needed_from = 0
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that all of them take, roughly."""
-        return self._encoded_bytes + LETTER_BYTES * self._count
+        """The memory that they take even when all blocks are paged out, roughly."""
+        return LETTER_BYTES * self._count + BLOCK_BYTES * len(self._blocks)
+
+    @property
+    def next_sequence(self) -> int:
+        """One more than the highest; 0 if there are none."""
+        return self._blocks[-1].sequences[-1] + 1 if self._blocks else 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(block.letters for block in self._blocks)
+        return chain.from_iterable(block.sequences for block in self._blocks)
 
     def __contains__(self, sequence: object) -> bool:
-        return isinstance(sequence, int) and self._encoded(sequence) is not None
+        return isinstance(sequence, int) and self._find(sequence) is not None
 
     def __getitem__(self, sequence: int) -> DeadLetter:
-        encoded = self._encoded(sequence)
-        if encoded is None:
+        found = self._find(sequence)
+        if found is None:
             raise KeyError(sequence)
+        block, index = found
+        encoded = block.loaded()[index]
+        self._used(block)
         return _DECODER.decode(encoded)
 
     def __setitem__(self, sequence: int, letter: DeadLetter) -> None:
         # Copied, because what the encoder gives has room to spare.
         encoded = bytes(memoryview(_ENCODER.encode(letter)))
         block = self._block_for(sequence)
-        before = len(block.letters), block.encoded_bytes
+        before = len(block), block.encoded_bytes
         block.put(sequence, encoded, letter.at_ms)
-        self._count += len(block.letters) - before[0]
-        self._encoded_bytes += block.encoded_bytes - before[1]
+        self._count += len(block) - before[0]
+        self.encoded_bytes += block.encoded_bytes - before[1]
         self._needed_from = min(self._needed_from, sequence)
+        self._used(block)
         self.free(1)
 
     def __delitem__(self, sequence: int) -> None:
-        place = self._place(sequence)
-        if place < 0:
+        found = self._find(sequence)
+        if found is None:
             raise KeyError(sequence)
-        block = self._blocks[place]
-        self._encoded_bytes -= block.encoded_bytes
-        block.take(sequence)
-        self._encoded_bytes += block.encoded_bytes
+        block, index = found
+        before = block.encoded_bytes
+        block.take(index)
+        self.encoded_bytes += block.encoded_bytes - before
         self._count -= 1
-        if not block.letters:
+        self._used(block)
+        if not len(block):
+            place = self._place(sequence)
             del self._blocks[place], self._firsts[place]
+            self._forget(block)
+
+    def died_ms(self, sequence: int) -> int | None:
+        """When this message died; None if it is no dead letter. Reads no page."""
+        found = self._find(sequence)
+        return None if found is None else found[0].at_ms[found[1]]
+
+    def load(self, first: int, next_: int) -> None:
+        """Read what a change of this range needs; raises what `Page.read` does, with nothing changed."""
+        low, high = max(0, self._place(first)), self._place(next_ - 1)
+        for block in self._blocks[low : max(low, high) + 1]:
+            block.loaded()
+            self._used(block)
 
     def between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
         """Sequences in this range, lowest first."""
@@ -153,12 +272,9 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         """How many there are in this range."""
         count = 0
         for place in range(max(0, self._place(first)), self._place(next_ - 1) + 1):
-            letters = self._blocks[place].letters
-            is_whole = first <= self._firsts[place] and place + 1 < len(self._firsts)
-            if is_whole and self._firsts[place + 1] <= next_:
-                count += len(letters)
-            else:
-                count += sum(first <= one < next_ for one in letters)
+            sequences = self._blocks[place].sequences
+            low, high = bisect_left(sequences, first), bisect_left(sequences, next_)
+            count += max(0, high - low)
         return count
 
     def forget_from(self, sequence: int) -> None:
@@ -166,11 +282,17 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         place = max(0, self._place(sequence))
         if place == len(self._blocks):
             return
-        gone = [self._blocks[place].cut(sequence), *self._blocks[place + 1 :]]
-        keeps = place + bool(self._blocks[place].letters)
-        del self._blocks[keeps:], self._firsts[keeps:]
-        self._count -= sum(len(block.letters) for block in gone)
-        self._encoded_bytes -= sum(block.encoded_bytes for block in gone)
+        block = self._blocks[place]
+        index = bisect_left(block.sequences, sequence)
+        gone = self._blocks[place + bool(index) :]
+        if 0 < index < len(block):
+            gone.append(block.cut(index))
+            self._used(block)
+        del self._blocks[place + bool(index) :], self._firsts[place + bool(index) :]
+        self._count -= sum(map(len, gone))
+        self.encoded_bytes -= sum(one.encoded_bytes for one in gone)
+        for one in gone:
+            self._forget(one)
         self._forgotten += gone
 
     def free(self, blocks: int) -> bool:
@@ -178,9 +300,31 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         del self._forgotten[-blocks:]
         return bool(self._forgotten)
 
-    def encoded(self) -> tuple[bytes, ...]:
-        """Each as MessagePack, in no order, as they are now."""
-        return tuple(chain.from_iterable(block.letters.values() for block in self._blocks))
+    def contents(self) -> tuple[Page | tuple[bytes, ...], ...]:
+        """All of them as they are now, block by block; see `page_of`."""
+        return tuple(block.content() for block in self._blocks)
+
+    def add_page(self, page: bytes) -> None:
+        """Add what `page_of` made.
+
+        Raises `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page, and
+        `ValueError` unless its sequences rise, from those that are there already.
+        """
+        letters, block = letters_of(page), Block()
+        for letter in letters:
+            if letter.sequence < (block.sequences[-1] + 1 if len(block) else self.next_sequence):
+                raise ValueError(f"dead letter {letter.sequence} is out of order")
+            block.sequences.append(letter.sequence)
+            block.at_ms.append(letter.at_ms)
+        if not letters:
+            raise ValueError("a page without dead letters")
+        block.letters = [bytes(one) for one in _PARTS.decode(page)]
+        block.encoded_bytes = sum(map(len, block.letters))
+        block.newest_ms = max(block.at_ms)
+        self._count += len(block)
+        self.encoded_bytes += block.encoded_bytes
+        self._insert(len(self._blocks), block.sequences[0], block)
+        self._used(block)
 
     def first_since(
         self, at_ms: int, *, without: Container[int], first_sequence: int = 0
@@ -196,10 +340,10 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             self._needed_from = sequence
             if looks == LEAVING_MAX:
                 return sequence
-            if sequence not in without and self[sequence].at_ms >= at_ms:
+            died_ms = self.died_ms(sequence)
+            if sequence not in without and died_ms is not None and died_ms >= at_ms:
                 return sequence
-        if self._blocks:
-            self._needed_from = max(first, max(self._blocks[-1].letters) + 1)
+        self._needed_from = max(first, self.next_sequence)
         return None
 
     def _in_order(
@@ -209,47 +353,68 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         for block in self._blocks[max(0, self._place(first)) :]:
             if since_ms is not None and block.newest_ms < since_ms:
                 continue
-            for sequence in sorted(block.letters):
+            for sequence in block.sequences[bisect_left(block.sequences, first) :]:
                 if next_ is not None and sequence >= next_:
                     return
-                if sequence >= first:
-                    yield sequence
+                yield sequence
 
     def _place(self, sequence: int) -> int:
         """Of the block that has this sequence if there is such a letter; -1 if there is none."""
         return bisect_right(self._firsts, sequence) - 1
 
-    def _encoded(self, sequence: int) -> bytes | None:
+    def _find(self, sequence: int) -> tuple[Block, int] | None:
         place = self._place(sequence)
-        return None if place < 0 else self._blocks[place].letters.get(sequence)
+        if place < 0:
+            return None
+        block = self._blocks[place]
+        index = block.index(sequence)
+        return None if index is None else (block, index)
 
-    def _block_for(self, sequence: int) -> _Block:
+    def _block_for(self, sequence: int) -> Block:
         """The block that has this sequence, or gets it: made, or made room in, if need be."""
         place = max(0, self._place(sequence))
         if not self._blocks:
-            return self._insert(0, sequence, _Block({}, 0))
+            return self._insert(0, sequence, Block())
         self._firsts[0] = min(self._firsts[0], sequence)
         block = self._blocks[place]
-        if len(block.letters) < BLOCK_LETTERS_MAX or sequence in block.letters:
+        if not block.is_full:
             return block
-        if place + 1 == len(self._blocks) and sequence > max(block.letters):
-            return self._insert(place + 1, sequence, _Block({}, 0))
-        middle = sorted(block.letters)[len(block.letters) // 2]
-        upper = self._insert(place + 1, middle, block.cut(middle))
+        if place + 1 == len(self._blocks) and sequence > block.sequences[-1]:
+            return self._insert(place + 1, sequence, Block())
+        if len(block) == 1 or (
+            block.index(sequence) is not None and block.encoded_bytes < BLOCK_BYTES_MAX
+        ):
+            return block
+        middle = block.sequences[len(block) // 2]
+        upper = self._insert(place + 1, middle, block.cut(len(block) // 2))
+        self._used(block)
+        self._used(upper)
         return upper if sequence >= middle else block
 
-    def _insert(self, place: int, first: int, block: _Block) -> _Block:
+    def _insert(self, place: int, first: int, block: Block) -> Block:
         self._blocks.insert(place, block)
         self._firsts.insert(place, first)
         return block
 
+    def _used(self, block: Block) -> None:
+        if self._pool is not None:
+            self._pool.used(block)
 
-def encoded_array(elements: Sequence[bytes]) -> bytes:
-    """An array of what is encoded already, made in parts: other threads run in between."""
-    parts = range(0, len(elements), LEAVING_MAX)
-    return _array_head(len(elements)) + b"".join(
-        [b"".join(elements[first : first + LEAVING_MAX]) for first in parts]
-    )
+    def _forget(self, block: Block) -> None:
+        if self._pool is not None:
+            self._pool.forget(block)
+
+
+def page_of(content: Page | tuple[bytes, ...]) -> bytes:
+    """The letters of one block as an array in MessagePack, in any thread; raises what `Page.read` does."""
+    if isinstance(content, tuple):
+        return _array_head(len(content)) + b"".join(content)
+    return content.read()
+
+
+def letters_of(page: bytes) -> list[DeadLetter]:
+    """What stands in a page; raises `msgspec.MsgspecError` or `UnicodeDecodeError` if it is none."""
+    return _PAGE.decode(page)
 
 
 def _array_head(count: int) -> bytes:

@@ -41,7 +41,7 @@ from qmq_client.group.actions import (
     Pulled,
 )
 from qmq_client.group.aside import Aside
-from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters
+from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters, Pool
 from qmq_client.group.history import (
     LEASE_ENDED,
     NACKED,
@@ -70,7 +70,16 @@ class GroupState:
     done. Belongs to the loop thread.
     """
 
-    def __init__(self, *, subject: str, group: str, first_sequence: int, max_attempts: int) -> None:
+    def __init__(
+        self,
+        *,
+        subject: str,
+        group: str,
+        first_sequence: int,
+        max_attempts: int,
+        pool: Pool | None = None,
+    ) -> None:
+        """Dead letters that `pool` pages out are read again when they are asked for."""
         self.subject = subject
         self.group = group
         #: The next sequence that was never given to this group.
@@ -89,7 +98,7 @@ class GroupState:
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
         #: Messages that come back later than `redeliveries` looks ahead.
         self.aside = Aside()
-        self.dead = DeadLetters()
+        self.dead = DeadLetters(pool)
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
         self.lost_count = 0

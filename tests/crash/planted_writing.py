@@ -10,7 +10,7 @@ from qmq_broker.errors import DiskError, DiskFullError
 from qmq_broker.storage import keepers
 from qmq_broker.storage.commit_log import CommitLog
 from qmq_broker.storage.files.keepers import Keeper
-from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.files.snapshots import GroupsContent, SnapshotFiles
 from qmq_broker.storage.ids import journal as id_journal
 from qmq_broker.storage.keepers import Keepers, LogOffsets
 from qmq_broker.storage.logs import segmented_log
@@ -159,7 +159,7 @@ def a_sealed_segment_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_snapshot_before_the_sync_of_its_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     write = SnapshotFiles.write
 
-    def write_ahead(self: ActionLog, offset: int, content: bytes) -> int:
+    def write_ahead(self: ActionLog, offset: int, content: GroupsContent) -> int:
         write(self._snapshots, offset, content)
         self.log.sync()
         given_up = self.log.give_up_below(self._snapshots.first_offset)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.keepers import Keeper
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.group.actions import Acked, Action
@@ -293,7 +294,8 @@ class World:
         if self.options.force_retention or not has_room:
             self._note_forced(actions=offset)
         self.history.snapshot_offset = offset
-        self.store.actions.write_snapshot(offset, str(count).encode())
+        noted = str(count).encode()
+        self.store.actions.write_snapshot(offset, GroupsContent(noted, [noted] * 3))
         self.history.synced_actions.append((count, self._now))
 
     def visible(self) -> dict[str, int]:

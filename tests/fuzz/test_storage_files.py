@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from qmq_broker.errors import StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import SLOT_BYTES, decode_slot, encode_slot
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.keepers import LogOffsets
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.quarantine import quarantine_damage
@@ -38,7 +39,9 @@ def directory() -> Keyed:
         world.send("a", "b", None, room=100)
         world.store.step()
         world.store.actions.append([Acked(1, "orders", "billing", "one", number, number + 1)])
-        world.store.actions.write_snapshot(world.store.actions.log.written_offset, b"\x90")
+        world.store.actions.write_snapshot(
+            world.store.actions.log.written_offset, GroupsContent(b"\x90", [b"page"])
+        )
         if number == 9:
             world.store.give_up_below(world.store.written_offset)
             kept = LogOffsets(world.store.first_offset, 0)

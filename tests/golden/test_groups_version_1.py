@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 
 from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.snapshots import GroupsContent, SnapshotFiles
 from qmq_client.group.actions import (
     Action,
     BackoffTerms,
@@ -26,8 +28,11 @@ from qmq_client.group.actions import (
     Skipped,
     Sought,
 )
+from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter
+from qmq_client.group.state import GroupState
 from qmq_client.wire.record import Record, decode_record, encode_record
 from qmq_client.wire.record_parts import record_expires_at_ms
+from tests.crash.recording_disk import RecordingDisk
 from tests.golden.storage_version_1 import NOW_MS
 from tests.golden.version_1 import golden
 
@@ -110,7 +115,7 @@ def test_a_record_that_expires_is_written_and_read_byte_for_byte() -> None:
 
 
 def test_a_snapshot_from_before_groups_had_settings_is_read() -> None:
-    (state,) = decode_groups(golden("snapshot_first"), 1_800_000_000_000)
+    (state,) = decode_groups(GroupsContent(golden("snapshot_first")), 1_800_000_000_000)
     assert (state.subject, state.group, state.cursor, state.acked_count) == (
         "orders",
         "billing",
@@ -121,3 +126,22 @@ def test_a_snapshot_from_before_groups_had_settings_is_read() -> None:
     assert (state.settings, state.is_paused, state.lanes) == (GroupSettings(), False, None)
     (again,) = decode_groups(encode_groups([state], 1_800_000_000_000), 1_800_000_000_000)
     assert (again.in_flight, again.waiting, list(again.dead)) == (3, 1, [3])
+
+
+def test_a_snapshot_with_pages_of_dead_letters_is_written_and_read_byte_for_byte() -> None:
+    state = GroupState(subject="flight.departed", group="tallies", first_sequence=9, max_attempts=3)
+    state.dead[4] = DeadLetter(
+        sequence=4, attempts=3, reason=REJECTED, error="no such airport", at_ms=NOW_MS
+    )
+    state.dead[7] = DeadLetter(sequence=7, attempts=0, reason=EXPIRED, error="", at_ms=NOW_MS + 1)
+    disk, store_id = RecordingDisk(), bytes(range(16))
+    disk.make_directory(layout.STATE)
+    SnapshotFiles(disk, store_id).write(300, encode_groups([state], NOW_MS))
+    path = layout.SNAPSHOTS[1]
+    assert disk.open(path).read(0, 10**6) == golden("snapshot_pages")
+    newest = SnapshotFiles(disk, store_id).newest
+    assert newest is not None
+    assert newest.snapshot.offset == 300
+    assert newest.content is not None
+    (again,) = decode_groups(newest.content, NOW_MS)
+    assert dict(again.dead) == dict(state.dead)

@@ -66,6 +66,7 @@ class App:
         """Without a authenticator, everybody may do everything."""
         self._authenticator = authenticator or Authenticator(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
+        broker.room.bounds_of_face = self._room.bounds
         self._hot = HotRoutes(broker, limits, self._room, self._authenticator, instance=instance)
         # Pulls that wait ask again whether they may
         self._authenticator.on_changed = broker.delivery.waiting.wake_all

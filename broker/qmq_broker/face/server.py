@@ -39,9 +39,11 @@ from qmq_broker.face.connection.protocol import bounded_connection
 from qmq_broker.face.exit_codes import ExitCode
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import Repeats, log_event, values
+from qmq_broker.face.memory import FACE_BUDGETS, SERVICE_BUDGETS, fit_budgets, memory_bytes
 from qmq_broker.options import ServeOptions
 from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.snapshot import check_groups
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_port import Disk
@@ -66,7 +68,11 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LIMITS_TOLD: Final = (
     "wire.record_bytes",
     "wire.frame_bytes",
+    "service.groups_bytes",
+    "service.commit_queue_bytes",
     "face.connections",
+    "face.bodies_bytes",
+    "face.answers_bytes",
     "store.retain_ms",
     "store.retain_bytes",
     "store.reserve_bytes",
@@ -84,14 +90,17 @@ def serve(
     options: ServeOptions,
     clock: Clock,
     *,
+    limits: ServiceLimits | None = None,
     face_limits: FaceLimits | None = None,
     disk: Disk | None = None,
 ) -> ExitCode:
     """Serve until stopped. Blocks; must run in the main thread.
 
-    `disk` replaces the machine's files below the data directory.
+    Limits that are not given are the defaults, as far as they fit the memory that the process may
+    have. `disk` replaces the machine's files below the data directory.
     """
-    bounds = _fit_files(face_limits or FaceLimits(), options)
+    fitting, face_fitting = _fit_memory()
+    bounds = _fit_files(face_limits or face_fitting, options)
     if bounds is None:
         return ExitCode.USAGE
     try:
@@ -114,6 +123,7 @@ def serve(
             return _not_opened(error)
         settings = BrokerSettings(
             wire=options.limits,
+            limits=limits or fitting,
             store=options.store,
             is_read_only=options.is_read_only,
         )
@@ -362,6 +372,22 @@ def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
             remedy="Raise the limit of open files of this process (ulimit -n).",
         )
     return fitting
+
+
+def _fit_memory() -> tuple[ServiceLimits, FaceLimits]:
+    """The default bounds, as far as they fit the memory that this process may have."""
+    memory = memory_bytes()
+    service, face = fit_budgets(ServiceLimits(), FaceLimits(), memory)
+    if service != ServiceLimits():
+        log_event(
+            _LOG,
+            logging.INFO,
+            "smaller_budgets",
+            memory_bytes=memory,
+            **{name: getattr(service, name) for name in SERVICE_BUDGETS},
+            **{name: getattr(face, name) for name in FACE_BUDGETS},
+        )
+    return service, face
 
 
 def _bind(options: ServeOptions) -> socket.socket | None:

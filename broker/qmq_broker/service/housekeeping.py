@@ -27,6 +27,7 @@ from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.measures import Histogram
 from qmq_broker.service.writer import CommitWriter
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.store import Store
 from qmq_client.clock import Clock
 
@@ -54,14 +55,14 @@ class ActionSync:
         self._post = post
         self._on_poisoned = on_poisoned
         self._stopped = threading.Event()
-        self._snapshot: tuple[int, Callable[[], bytes]] | None = None
+        self._snapshot: tuple[int, Callable[[], GroupsContent]] | None = None
 
     @property
     def has_snapshot(self) -> bool:
         """Whether a snapshot waits to be written."""
         return self._snapshot is not None
 
-    def keep(self, offset: int, content: Callable[[], bytes]) -> None:
+    def keep(self, offset: int, content: Callable[[], GroupsContent]) -> None:
         """Write this snapshot with the next step. Call in the loop thread."""
         self._snapshot = (offset, content)
 
@@ -79,7 +80,7 @@ class ActionSync:
         self._sync_s.note(self._clock.monotonic_s() - began_s)
         return 1
 
-    def _keep_snapshot(self, offset: int, content: Callable[[], bytes]) -> None:
+    def _keep_snapshot(self, offset: int, content: Callable[[], GroupsContent]) -> None:
         try:
             self._store.actions.write_snapshot(offset, content())
         except NoRoomError as error:
@@ -102,6 +103,8 @@ class ActionSync:
         self._stopped.set()
 
 
+#: A snapshot is due after this part of its length in new actions.
+_SNAPSHOT_PART: Final = 8
 #: Nothing changes fast enough to be checked more often.
 INTERVAL_MS: Final = 1_000
 
@@ -155,7 +158,9 @@ class Housekeeping:
     def _note_groups(self, now_ms: int) -> None:
         actions = self._store.actions
         new_bytes = actions.log.written_offset - actions.snapshot_offset
-        if new_bytes >= self._options.snapshot_bytes and not self._action_sync.has_snapshot:
+        # A long snapshot costs more to write than a part of its length to replay.
+        due_bytes = max(self._options.snapshot_bytes, actions.snapshot_bytes // _SNAPSHOT_PART)
+        if new_bytes >= due_bytes and not self._action_sync.has_snapshot:
             self._action_sync.keep(*self._delivery.snapshot(now_ms))
 
     def _make_room(self, now_ms: int) -> None:

@@ -49,8 +49,16 @@ class ServiceLimits:
     #: Messages of one group that are in flight, wait for redelivery within the horizon, or wait for
     #: earlier messages of their key, before new ones are held back.
     unsettled_per_group: int = 200_000
-    #: Dead letters of one group, besides the memory of all groups: about 250 bytes each.
-    dead_letters_per_group: int = 1_000_000
+    #: Length of the dead letters of all groups. They are in files of the broker while it runs, and
+    #: twice in snapshots, so the disk holds up to four times as much while one is written.
+    dead_letters_bytes: int = 4 * 1024 * 1024 * 1024
+    #: The same for the groups that the consumers with one token have made.
+    dead_letters_bytes_per_token: int = 2 * 1024 * 1024 * 1024
+    #: Memory of those dead letters that were used last; at most a quarter of `groups_bytes`, of which
+    #: it is a part. The others are in files.
+    dead_letters_memory_bytes: int = 64 * 1024 * 1024
+    #: Dead letters of one group: about 22 bytes of the memory of all groups each, wherever they are.
+    dead_letters_per_group: int = 10_000_000
     #: A dead letter protects its message from retention for this long.
     dead_letter_ms: int = 7 * 24 * 3_600_000
     #: Pulls that wait for messages, over all groups.

@@ -225,17 +225,17 @@ class Query:
         *,
         first_sequence: int = 0,
         count: int = LISTED_MAX,
-        with_records: bool = False,
+        records_bytes: int = 0,
     ) -> list[DeadLetterStatus]:
         """Dead letters of one group by sequence, optionally with their messages.
 
-        Raises `NotFoundError`. Messages are read up to `LISTED_BYTES_MAX`.
+        Raises `NotFoundError`. Messages are read up to `records_bytes`, of which the first may be longer.
         """
         state = self._delivery.group(subject, group)
         if state is None:
             raise NotFoundError(f"there is no group {group} on subject {subject}")
         sequences = state.dead_between(first_sequence, 2**63, min(count, LISTED_MAX))
-        records = self._some_records(state, sequences) if with_records else {}
+        records = self._some_records(state, sequences, records_bytes) if records_bytes > 0 else {}
         return [
             DeadLetterStatus(
                 subject=subject,
@@ -292,17 +292,22 @@ class Query:
 
     def in_groups(
         self, subject: str, sequence: int, record: bytes, now_ms: int
-    ) -> list[MessageInGroup]:
-        """What became of one message in each group of its subject, by group name, and why."""
+    ) -> Iterator[MessageInGroup]:
+        """What became of one message in each group of its subject, by group name, and why.
+
+        Of each group that it died in, a page of dead letters may be read from the disk.
+        """
         groups = [one for one in self._delivery.registry if one.state.subject == subject]
         groups.sort(key=lambda one: one.state.group)
-        return [in_group(one, sequence, record, now_ms) for one in groups[:LISTED_MAX]]
+        for one in groups[:LISTED_MAX]:
+            yield in_group(one, sequence, record, now_ms)
 
-    def _some_records(self, state: GroupState, sequences: Sequence[int]) -> dict[int, bytes]:
+    def _some_records(
+        self, state: GroupState, sequences: Sequence[int], room_bytes: int
+    ) -> dict[int, bytes]:
         """Records that still exist, by sequence, as many as fit."""
         queue = group_queue(self._store, state)
         entries: dict[int, Entry] = {}
-        room_bytes = LISTED_BYTES_MAX
         for sequence in sequences if queue is not None else ():
             entry = None if queue is None else next(iter(queue.entries(sequence, 1)), None)
             if entry is None or not entry.record_bytes:

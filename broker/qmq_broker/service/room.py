@@ -5,6 +5,7 @@ For `status`, the metrics and the doctor: what is refused at a bound can be seen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -33,6 +34,18 @@ class TokenShare(msgspec.Struct, frozen=True, kw_only=True):
     subjects: int
     groups: int
     groups_bytes: int
+    dead_letters_bytes: int
+
+
+class DeadLettersRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the dead letters of all groups are."""
+
+    letters: int
+    #: What those that were used last take in memory, and how much that may be.
+    memory_bytes: int
+    memory_bytes_max: int
+    #: Length of the files that have the others.
+    file_bytes: int
 
 
 class RoomStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +56,8 @@ class RoomStatus(msgspec.Struct, frozen=True, kw_only=True):
     subjects_per_token: int
     groups_per_token: int
     groups_bytes_per_token: int
+    dead_letters_bytes_per_token: int
+    dead_letters: DeadLettersRoom
 
 
 class Room:
@@ -55,6 +70,8 @@ class Room:
         self._intake = intake
         self._writer = writer
         self._limits = limits
+        #: Those of the network face.
+        self.bounds_of_face: Callable[[], tuple[Bound, ...]] = tuple
 
     def bounds(self) -> tuple[Bound, ...]:
         """Each bound over all callers."""
@@ -63,13 +80,15 @@ class Room:
             "subjects": self._intake.subjects_count,
             "groups": delivery.budget.groups,
             "groups_bytes": delivery.budget.memory_bytes,
+            "dead_letters_bytes": delivery.budget.dead_letters_bytes,
             "waiting_pulls": delivery.waiting.count,
             "commit_queue_bytes": self._writer.waiting_bytes,
         }
-        return tuple(
+        bounds = tuple(
             Bound(name=name, used=count, limit=getattr(self._limits, name))
             for name, count in used.items()
         )
+        return (*bounds, *self.bounds_of_face())
 
     def status(self) -> RoomStatus:
         """The bounds, and which token uses how much."""
@@ -80,6 +99,7 @@ class Room:
                 subjects=shares.count_of(token),
                 groups=budget.groups_of[token],
                 groups_bytes=budget.bytes_of[token],
+                dead_letters_bytes=budget.dead_letters_bytes_of[token],
             )
             for token in shares.tokens | budget.groups_of.keys()
             if token
@@ -92,4 +112,20 @@ class Room:
             subjects_per_token=limits.subjects_per_token,
             groups_per_token=limits.groups_per_token,
             groups_bytes_per_token=limits.groups_bytes_per_token,
+            dead_letters_bytes_per_token=limits.dead_letters_bytes_per_token,
+            dead_letters=self.dead_letters(),
+        )
+
+    def dead_letters_bytes(self) -> tuple[int, int]:
+        """What the dead letters that were used last take in memory, and the others in files."""
+        return self._delivery.pool.memory_bytes, self._delivery.pool.file_bytes
+
+    def dead_letters(self) -> DeadLettersRoom:
+        """Where the dead letters of all groups are."""
+        pool = self._delivery.pool
+        return DeadLettersRoom(
+            letters=sum(len(state.dead) for state in self._delivery.groups()),
+            memory_bytes=pool.memory_bytes,
+            memory_bytes_max=pool.bytes_max,
+            file_bytes=pool.file_bytes,
         )

@@ -227,9 +227,10 @@ class Recovery:
         )
         # All that is replayed: damage there must be found before anything changes.
         newest = self._snapshots.newest
-        snapshot_offset = 0 if newest is None else newest.offset
-        if newest is not None and newest.content:  # empty if all groups were given up
-            self._check_groups(newest.content)
+        snapshot_offset = 0 if newest is None else newest.snapshot.offset
+        content = None if newest is None else newest.content
+        if content is not None:
+            self._check_groups(content)
         first_offset = self._actions.base_of(snapshot_offset)
         actions = examine(
             self._actions,

@@ -23,6 +23,7 @@ from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
 from qmq_broker.storage.files.keepers import Keeper, keep_room_for_keepers
+from qmq_broker.storage.files.letters import LetterFiles
 from qmq_broker.storage.files.sharing import refuse_shared
 from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.index.key_index import KeyIndex
@@ -118,6 +119,8 @@ class Store:
         self.index = KeyIndex(disk, segments, options, store_id=store_id, bounds=bounds)
         #: What sealed segments hold; stepped by the thread of the index.
         self.summaries = Summaries(disk, segments, store_id=store_id, bounds=bounds)
+        #: Dead letters that are not in memory.
+        self.letters = LetterFiles(disk, options.reserve_bytes)
         #: Makes spare segments ahead of need; stepped by the thread of the index.
         self.spare_maker = SpareMaker(disk, log, options)
         #: Finds messages by id or key, from any thread.
@@ -359,6 +362,7 @@ class Store:
         self.actions.sync()
         self.index.finish()
         self.retention.finish()
+        self.letters.clear()
         self._saver.stop_clean(self.disk)
 
     def _make_visible(self) -> None:

@@ -153,7 +153,7 @@ def test_C4_after_the_last_attempt_it_is_a_dead_letter_with_its_body(rig: AsideR
     rig.pass_and_turn(MONTH_MS)
     rig.settle(rig.pull(max_attempts=2).nack(MONTH_MS, "never"))
     rig.restart()
-    (letter,) = rig.broker.query.dead_letters(SUBJECT, GROUP, with_records=True)
+    (letter,) = rig.broker.query.dead_letters(SUBJECT, GROUP, records_bytes=1_000_000)
     assert (letter.attempts, letter.error, len(letter.history)) == (2, "never", 2)
     assert letter.record is not None
     wanted = DeadRequest(subject=SUBJECT, group=GROUP)

@@ -7,12 +7,14 @@ import logging
 import os
 import resource
 import sys
+from pathlib import Path
 
 from qmq_broker.errors import DiskError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.logs import start_logging
 from qmq_broker.face.server import serve
 from qmq_broker.options import ServeOptions, StoreOptions, TlsOptions
+from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.os_file import OsFile
 from qmq_client.clock import SYSTEM_CLOCK
@@ -32,7 +34,10 @@ class FailingFile(OsFile):
 
 
 class FailingDisk(OsDisk):
-    """Every sync after the first `syncs` of the commit log fails."""
+    """Every sync after the first `syncs` of the commit log fails.
+
+    While there is a file `full` next to the data directory, there is no free space for derived files.
+    """
 
     def __init__(self, root: str, syncs: int) -> None:
         super().__init__(root)
@@ -41,6 +46,9 @@ class FailingDisk(OsDisk):
     def open(self, path: str, *, is_new: bool = False) -> OsFile:
         file = super().open(path, is_new=is_new)
         return FailingFile(file, self) if path.startswith("commitlog/") else file
+
+    def free_bytes(self) -> int:
+        return 0 if (Path(self.root).parent / "full").exists() else super().free_bytes()
 
     def count_sync(self) -> None:
         self._syncs_left -= 1
@@ -59,11 +67,13 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=5)
     parser.add_argument("--connections-per-address", type=int, default=5)
     parser.add_argument("--files", type=int)
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=NUMBER")
     parser.add_argument("--tls-cert", default="")
     parser.add_argument("--tls-key", default="")
     given = parser.parse_args()
     if given.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (given.files, given.files))
+    limits = [one.split("=") for one in given.limit]
     host, _, port = given.listen.partition(":")
     start_logging(logging.INFO)
     return serve(
@@ -78,6 +88,7 @@ def main() -> int:
         ),
         SYSTEM_CLOCK,
         disk=FailingDisk(given.data, given.syncs),
+        limits=ServiceLimits(**{name: int(number) for name, number in limits}),
         face_limits=FaceLimits(
             head_ms=given.head_ms,
             request_ms=given.request_ms,

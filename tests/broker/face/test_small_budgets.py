@@ -17,6 +17,8 @@ SMALL: Final = {
     "subjects": 5,
     "groups": 5,
     "groups_bytes": 20_000,
+    "dead_letters_bytes": 500,
+    "dead_letters_memory_bytes": 200,
     "consumers_per_group": 4,
     "in_flight_per_consumer": 10,
     "unsettled_per_group": 20,

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from qmq_broker.service.delivery.needed_log import first_needed
 from qmq_client.group import dead_letters
 from qmq_client.group.dead_letters import (
+    BLOCK_BYTES,
+    BLOCK_BYTES_MAX,
     BLOCK_LETTERS_MAX,
     LEAVING_MAX,
     LETTER_BYTES,
     REJECTED,
+    Block,
     DeadLetter,
     DeadLetters,
+    Page,
+    page_of,
 )
 from qmq_client.group.state import GroupState
 
@@ -28,13 +34,13 @@ class Counted(DeadLetters):
         super().__init__()
         self.looks = 0
 
-    def __getitem__(self, sequence: int) -> DeadLetter:
+    def died_ms(self, sequence: int) -> int | None:
         self.looks += 1
-        return super().__getitem__(sequence)
+        return super().died_ms(sequence)
 
 
-def letter(sequence: int, at_ms: int) -> DeadLetter:
-    return DeadLetter(sequence=sequence, attempts=1, reason=REJECTED, error="", at_ms=at_ms)
+def letter(sequence: int, at_ms: int, error: str = "") -> DeadLetter:
+    return DeadLetter(sequence=sequence, attempts=1, reason=REJECTED, error=error, at_ms=at_ms)
 
 
 def test_retention_looks_at_few_dead_letters_however_many_there_are() -> None:
@@ -95,22 +101,69 @@ def test_what_is_replayed_and_dies_again_takes_no_more_room_each_time() -> None:
         dead[1] = letter(1, now_ms)
         assert dead.first_since(0, without=()) == 0
         del dead[1]
-    assert dead.memory_bytes < 2 * LETTER_BYTES
+    assert dead.memory_bytes < BLOCK_BYTES + 2 * LETTER_BYTES
 
 
+class Pages:
+    """Keeps pages as a broker keeps files of them; each is read as often as it is needed."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def write(self, content: bytes) -> _Page:
+        return _Page(self, content)
+
+
+class _Page:
+    def __init__(self, pages: Pages, content: bytes) -> None:
+        self._pages, self._content = pages, content
+
+    def read(self) -> bytes:
+        self._pages.reads += 1
+        return self._content
+
+
+class Pool:
+    """Keeps no block in memory, or one that it draws."""
+
+    def __init__(self, pages: Pages, rng: random.Random) -> None:
+        self._pages, self._rng = pages, rng
+        self.blocks: set[Block] = set()
+
+    def used(self, block: Block) -> None:
+        self.blocks.add(block)
+        if self._rng.random() < 0.8:
+            self.page_out()
+
+    def forget(self, block: Block) -> None:
+        self.blocks.discard(block)
+
+    def page_out(self) -> None:
+        for block in self.blocks:
+            block.page_out(block.page or self._pages.write(page_of(block.content())))
+        self.blocks.clear()
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_blocks_hold_what_a_table_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_hold_what_a_table_would(
+    seed: int, is_paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 5)
     rng = random.Random(seed)
-    dead, table = DeadLetters(), dict[int, DeadLetter]()
+    pool = Pool(Pages(), rng) if is_paged else None
+    dead, table = DeadLetters(pool), dict[int, DeadLetter]()
+    taken: list[tuple[tuple[Page | tuple[bytes, ...], ...], dict[int, DeadLetter]]] = []
     for now_ms in range(1_500):
         sequence, draw = rng.randrange(300), rng.random()
         if draw < 0.7:
-            dead[sequence] = table[sequence] = letter(sequence, now_ms)
-        elif draw < 0.98:
+            dead[sequence] = table[sequence] = letter(sequence, now_ms, "x" * rng.randrange(9))
+        elif draw < 0.97:
             assert (sequence in dead) == (sequence in table)
             if sequence in table:
                 assert dead.pop(sequence) == table.pop(sequence)
+        elif draw < 0.98:
+            taken.append((dead.contents(), dict(table)))
         else:
             dead.forget_from(sequence)
             table = {one: its for one, its in table.items() if one < sequence}
@@ -120,9 +173,45 @@ def test_blocks_hold_what_a_table_would(seed: int, monkeypatch: pytest.MonkeyPat
         assert dead.between(first, next_, 3) == wanted[:3]
         assert dead.count(first, next_) == len(wanted)
         assert len(dead) == len(table)
+        assert dead.next_sequence == max(table, default=-1) + 1
+        assert dead.died_ms(first) == (table[first].at_ms if first in table else None)
         assert dead.get(first) == table.get(first)
     assert dict(dead) == table
-    assert dead.memory_bytes == sum(map(len, dead.encoded())) + LETTER_BYTES * len(table)
+    assert dead.encoded_bytes == sum(len(msgspec.msgpack.encode(one)) for one in table.values())
+    assert taken
+    for contents, as_it_was in taken:
+        again = DeadLetters(pool)
+        for content in contents:
+            again.add_page(page_of(content))
+        assert dict(again) == as_it_was
+    assert (pool is None) or pool._pages.reads
+
+
+def test_what_retention_and_listings_ask_reads_no_page() -> None:
+    pages = Pages()
+    pool = Pool(pages, random.Random(1))
+    dead = DeadLetters(pool)
+    for sequence in range(COUNT):
+        dead[sequence] = letter(sequence, at_ms=sequence)
+    pool.page_out()
+    pages.reads = 0
+    assert dead.first_since(COUNT // 2, without=()) == COUNT // 2
+    assert dead.count(7, COUNT) == COUNT - 7
+    assert dead.between(COUNT // 2, COUNT, 3) == [COUNT // 2, COUNT // 2 + 1, COUNT // 2 + 2]
+    assert (COUNT in dead, COUNT - 1 in dead) == (False, True)
+    dead.forget_from(0)
+    assert not pages.reads
+
+
+def test_a_block_of_long_letters_has_few_of_them() -> None:
+    dead = DeadLetters()
+    for sequence in (*range(0, 200, 2), *range(1, 200, 2)):
+        dead[sequence] = letter(sequence, 0)
+    for sequence in range(200):
+        dead[sequence] = letter(sequence, 0, "x" * (BLOCK_BYTES_MAX // 4))
+    pages = [page_of(content) for content in dead.contents()]
+    assert max(map(len, pages)) <= 2 * BLOCK_BYTES_MAX
+    assert list(dead) == list(range(200))
 
 
 def test_what_was_forgotten_is_freed_by_and_by_and_before_as_many_are_new() -> None:

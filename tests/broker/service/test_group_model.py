@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from qmq_broker.service.limits import ServiceLimits
 from qmq_client.group.redelivery import SUSPECT_AFTER
 from qmq_client.group.settling import UNTRIED_WAIT_MS
 from qmq_client.wire.operations import DeadRequest
@@ -31,6 +32,8 @@ from tests.broker.service.rig import GROUP, STORE, SUBJECT, Given, Rig
 MAX_ATTEMPTS = 3
 LEASE_MS = 1_000
 BACKOFF_MS = {1: 1_000, 2: 2_000}
+#: All dead letters but those used last are in files.
+PAGED = ServiceLimits(dead_letters_memory_bytes=1)
 #: A start after a kill reads the segments that were open.
 SMALL = replace(STORE, segment_bytes=1024 * 1024, action_segment_bytes=256 * 1024)
 #: Where syncs cost nothing; what a sync is worth is proven elsewhere.
@@ -66,7 +69,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.directory = Path(
             tempfile.mkdtemp(prefix="qmq-model-", dir=MEMORY if MEMORY.is_dir() else None)
         )
-        self.rig = Rig(self.directory / "data", store_options=SMALL)
+        self.rig = Rig(self.directory / "data", store_options=SMALL, limits=PAGED)
         self.known: list[Known] = []
         self.given: list[tuple[str, Given]] = []
         self.acked: set[tuple[str, int, int]] = set()

@@ -16,6 +16,7 @@ import pytest
 from qmq_broker.errors import BusyError
 from qmq_broker.face.routes.hot import without_settlements
 from qmq_broker.service.limits import ServiceLimits
+from qmq_client.group.dead_letters import BLOCK_BYTES_MAX
 from qmq_client.wire.requests import Backoff, Nack, PullRequest, Reject, Settlement, Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig, make_frame
 
@@ -193,10 +194,12 @@ def test_B10_a_pull_that_is_refused_for_the_memory_of_its_group_makes_none(tmp_p
 
 @pytest.mark.parametrize("kind", ONE_MORE)
 def test_B10_whatever_piles_up_is_refused_at_the_bound_over_all_groups(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = bounded(tmp_path)
     fill(rig, 10_000)
+    if "rejected" in kind:  # else they go to files
+        monkeypatch.setattr(rig.store.disk, "free_bytes", lambda: 0)
     said = until_refused(partial(ONE_MORE[kind], rig))
     assert said.field == "memory of all groups"
     assert said.limit == f"{MIB} bytes"
@@ -238,6 +241,73 @@ def test_B10_an_ordered_group_waits_at_the_bound_without_going_round(tmp_path: P
     assert not rig.broker.delivery.step(rig.now_ms).is_unfinished
     rig.settle(given.ack())
     assert rig.pull(ordered=True).bodies == [b"x"]
+    rig.close()
+
+
+def reject_as(rig: Rig, owner: str, group: str) -> None:
+    """Pull 100 messages for a group of this token, and reject them with long reasons."""
+    request = PullRequest(subject=SUBJECT, group=group, consumer="one", max_messages=100)
+    answer = rig.broker.delivery.pull(request, rig.now_ms, owner=owner)
+    assert answer is not None
+    rig.settle(Given(answer).reject(LONG_ERROR), group=group)
+
+
+def test_B10_dead_letters_far_beyond_the_bound_of_the_memory_are_in_files(tmp_path: Path) -> None:
+    rig = bounded(tmp_path)
+    fill(rig, 10_000)
+    for _ in range(100):
+        reject_as(rig, "", GROUP)
+    budget, room = rig.broker.delivery.budget, rig.broker.room
+    assert budget.dead_letters_bytes > 15 * MIB
+    assert budget.memory_bytes < 0.9 * MIB
+    told = room.status().dead_letters
+    assert told.letters == 10_000
+    assert 0 < told.memory_bytes <= told.memory_bytes_max + 2 * BLOCK_BYTES_MAX
+    assert told.file_bytes > 15 * MIB
+    letters = rig.broker.query.dead_letters(SUBJECT, GROUP, first_sequence=5_000, count=10)
+    assert [one.sequence for one in letters] == list(range(5_000, 5_010))
+    assert {one.error for one in letters} == {LONG_ERROR}
+    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    while rig.broker.room.status().dead_letters.file_bytes:
+        rig.broker.delivery.step(rig.now_ms)
+    assert not list((tmp_path / "letters").iterdir())
+    rig.close()
+
+
+def test_B10_a_disk_that_was_full_takes_dead_letters_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = bounded(tmp_path)
+    fill(rig, 10_000)
+    with monkeypatch.context() as full:
+        full.setattr(rig.store.disk, "free_bytes", lambda: 0)
+        until_refused(lambda _: reject_as(rig, "", GROUP))
+        assert not rig.broker.room.status().dead_letters.file_bytes
+        count = len(rig.broker.query.dead_letters(SUBJECT, GROUP, count=10_000))
+    rig.pass_ms(1_000)
+    assert rig.broker.delivery.budget.memory_bytes < MIB
+    reject_as(rig, "", GROUP)
+    letters = rig.broker.query.dead_letters(SUBJECT, GROUP, count=10_000)
+    assert len(letters) == count + 100
+    rig.close()
+
+
+def test_B10_the_length_of_all_dead_letters_has_a_bound_and_one_for_each_token(
+    tmp_path: Path,
+) -> None:
+    bounds = {"dead_letters_bytes": 2 * MIB, "dead_letters_bytes_per_token": MIB}
+    rig = Rig(tmp_path, limits=ServiceLimits(**bounds))
+    fill(rig, 10_000)
+    said = until_refused(lambda _: reject_as(rig, "greedy", "g"))
+    assert said.field == "length of the dead letters of token greedy"
+    reject_as(rig, "modest", "m")
+    said = until_refused(lambda _: reject_as(rig, "", "o"))
+    assert said.field == "length of all dead letters"
+    rig.restart()
+    with pytest.raises(BusyError, match="length of all dead letters"):
+        reject_as(rig, "modest", "m")
+    rig.broker.changes.remove(SUBJECT, "g", rig.now_ms)
+    reject_as(rig, "modest", "m")
     rig.close()
 
 

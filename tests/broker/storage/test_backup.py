@@ -75,7 +75,7 @@ def test_X3_a_backup_of_a_running_store_opens_with_everything_acknowledged(
         assert queue is not None
         assert copy.first_sequence == queue.first_sequence
         assert records_of(store, subject)[: len(records)] == records
-    noted = int(store.actions.snapshot or b"0")
+    noted = int(store.actions.snapshot.groups if store.actions.snapshot else b"0")
     assert actions[noted:] == list(store.actions.replay())
     assert store.epoch > world.store.epoch + EPOCH_STEP, "no hand-out has two meanings"
     # The original goes on as if nothing had been.
@@ -262,7 +262,7 @@ def test_X3_the_action_log_may_lose_its_beginning_while_it_is_copied() -> None:
     world.act(15)
     disk.log, disk.meddle = layout.ACTION_LOG, note
     store = Store.open(copied(disk), FakeClock(), OPTIONS)
-    noted = int(store.actions.snapshot or b"0")
+    noted = int(store.actions.snapshot.groups if store.actions.snapshot else b"0")
     actions = [action for action, _ in world.history.actions]
     assert actions[noted:] == list(store.actions.replay())
     assert noted >= 40

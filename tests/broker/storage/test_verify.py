@@ -19,6 +19,7 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.files.small_file import unseal
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.queues.queue_table import QueueTable
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import Verification, verify_store
@@ -42,7 +43,7 @@ from tests.crash.world import OPTIONS, RETAINING, World, make_frame, records_of
 from tests.kit.clock import FakeClock
 
 
-def check_groups(content: bytes) -> object:
+def check_groups(content: GroupsContent) -> object:
     return decode_groups(content, 0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ from qmq_broker.storage.files.journal import Chunk, JournalFile, journal_bases
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import read_retained
 from qmq_broker.storage.files.small_file import read_file, unseal
-from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.files.snapshots import GroupsContent, read_snapshot
 from qmq_broker.storage.ids.journal import IdChunk, decode_id_chunk
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import decode_actions
@@ -42,6 +42,7 @@ from qmq_broker.storage.schedule.files import ScheduleFiles
 from qmq_broker.storage.upkeep.inspect_files import sealed_array, slots
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange, walk
 from qmq_broker.storage.upkeep.verify_segment import check_flags, log_frame
+from qmq_client.group.dead_letters import letters_of
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind
 from qmq_client.wire.frame_head import MESSAGE_KINDS
@@ -142,16 +143,27 @@ def _summaries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[
 
 def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
     for path in layout.SNAPSHOTS:
-        snapshot, reason = sealed_array(disk, path, Snapshot)
+        slot, reason = read_snapshot(disk, path)
         if reason:
             yield _damaged(path, 0, None, reason)
-        if snapshot is None or not snapshot.content:  # empty: all groups were given up
+        if slot is None or slot.content is None:
             continue
-        image = check_groups(snapshot.content)
+        content, snapshot = slot.content, slot.snapshot
         head = {"file": path, "generation": snapshot.generation, "offset": snapshot.offset}
-        for group in image.groups:
-            if question.subject in (None, group.subject):
-                yield head | _named(group)
+        yield from (head | row for row in _groups(content, question))
+
+
+def _groups(content: GroupsContent, question: DumpQuestion) -> Iterator[Row]:
+    """Each group, and after it its dead letters, page by page."""
+    pages = iter(content.pages)
+    for group in check_groups(content).groups:
+        is_wanted = question.subject in (None, group.subject)
+        if is_wanted:
+            yield _named(group)
+        for page in islice(pages, group.pages):
+            if is_wanted:
+                letters = [_named(one) for one in letters_of(page)]
+                yield {"subject": group.subject, "group": group.group, "dead": letters}
 
 
 def _segments(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:

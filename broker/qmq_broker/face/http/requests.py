@@ -19,6 +19,7 @@ from qmq_broker.face.answers import RequestRefusedError, refuse
 from qmq_broker.face.authentication.access import CALLER, NOBODY, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
+from qmq_broker.service.room import Bound
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
@@ -196,6 +197,14 @@ class BodyRoom:
             yield
         finally:
             self._forget(unread)
+
+    def bounds(self) -> tuple[Bound, ...]:
+        """How much of each bound is used."""
+        bodies = Bound(name="bodies_bytes", used=self.taken_bytes, limit=self._limits.bodies_bytes)
+        answers = Bound(
+            name="answers_bytes", used=self.unread_bytes, limit=self._limits.answers_bytes
+        )
+        return bodies, answers
 
     def take_dropped(self) -> int:
         """How many clients were dropped since the last call."""

@@ -22,7 +22,13 @@ from qmq_broker.face.routes.json_messages import dead_to_json, record_to_json
 from qmq_broker.face.routes.queries import number
 from qmq_broker.face.routes.route import NUMBER_MAX, check_subject, sight
 from qmq_broker.service.broker import Broker
-from qmq_broker.service.query import LISTED_MAX, GroupStatus, SubjectStatus
+from qmq_broker.service.query import (
+    LISTED_BYTES_MAX,
+    LISTED_MAX,
+    DeadLetterStatus,
+    GroupStatus,
+    SubjectStatus,
+)
 from qmq_broker.service.serving import Serving
 from qmq_broker.storage.index.key_search import TimeRange
 from qmq_client.wire.errors import InvalidMessageError
@@ -37,6 +43,8 @@ _PEEKED: Final = 20
 _FOUND: Final = 100
 #: Groups of a list that are looked at in one turn of the loop: some ten milliseconds.
 _GROUPS_PER_TURN: Final = 200
+#: The same of dead letters, which may be read from the disk.
+_DEAD_PER_TURN: Final = 200
 
 
 class Admin:
@@ -123,14 +131,25 @@ class Admin:
     async def dead(self, request: Request) -> Response:
         """Dead letters of one group, with their messages on request."""
         subject = _name(request, "subject")
-        letters = self._broker.query.dead_letters(
-            subject,
-            _group(request),
-            first_sequence=number(request, "first", default=0),
-            count=number(request, "count", default=LISTED_MAX),
-            with_records=number(request, "messages", default=0) == 1,
-        )
-        return _json({"dead": [dead_to_json(letter) for letter in letters]})
+        group, first = _group(request), number(request, "first", default=0)
+        count = min(LISTED_MAX, number(request, "count", default=LISTED_MAX))
+        with_records = number(request, "messages", default=0) == 1
+        listed: list[DeadLetterStatus] = []
+        room_bytes = LISTED_BYTES_MAX
+        while True:
+            some = self._broker.query.dead_letters(
+                subject,
+                group,
+                first_sequence=first,
+                count=min(_DEAD_PER_TURN, count - len(listed)),
+                records_bytes=room_bytes if with_records else 0,
+            )
+            listed += some
+            if len(some) < _DEAD_PER_TURN or len(listed) == count:
+                return _json({"dead": [dead_to_json(letter) for letter in listed]})
+            room_bytes -= sum(len(one.record) for one in some if one.record is not None)
+            first = some[-1].sequence + 1
+            await asyncio.sleep(0)
 
     async def trace(self, request: Request) -> Response:
         """The life of one message."""

@@ -24,6 +24,8 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
+#: Groups that are asked in one turn of the loop what became of a message: some ten milliseconds.
+_GROUPS_PER_TURN: Final = 50
 #: Places of one id whose history is shown: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
 
@@ -104,7 +106,7 @@ class Finder:
         result = await self._by_id(parse_message_id(message_id), count, sees)
         return _answer(
             result,
-            [_found(one, self._in_groups(one)) for one in result.found],
+            [_found(one, await self._in_groups(one)) for one in result.found],
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
@@ -119,7 +121,7 @@ class Finder:
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
         places = [
-            _place(one, told, self._in_groups(one))
+            _place(one, told, await self._in_groups(one))
             for one, told in zip(result.found, traces, strict=True)
         ]
         is_complete = result.is_complete and not result.has_more
@@ -132,9 +134,14 @@ class Finder:
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
 
-    def _in_groups(self, one: FoundRecord) -> list[MessageInGroup]:
+    async def _in_groups(self, one: FoundRecord) -> list[MessageInGroup]:
         now_ms = self._broker.time.now_ms()
-        return self._broker.query.in_groups(one.subject, one.sequence, one.record, now_ms)
+        found: list[MessageInGroup] = []
+        for each in self._broker.query.in_groups(one.subject, one.sequence, one.record, now_ms):
+            found.append(each)
+            if len(found) % _GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]

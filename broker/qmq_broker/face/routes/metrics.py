@@ -66,6 +66,8 @@ class Reading:
     waiting_pulls: int
     subjects: int
     bounds: tuple[Bound, ...]
+    #: In memory, and in files.
+    dead_letters_bytes: tuple[int, int]
     groups_count: int
     groups: list[GroupReading]
     delayed: DelayStatus
@@ -106,6 +108,7 @@ class Reading:
             waiting_pulls=broker.delivery.waiting.count,
             subjects=broker.query.subjects_count(),
             bounds=broker.room.bounds(),
+            dead_letters_bytes=broker.room.dead_letters_bytes(),
             groups_count=broker.query.groups_count(),
             groups=list(_groups(broker, now_ms)),
             delayed=delayed,
@@ -359,6 +362,18 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         "gauge",
         "Free space below which sends are refused.",
         lambda reading: reading.reserve_bytes,
+    ),
+    _one(
+        "dead_letters_memory_bytes",
+        "gauge",
+        "Memory of the dead letters that were used last.",
+        lambda reading: reading.dead_letters_bytes[0],
+    ),
+    _one(
+        "dead_letters_file_bytes",
+        "gauge",
+        "Length of the files that have the other dead letters while the broker runs.",
+        lambda reading: reading.dead_letters_bytes[1],
     ),
     PlainMetric(
         name="bound_used",

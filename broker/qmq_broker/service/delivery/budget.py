@@ -2,17 +2,18 @@
 
 Groups are small, and what piles up in them is not: messages in flight or waiting, their histories, dead
 letters. Each group's memory is counted whenever it changes (`GroupState.memory_bytes`), so the sum is known at
-any time. Beyond the bound, groups get no new messages; what they have already is delivered and settled
+any time; dead letters that are in memory are counted by their pool. Beyond the bound, groups get no new messages; what they have already is delivered and settled
 as ever, which is how the sum goes down. One token's groups together have a smaller bound, so that one
-caller cannot use up the room of all.
+caller cannot use up the room of all. The same holds for the length of dead letters, which are mostly in files.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from qmq_broker.errors import BusyError
+from qmq_broker.service.delivery.letter_pool import LetterPool
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.group.state import GroupState
 
@@ -26,18 +27,38 @@ _REMEDY: Final = (
 )
 
 
+class _Used(NamedTuple):
+    """What one group takes."""
+
+    memory_bytes: int
+    dead_letters_bytes: int
+
+
+_NOTHING: Final = _Used(0, 0)
+
+
 class Budget:
     """Belongs to the loop thread."""
 
-    def __init__(self, limits: ServiceLimits) -> None:
+    def __init__(self, limits: ServiceLimits, pool: LetterPool) -> None:
         self._limits = limits
-        self._counted: dict[tuple[str, str], int] = {}
+        #: The dead letters in memory.
+        self.pool = pool
+        self._counted: dict[tuple[str, str], _Used] = {}
         self._owners: dict[tuple[str, str], str] = {}
-        #: The memory of all groups, roughly.
-        self.memory_bytes = 0
-        #: By token, for those that are known: the memory of its groups, and how many there are.
+        self._states_bytes = 0
+        #: Length of all dead letters, in memory or not.
+        self.dead_letters_bytes = 0
+        #: By token, for those that are known: the memory of its groups, the length of their dead
+        #: letters, and how many groups there are.
         self.bytes_of: Counter[str] = Counter()
+        self.dead_letters_bytes_of: Counter[str] = Counter()
         self.groups_of: Counter[str] = Counter()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of all groups, roughly."""
+        return self._states_bytes + self.pool.memory_bytes
 
     @property
     def groups(self) -> int:
@@ -47,16 +68,16 @@ class Budget:
     def note(self, state: GroupState) -> None:
         """A group is new, or was changed."""
         key = (state.subject, state.group)
-        before, now = self._counted.get(key), state.memory_bytes
+        before = self._counted.get(key)
         if before is None:
             self.groups_of[state.owner] += 1
         elif self._owners[key] != state.owner:
             self.forget(state)
             before = None
             self.groups_of[state.owner] += 1
+        now = _Used(state.memory_bytes, state.dead.encoded_bytes)
         self._counted[key], self._owners[key] = now, state.owner
-        self.memory_bytes += now - (before or 0)
-        self.bytes_of[state.owner] += now - (before or 0)
+        self._add(state.owner, now, before or _NOTHING)
 
     def forget(self, state: GroupState) -> None:
         """A group has ended."""
@@ -65,11 +86,16 @@ class Budget:
         if before is None:
             return
         owner = self._owners.pop(key)
-        self.memory_bytes -= before
-        self.bytes_of[owner] -= before
+        self._add(owner, _NOTHING, before)
         self.groups_of[owner] -= 1
         if not self.groups_of[owner]:
-            del self.groups_of[owner], self.bytes_of[owner]
+            del self.groups_of[owner], self.bytes_of[owner], self.dead_letters_bytes_of[owner]
+
+    def _add(self, owner: str, now: _Used, before: _Used) -> None:
+        self._states_bytes += now.memory_bytes - before.memory_bytes
+        self.bytes_of[owner] += now.memory_bytes - before.memory_bytes
+        self.dead_letters_bytes += now.dead_letters_bytes - before.dead_letters_bytes
+        self.dead_letters_bytes_of[owner] += now.dead_letters_bytes - before.dead_letters_bytes
 
     def refusal(self, owner: str, *, more_bytes: int = 0) -> BusyError | None:
         """Why groups of this token get nothing new; None if there is room, also after `more_bytes`."""
@@ -80,6 +106,17 @@ class Budget:
         if owner and used_bytes >= limits.groups_bytes_per_token:
             of = f"memory of the groups of token {owner}"
             return _refusal(of, used_bytes, limits.groups_bytes_per_token)
+        return self._refusal_of_dead_letters(owner)
+
+    def _refusal_of_dead_letters(self, owner: str) -> BusyError | None:
+        limits = self._limits
+        if self.dead_letters_bytes >= limits.dead_letters_bytes:
+            of = "length of all dead letters"
+            return _refusal(of, self.dead_letters_bytes, limits.dead_letters_bytes)
+        used_bytes = self.dead_letters_bytes_of[owner]
+        if owner and used_bytes >= limits.dead_letters_bytes_per_token:
+            of = f"length of the dead letters of token {owner}"
+            return _refusal(of, used_bytes, limits.dead_letters_bytes_per_token)
         return None
 
     def check_room(self, owner: str, more_bytes: int) -> None:

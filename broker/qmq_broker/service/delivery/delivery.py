@@ -16,18 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from qmq_broker.errors import BusyError, NoRoomError
+from qmq_broker.errors import BusyError, DiskError, NoRoomError
 from qmq_broker.service.delivery.bodies import group_queue
 from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.checks import check_pull, check_settle, ranges_of
 from qmq_broker.service.delivery.journal import Journal
+from qmq_broker.service.delivery.letter_pool import LetterPool
 from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.delivery.slices import in_slices
-from qmq_broker.service.delivery.snapshot import encode_image, groups_at_end, image_of
+from qmq_broker.service.delivery.snapshot import content_of, groups_at_end, image_of
 from qmq_broker.service.delivery.subject_shares import SubjectShares
 from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.store import Store
 from qmq_client.group.actions import MovedBack
 from qmq_client.group.apply import must_move_back
@@ -101,8 +103,11 @@ class Delivery:
         self._limits = limits
         self._draw = draw
         self._backoff = backoff or ExponentialBackoff()
+        bytes_max = min(limits.dead_letters_memory_bytes, limits.groups_bytes // 4)
+        #: The dead letters in memory.
+        self.pool = LetterPool(store.letters, store.refusals, bytes_max=bytes_max)
         #: The memory of all groups.
-        self.budget = Budget(limits)
+        self.budget = Budget(limits, self.pool)
         self.journal = Journal(store, self.budget, on_poisoned)
         self.registry = Groups(store, limits, self.journal, self.budget)
         #: Which token brought a subject into being.
@@ -110,10 +115,10 @@ class Delivery:
         self.needed_log = NeededLog(store, self.registry)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
-    def snapshot(self, now_ms: int) -> tuple[int, Callable[[], bytes]]:
+    def snapshot(self, now_ms: int) -> tuple[int, Callable[[], GroupsContent]]:
         """The offset of the action log, and what makes bytes of all groups at that offset, in any thread."""
         image = image_of(self.groups(), now_ms, self.subject_shares.owners)
-        return self._store.actions.log.written_offset, partial(encode_image, image)
+        return self._store.actions.log.written_offset, partial(content_of, image)
 
     def start(self, now_ms: int) -> int:
         """Restore the groups from the action log; returns how many actions were replayed.
@@ -122,7 +127,8 @@ class Delivery:
         sequences of those. Raises `NoRoomError` if the action log has no room for that.
         """
         actions = self._store.actions
-        states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms)
+        states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms, self.pool)
+        actions.forget_snapshot()
         there = {*self._store.subjects(), *self._store.schedule.pending_by_subject()}
         self.subject_shares.restore({one: its for one, its in owners.items() if one in there})
         for state in states:
@@ -279,10 +285,11 @@ class Delivery:
         """One bounded pass: end leases that are due and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
         self.registry.free_ended()
+        self.pool.step()
         for group in self.registry.take_due(now_ms):
             try:
                 leases_ended += self._end_leases(group, now_ms)
-            except NoRoomError as error:
+            except (NoRoomError, DiskError) as error:
                 self._store.refusals.note("ends_of_leases", error)
                 self.registry.schedule(group, now_ms + NO_ROOM_PAUSE_MS)
                 continue

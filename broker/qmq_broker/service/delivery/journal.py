@@ -16,7 +16,7 @@ from typing import Final
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.storage.store import Store
-from qmq_client.group.actions import Action, Dead
+from qmq_client.group.actions import Action, Dead, Purged, Replayed, Sought
 from qmq_client.group.apply import apply_action
 from qmq_client.group.state import GroupState
 
@@ -102,10 +102,12 @@ class Journal:
     def write(self, actions: Sequence[Action], state: GroupState) -> None:
         """Write the actions and apply them. Requires: they belong to this group.
 
-        Raises `NoRoomError` with nothing done, or `PoisonedError`.
+        Raises `NoRoomError`, or `DiskError` where dead letters cannot be read, with nothing done, or
+        `PoisonedError`.
         """
         if not actions:
             return
+        _load_letters(actions, state)
         self.note(actions)
         try:
             for action in actions:
@@ -130,3 +132,12 @@ class Journal:
             self._on_poisoned(reason)
             raise PoisonedError(reason) from error
         self.is_unsynced = True
+
+
+def _load_letters(actions: Sequence[Action], state: GroupState) -> None:
+    """Read the dead letters that these actions change, while they can still be refused."""
+    for action in actions:
+        if isinstance(action, Dead | Sought):
+            state.dead.load(action.sequence, action.sequence + 1)
+        elif isinstance(action, Purged | Replayed):
+            state.dead.load(action.first, action.next)

@@ -115,6 +115,6 @@ def first_copy(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -
         copy
         for sequence, copy in copies.items()
         if copy >= first_sequence
-        and (sequence not in dead or dead[sequence].at_ms >= dead_since_ms)
+        and ((died_ms := dead.died_ms(sequence)) is None or died_ms >= dead_since_ms)
     ]
     return min(needed, default=None)

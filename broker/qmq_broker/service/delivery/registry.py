@@ -62,7 +62,7 @@ def position_of(store: Store, subject: str, start: Start) -> int:
 #: The schedule is cleared of visits that were moved only above this many entries.
 _ENTRIES_MIN: Final = 1024
 #: Blocks of dead letters that are freed at a time: two milliseconds.
-_FREED_BLOCKS: Final = 16
+_FREED_BLOCKS: Final = 64
 
 
 class Group:
@@ -121,9 +121,14 @@ class Groups:
     """
 
     def __init__(
-        self, store: Store, limits: ServiceLimits, journal: Journal, budget: Budget
+        self,
+        store: Store,
+        limits: ServiceLimits,
+        journal: Journal,
+        budget: Budget,
     ) -> None:
         self._store = store
+        self._pool = budget.pool
         self._budget = budget
         self._limits = limits
         self._journal = journal
@@ -183,7 +188,7 @@ class Groups:
         """A group of the broker's own, created if missing."""
         group = self._groups.get((defined.subject, defined.group))
         if group is None:
-            state = new_state(defined)
+            state = new_state(defined, self._pool)
             self._journal.write([defined], state)
             group = self.restore(state, defined.at_ms)
         return group
@@ -261,7 +266,7 @@ class Groups:
             first_sequence=position_of(self._store, subject, parse_start(request.start)),
             max_attempts=request.max_attempts,
         )
-        state = new_state(defined)
+        state = new_state(defined, self._pool)
         self._budget.check_room(owner, state.memory_bytes)
         group = self._group(state, now_ms)
         group.state.next_pull_floor = self._pull_floor

@@ -1,6 +1,7 @@
 """All groups as bytes and back: the content of a snapshot of the action log.
 
-MessagePack arrays with a version in front. New fields go to the end and have a default. A start
+MessagePack arrays with a version in front. New fields go to the end and have a default. Dead letters, of
+which there may be very many, follow in pages of their own: nobody needs all of them in memory. A start
 that loads a snapshot and replays what follows it ends with the same state as a replay of
 everything.
 
@@ -11,17 +12,20 @@ that no lease lasts longer than it was given for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.small_file import decode_whole, unknown_content
+from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_client.group.actions import Action, Ended, GroupDefined, GroupSettings, Owned, SetAside
 from qmq_client.group.apply import apply_action, new_state
 from qmq_client.group.aside import AsideRun
-from qmq_client.group.dead_letters import DeadLetter, encoded_array
+from qmq_client.group.dead_letters import DeadLetter, DeadLetters, Page, Pool, letters_of, page_of
 from qmq_client.group.history import Attempt
 from qmq_client.group.leases import Lease
 from qmq_client.group.redelivery import Redelivery
@@ -99,6 +103,7 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     next_pull_floor: int
     consumers: tuple[ConsumerImage, ...]
     waiting: tuple[WaitingImage, ...]
+    #: From before there were pages.
     dead: tuple[DeadLetter, ...]
     lost_count: int
     settings: GroupSettings = GroupSettings()
@@ -112,6 +117,8 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     copies: tuple[tuple[int, int], ...] = ()
     seen_ms: int = 0
     owner: str = ""
+    #: How many of the pages that follow the image have its dead letters.
+    pages: int = 0
 
 
 class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -125,58 +132,93 @@ class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     owners: dict[str, str] = {}
 
 
+class Taken(NamedTuple):
+    """All groups at one point of the action log, in values that do not change with them."""
+
+    image: SnapshotImage
+    #: The dead letters of all groups, block by block.
+    letters: list[Page | tuple[bytes, ...]]
+
+
 def encode_groups(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
-) -> bytes:
-    """All groups as bytes, and which token brought a subject into being."""
-    return encode_image(image_of(states, now_ms, owners))
+) -> GroupsContent:
+    """All groups as bytes, and which token brought a subject into being; for few dead letters."""
+    content = content_of(image_of(states, now_ms, owners))
+    return GroupsContent(content.groups, tuple(content.pages))
 
 
 def image_of(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
-) -> SnapshotImage:
+) -> Taken:
     """The same as values that do not change with the groups."""
-    groups = tuple(_image(state) for state in states)
-    return SnapshotImage(SNAPSHOT_VERSION, now_ms, groups, dict(owners or {}))
+    groups: list[GroupImage] = []
+    letters: list[Page | tuple[bytes, ...]] = []
+    for state in states:
+        contents = state.dead.contents()
+        groups.append(_image(state, len(contents)))
+        letters += contents
+    image = SnapshotImage(SNAPSHOT_VERSION, now_ms, tuple(groups), dict(owners or {}))
+    return Taken(image, letters)
 
 
-def encode_image(image: SnapshotImage) -> bytes:
-    """Those values as bytes. In any thread: with a million dead letters it takes a while."""
-    # The letters are bytes already (see `_image`).
-    groups = [
-        msgspec.structs.replace(
-            group,
-            dead=msgspec.Raw(encoded_array(cast("tuple[bytes, ...]", group.dead))),
-        )
-        for group in image.groups
-    ]
-    return msgspec.msgpack.encode(msgspec.structs.replace(image, groups=groups))
+def content_of(taken: Taken) -> GroupsContent:
+    """Those values as bytes. In any thread; the pages are made one by one as they are asked for."""
+    return GroupsContent(msgspec.msgpack.encode(taken.image), map(page_of, taken.letters))
 
 
-def decode_groups(content: bytes, now_ms: int) -> list[GroupState]:
+def decode_groups(
+    content: GroupsContent, now_ms: int, pool: Pool | None = None
+) -> list[GroupState]:
     """The groups of a snapshot; raises `UnknownFormatError` if it is not one of this version.
 
-    If the clock was set back since, all times are moved with it.
+    If the clock was set back since, all times are moved with it. `pool` pages out dead letters.
     """
-    return decode_all(content, now_ms)[0]
+    return decode_all(content, now_ms, pool)[0]
 
 
-def decode_all(content: bytes, now_ms: int) -> tuple[list[GroupState], dict[str, str]]:
+def decode_all(
+    content: GroupsContent, now_ms: int, pool: Pool | None = None
+) -> tuple[list[GroupState], dict[str, str]]:
     """The same, and which token brought a subject into being."""
-    image = check_groups(content)
+    image = _decode_image(content.groups)
     shift_ms = max(0, image.at_ms - now_ms)
-    return [_state(group, shift_ms) for group in image.groups], image.owners
+    pages = iter(content.pages)
+    states = [_state(group, shift_ms, pool) for group in image.groups]
+    for state, group in zip(states, image.groups, strict=True):
+        for page in islice(pages, group.pages):
+            _add_page(state.dead, page, shift_ms)
+    return states, image.owners
 
 
-def check_groups(content: bytes) -> SnapshotImage:
-    """The content of a snapshot; raises `UnknownFormatError` if it is not one of this version."""
-    image = decode_whole(_FILES, content, SnapshotImage)
+def check_groups(content: GroupsContent) -> SnapshotImage:
+    """The groups without their pages; raises `UnknownFormatError` if it is not one of this version."""
+    image, pages = _decode_image(content.groups), iter(content.pages)
+    for group in image.groups:
+        for _ in range(group.pages):
+            _add_page(DeadLetters(), next(pages, b""), 0)
+    if next(pages, None) is not None:
+        raise unknown_content(_FILES, "a page of no group")
+    return image
+
+
+def _decode_image(groups: bytes) -> SnapshotImage:
+    image = decode_whole(_FILES, groups, SnapshotImage)
     if image.version != SNAPSHOT_VERSION:
         raise unknown_content(_FILES, f"version {image.version}")
     return image
 
 
-def _image(state: GroupState) -> GroupImage:
+def _add_page(letters: DeadLetters, page: bytes, shift_ms: int) -> None:
+    try:
+        if shift_ms:
+            page = page_of(tuple(map(partial(_moved_letter, shift_ms), letters_of(page))))
+        letters.add_page(page)
+    except (msgspec.MsgspecError, OverflowError, ValueError) as error:
+        raise unknown_content(_FILES, str(error)) from error
+
+
+def _image(state: GroupState, pages: int) -> GroupImage:
     return GroupImage(
         subject=state.subject,
         group=state.group,
@@ -195,8 +237,7 @@ def _image(state: GroupState) -> GroupImage:
             for name, log in state.consumers()
         ),
         waiting=tuple(WaitingImage(*_WAITING(run)) for run in state.redeliveries.runs()),
-        # As bytes that are ready: there may be a million. `encode_image` joins them.
-        dead=cast("tuple[DeadLetter, ...]", state.dead.encoded()),
+        dead=(),
         lost_count=state.lost_count,
         settings=state.settings,
         is_paused=state.is_paused,
@@ -206,15 +247,17 @@ def _image(state: GroupState) -> GroupImage:
         copies=tuple(state.aside.copies.items()),
         seen_ms=state.seen_ms,
         owner=state.owner,
+        pages=pages,
     )
 
 
-def _state(image: GroupImage, shift_ms: int) -> GroupState:
+def _state(image: GroupImage, shift_ms: int, pool: Pool | None) -> GroupState:
     state = GroupState(
         subject=image.subject,
         group=image.group,
         first_sequence=image.cursor,
         max_attempts=image.max_attempts,
+        pool=pool,
     )
     state.acked_count = image.acked_count
     state.lost_count = image.lost_count
@@ -245,6 +288,10 @@ def _state(image: GroupImage, shift_ms: int) -> GroupState:
     return state
 
 
+def _moved_letter(shift_ms: int, letter: DeadLetter) -> bytes:
+    return msgspec.msgpack.encode(DeadLetter(**_moved(letter, "at_ms", shift_ms)))
+
+
 def _moved(image: msgspec.Struct, time: str, shift_ms: int) -> dict[str, Any]:
     values = msgspec.structs.asdict(image)
     values[time] = max(1, values[time] - shift_ms)
@@ -261,9 +308,14 @@ class AtEnd(NamedTuple):
     replayed: int
 
 
-def groups_at_end(snapshot: bytes, actions: Iterable[Action], now_ms: int) -> AtEnd:
-    """The groups after all that; `b""` is no snapshot."""
-    states, owners = decode_all(snapshot, now_ms) if snapshot else ([], {})
+def groups_at_end(
+    snapshot: GroupsContent | None,
+    actions: Iterable[Action],
+    now_ms: int,
+    pool: Pool | None = None,
+) -> AtEnd:
+    """The groups after all that; `pool` pages out their dead letters."""
+    states, owners = ([], {}) if snapshot is None else decode_all(snapshot, now_ms, pool)
     groups = {(state.subject, state.group): state for state in states}
     count = 0
     for action in actions:
@@ -275,7 +327,7 @@ def groups_at_end(snapshot: bytes, actions: Iterable[Action], now_ms: int) -> At
         if state is None:
             if not isinstance(action, GroupDefined):
                 continue
-            state = groups[key] = new_state(action)
+            state = groups[key] = new_state(action, pool)
         count += 1
         if isinstance(action, Ended):
             del groups[key]

@@ -25,7 +25,7 @@ STORE_ID_BYTES: Final = 16
 _OURS: Final = frozenset(
     {layout.COMMIT_LOG, layout.ACTION_LOG, layout.CONSUME_QUEUES, layout.STATE, layout.CLEAN}
     | {layout.INDEX, layout.SUMMARIES, layout.SCHEDULE, layout.DISPATCH, layout.QUARANTINE}
-    | {layout.IDS, layout.ENTRIES, layout.SORTED}
+    | {layout.IDS, layout.ENTRIES, layout.SORTED, layout.LETTERS}
     | set(layout.CHECKPOINTS)
 )
 #: The lengths fixed for the life of a directory that the command line can set, and how.

@@ -19,6 +19,7 @@
     schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
     dispatch/<yyyyMM>/<yyyyMMddHHmm>          what became of those of one span
     sorted/<yyyyMMddHHmm>                     a large one of them by due time; while a broker runs
+    letters/<20 digits>                       dead letters that are not in memory; while a broker runs
     state/schedule                            how far both are in their files
     ids/<20 digits>                           message ids that are remembered, in order of the log
     entries/<20 digits>                       entries that are not in their consume queues yet
@@ -57,6 +58,7 @@ KEEPERS: Final = "state/keepers"
 SCHEDULE: Final = "schedule"
 DISPATCH: Final = "dispatch"
 SORTED: Final = "sorted"
+LETTERS: Final = "letters"
 SCHEDULE_TABLE: Final = "state/schedule"
 INDEX: Final = "index"
 INDEX_TABLE: Final = "state/index"
@@ -150,6 +152,11 @@ def bucket_path(log: str, bucket_ms: int) -> str:
 def sorted_path(bucket_ms: int) -> str:
     """The messages of a bucket, ordered by due time."""
     return f"{SORTED}/{_EPOCH + timedelta(milliseconds=bucket_ms):%Y%m%d%H%M}"
+
+
+def letters_path(number: int) -> str:
+    """A block of dead letters that is not in memory."""
+    return f"{LETTERS}/{number:0{_DIGITS}d}"
 
 
 def parse_bucket(name: str) -> int | None:

@@ -13,6 +13,7 @@ already is written over and keeps its room meanwhile; `keep_room` makes one ahea
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
@@ -25,27 +26,58 @@ from qmq_client.wire.checksum import crc32c
 
 _SEAL: Final = re.compile(rb"\ncrc32c ([0-9a-f]{8})\n\Z")
 _SEAL_BYTES: Final = 17
+#: Of a long file, so much is read or written at a time.
+_AT_ONCE_BYTES: Final = 1024 * 1024
 
 V = TypeVar("V")
 
 
 def replace_file(disk: Disk, path: str, content: bytes) -> None:
     """Replace the content of `path`; durable on return."""
-    seal = b"\ncrc32c %08x\n" % crc32c(content)
-    replace_whole(disk, path, [content, seal], draft=draft_path(path))
+    replace_by_parts(disk, path, [content])
 
 
-def replace_whole(disk: Disk, path: str, parts: list[bytes], *, draft: str) -> None:
+def replace_by_parts(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
+    """The same for content in parts, of which few are in memory at a time; returns its length."""
+    return replace_whole(disk, path, _sealed(parts), draft=draft_path(path))
+
+
+def _sealed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    checksum = 0
+    for part in parts:
+        checksum = crc32c(part, checksum)
+        yield part
+    yield b"\ncrc32c %08x\n" % checksum
+
+
+def replace_whole(disk: Disk, path: str, parts: Iterable[bytes], *, draft: str) -> int:
     """The same for a file without a checksum line; `draft` is a path next to it. Durable on return."""
     file = open_draft(disk, draft)
     try:
-        file.write(0, parts)
-        file.truncate(sum(map(len, parts)))  # not before: its room would be anybody's
+        length = 0
+        for some in _batches(parts):
+            file.write(length, some)
+            length += sum(map(len, some))
+        file.truncate(length)  # not before: its room would be anybody's
         file.sync()
     finally:
         file.close()
     disk.rename(draft, path)
     disk.sync_directory(path.rpartition("/")[0])
+    return length
+
+
+def _batches(parts: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    batch_bytes = 0
+    for part in parts:
+        batch.append(part)
+        batch_bytes += len(part)
+        if batch_bytes >= _AT_ONCE_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def keep_room(disk: Disk, path: str, room_bytes: int) -> None:
@@ -94,6 +126,19 @@ def unseal(data: bytes) -> bytes | None:
         return None
     content = data[: found.start()]
     return content if int(found[1], 16) == crc32c(content) else None
+
+
+def sealed_bytes(file: DiskFile) -> int | None:
+    """How long the content of a small file that is long is; None if the checksum does not fit."""
+    content_bytes = file.length() - _SEAL_BYTES
+    found = _SEAL.match(file.read(max(0, content_bytes), _SEAL_BYTES))
+    if found is None:
+        return None
+    checksum = 0
+    for position in range(0, content_bytes, _AT_ONCE_BYTES):
+        part = file.read(position, min(_AT_ONCE_BYTES, content_bytes - position))
+        checksum = crc32c(part, checksum)
+    return content_bytes if int(found[1], 16) == checksum else None
 
 
 def decode_whole(path: str, content: bytes, kind: type[V]) -> V:

@@ -3,25 +3,45 @@ forever.
 
 ::
 
-    state/groups.0, state/groups.1    MessagePack of Snapshot and a checksum line
+    state/groups.0, state/groups.1    MessagePack of Snapshot, pages, and a checksum line
+    pages                             each length 4 (big-endian) and bytes; then a line: "pages", their length in
+                                      20 digits; nothing where there are none
 
 Written in turn, so that the previous one is there while the next is made. A start takes the newest
 whole one and replays the action log from its offset on; segments of the action log below both may
-go. What `content` means is the service's affair.
+go. What `content` and the pages mean is the service's affair. Only `content` has to fit in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import msgspec
 
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.small_file import decode_whole, read_file, replace_file, unseal
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
+from qmq_broker.storage.files.small_file import decode_whole, replace_by_parts, sealed_bytes
+
+_LENGTH_BYTES: Final = 4
+_PAGES_LINE: Final = re.compile(rb"\npages ([0-9]{20})\n\Z")
+_PAGES_LINE_BYTES: Final = 28
+
+
+class GroupsContent(NamedTuple):
+    """What a snapshot says of the groups."""
+
+    #: Empty if all groups were given up.
+    groups: bytes
+    #: What may be too much for the memory.
+    pages: Iterable[bytes] = ()
+
 
 #: Raises an error for content of a snapshot that the service would not accept.
-CheckGroups = Callable[[bytes], object]
+CheckGroups = Callable[[GroupsContent], object]
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -35,6 +55,79 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     content: bytes
 
 
+class SnapshotPages:
+    """The pages of a snapshot in an open file, read one by one; also after that was replaced."""
+
+    def __init__(self, path: str, file: DiskFile, first: int, next_: int) -> None:
+        """They stand from position `first` on."""
+        self._path, self._file, self._first, self._next = path, file, first, next_
+
+    def __iter__(self) -> Iterator[bytes]:
+        position = self._first
+        while position < self._next:
+            length = int.from_bytes(self._file.read(position, _LENGTH_BYTES))
+            page = self._file.read(position + _LENGTH_BYTES, length)
+            if position + _LENGTH_BYTES + length > self._next or len(page) != length:
+                reason = "no whole page"
+                raise CorruptionError(segment=self._path, offset=position, reason=reason)
+            yield page
+            position += _LENGTH_BYTES + length
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A whole snapshot, and its pages."""
+
+    snapshot: Snapshot
+    pages: Iterable[bytes] = ()
+    #: Length of the file.
+    file_bytes: int = 0
+
+    @property
+    def content(self) -> GroupsContent | None:
+        """What it says of the groups; None if all were given up."""
+        content = self.snapshot.content
+        return GroupsContent(content, self.pages) if content else None
+
+
+def read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
+    """The snapshot in a slot, or why it is not whole; (None, "") if there is none.
+
+    Raises `UnknownFormatError` if it is whole and of another version.
+    """
+    directory, _, name = path.rpartition("/")
+    if name not in disk.names(directory):
+        return None, ""
+    file = disk.open(path)
+    next_position = sealed_bytes(file)
+    if next_position is None:
+        file.close()
+        return None, "its checksum does not fit"
+    line_bytes = min(_PAGES_LINE_BYTES, next_position)
+    line = _PAGES_LINE.match(file.read(next_position - line_bytes, line_bytes))
+    next_position -= 0 if line is None else line_bytes
+    first = next_position - (0 if line is None else int(line[1]))
+    snapshot = decode_whole(path, file.read(0, max(0, first)), Snapshot)
+    return Slot(snapshot, SnapshotPages(path, file, first, next_position), file.length()), ""
+
+
+def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[bytes]) -> int:
+    """Write a snapshot to its slot, durable on return; returns the length of the file."""
+    path = layout.SNAPSHOTS[snapshot.generation % len(layout.SNAPSHOTS)]
+    return replace_by_parts(disk, path, _parts(snapshot, pages))
+
+
+def _parts(snapshot: Snapshot, pages: Iterable[bytes]) -> Iterator[bytes]:
+    yield msgspec.msgpack.encode(snapshot)
+    pages_bytes = 0
+    for page in pages:
+        yield len(page).to_bytes(_LENGTH_BYTES)
+        yield page
+        pages_bytes += _LENGTH_BYTES + len(page)
+    if pages_bytes:
+        yield b"\npages %020d\n" % pages_bytes
+
+
 class SnapshotFiles:
     """The two slots on a disk. Written by one thread."""
 
@@ -46,33 +139,38 @@ class SnapshotFiles:
         self._slots = [self._read(path) for path in layout.SNAPSHOTS]
 
     @property
-    def newest(self) -> Snapshot | None:
+    def newest(self) -> Slot | None:
         """The newest whole snapshot; None if there is none."""
         whole = [slot for slot in self._slots if slot is not None]
-        return max(whole, key=lambda slot: slot.generation, default=None)
+        return max(whole, key=lambda slot: slot.snapshot.generation, default=None)
 
     @property
     def first_offset(self) -> int:
         """The action log is needed from here on: the older of the two may have to serve."""
-        return min(0 if slot is None else slot.offset for slot in self._slots)
+        return min(0 if slot is None else slot.snapshot.offset for slot in self._slots)
 
-    def write(self, offset: int, content: bytes) -> None:
+    def write(self, offset: int, content: GroupsContent) -> None:
         """Write a snapshot over the older one; durable on return.
 
         Requires: the action log is durable up to `offset`.
         """
         newest = self.newest
-        generation = 1 if newest is None else newest.generation + 1
-        snapshot = Snapshot(self._store_id, generation, offset, content)
-        number = generation % len(self._slots)
-        replace_file(self._disk, layout.SNAPSHOTS[number], msgspec.msgpack.encode(snapshot))
+        generation = 1 if newest is None else newest.snapshot.generation + 1
+        snapshot = Snapshot(self._store_id, generation, offset, content.groups)
+        file_bytes = write_snapshot(self._disk, snapshot, content.pages)
         # The content is not kept: it may be large, and only a start needs it.
-        self._slots[number] = msgspec.structs.replace(snapshot, content=b"")
+        slot = _without_content(Slot(snapshot, file_bytes=file_bytes))
+        self._slots[generation % len(self._slots)] = slot
 
-    def _read(self, path: str) -> Snapshot | None:
-        data = read_file(self._disk, path)
-        content = None if data is None else unseal(data)
-        if content is None:
-            return None
-        snapshot = decode_whole(path, content, Snapshot)
-        return snapshot if snapshot.store_id == self._store_id else None
+    def forget_content(self) -> None:
+        """Keep only where the snapshots end."""
+        self._slots = [slot and _without_content(slot) for slot in self._slots]
+
+    def _read(self, path: str) -> Slot | None:
+        slot, _ = read_snapshot(self._disk, path)
+        return slot if slot is not None and slot.snapshot.store_id == self._store_id else None
+
+
+def _without_content(slot: Slot) -> Slot:
+    snapshot = msgspec.structs.replace(slot.snapshot, content=b"")
+    return Slot(snapshot, file_bytes=slot.file_bytes)

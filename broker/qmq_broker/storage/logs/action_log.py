@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.files.snapshots import SnapshotFiles
+from qmq_broker.storage.files.snapshots import GroupsContent, SnapshotFiles
 from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, ScanSource
 from qmq_broker.storage.logs.frame_seek import LogRange, offset_at
@@ -59,9 +59,15 @@ class ActionLog:
         self._snapshots = snapshots
         self._first_new_offset = log.written_offset
         newest = snapshots.newest
-        #: Where the newest snapshot ends, and its content; empty if there is none.
-        self.snapshot_offset = 0 if newest is None else newest.offset
-        self.snapshot = b"" if newest is None else newest.content
+        #: Where the newest snapshot ends, and its content until that is forgotten; None if there is none.
+        self.snapshot_offset = 0 if newest is None else newest.snapshot.offset
+        self.snapshot = None if newest is None else newest.content
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Length of the newest snapshot."""
+        newest = self._snapshots.newest
+        return 0 if newest is None else newest.file_bytes
 
     @property
     def first_offset(self) -> int:
@@ -80,7 +86,7 @@ class ActionLog:
         """Make everything appended before this call durable."""
         self.log.sync()
 
-    def write_snapshot(self, offset: int, content: bytes) -> int:
+    def write_snapshot(self, offset: int, content: GroupsContent) -> int:
         """Store the state of the groups at `offset`, durable on return, then give up old segments.
 
         Requires: `content` is the effect of everything below `offset`, and a frame ends there.
@@ -89,11 +95,16 @@ class ActionLog:
         """
         self.log.sync()
         self._snapshots.write(offset, content)
-        self.snapshot_offset, self.snapshot = offset, b""
+        self.snapshot_offset, self.snapshot = offset, None
         with self._kept() as kept_offset:
             given_up = self.log.give_up_below(min(self._snapshots.first_offset, kept_offset))
         self.log.put_away()
         return given_up
+
+    def forget_snapshot(self) -> None:
+        """Free the content of the snapshots: the groups are restored from it."""
+        self.snapshot = None
+        self._snapshots.forget_content()
 
     def replay(self) -> Iterator[Action]:
         """All actions after the snapshot that were there when the log was opened, in order.

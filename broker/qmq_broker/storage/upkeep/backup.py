@@ -45,7 +45,7 @@ from qmq_broker.storage.files.keepers import read_keepers, write_keepers
 from qmq_broker.storage.files.layout import segment_path
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
-from qmq_broker.storage.files.snapshots import Snapshot
+from qmq_broker.storage.files.snapshots import Slot, SnapshotFiles, write_snapshot
 from qmq_broker.storage.keepers import LogOffsets, limited_to
 from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES, FrameScan
@@ -53,7 +53,6 @@ from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import read_summary, write_summary
 from qmq_broker.storage.schedule.copy import take_schedule
-from qmq_broker.storage.upkeep.inspect_files import sealed_array
 from qmq_client.clock import Clock
 
 #: How many times the original may be opened between a backup and the first opening of the copy.
@@ -193,19 +192,18 @@ class _Backup:
             point.durable_offset, read_witness(self._source, self._format.store_id)[0]
         )
         for _ in range(_TRIES_MAX):
-            snapshot = self._newest_snapshot()
+            slot = self._newest_snapshot()
             offset = 0
-            if snapshot is not None:
-                offset = snapshot.offset
-                number = snapshot.generation % len(layout.SNAPSHOTS)
-                content = msgspec.msgpack.encode(snapshot)
-                replace_file(self._target, layout.SNAPSHOTS[number], content)
+            if slot is not None:
+                offset = slot.snapshot.offset
+                write_snapshot(self._target, slot.snapshot, slot.pages)
             segment_bytes = self._format.action_segment_bytes
             end = self._take_frames(layout.ACTION_LOG, segment_bytes, offset)
             if end.next_offset >= max(durable_offset, offset):
                 self._take_older_actions(offset - offset % segment_bytes)
                 return end
-            if snapshot == self._newest_snapshot():
+            newest = self._newest_snapshot()
+            if (slot and slot.snapshot) == (newest and newest.snapshot):
                 break
             for path in (*layout.SNAPSHOTS, *_paths(self._target, layout.ACTION_LOG)):
                 if is_there(self._target, path):
@@ -224,10 +222,8 @@ class _Backup:
             if base % self._format.action_segment_bytes == 0:
                 self._take_whole(layout.segment_path(layout.ACTION_LOG, base))
 
-    def _newest_snapshot(self) -> Snapshot | None:
-        found = [sealed_array(self._source, path, Snapshot)[0] for path in layout.SNAPSHOTS]
-        whole = [one for one in found if one and one.store_id == self._format.store_id]
-        return max(whole, key=lambda one: one.generation, default=None)
+    def _newest_snapshot(self) -> Slot | None:
+        return SnapshotFiles(self._source, self._format.store_id).newest
 
     def _take_tail(
         self, before: Retained, point: LogPoint, tail_base: int

@@ -24,7 +24,7 @@ from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.small_file import decode_whole, read_file, unseal
-from qmq_broker.storage.files.snapshots import CheckGroups, Snapshot
+from qmq_broker.storage.files.snapshots import CheckGroups, Snapshot, read_snapshot
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, store_of_head
 from qmq_broker.storage.queues.queue_files import QueueFiles
 from qmq_broker.storage.queues.queue_table import QueueTable
@@ -50,6 +50,7 @@ KNOWN_NAMES: Final = frozenset(
         layout.SCHEDULE,
         layout.DISPATCH,
         layout.SORTED,
+        layout.LETTERS,
         layout.QUARANTINE,
     }
 )
@@ -133,10 +134,7 @@ def slots(disk: Disk, store_id: bytes) -> list[tuple[str, Checkpoint | None, str
 
 
 def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
-    """A small MessagePack file, or why it is not whole; (None, "") if there is none.
-
-    Raises `UnknownFormatError` if it is whole, of another version, and not derived.
-    """
+    """A small MessagePack file that is derived, or why it is not whole; (None, "") if there is none."""
     data = read_file(disk, path)
     if data is None:
         return None, ""
@@ -146,8 +144,6 @@ def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
     try:
         return decode_whole(path, content, kind), ""
     except UnknownFormatError as error:
-        if kind is Snapshot:
-            raise
         return None, error.found
 
 
@@ -277,17 +273,17 @@ def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None
 def _snapshot(
     disk: Disk, path: str, format_: Format, files: SmallFiles, check_groups: CheckGroups
 ) -> None:
-    snapshot, reason = sealed_array(disk, path, Snapshot)
-    if snapshot is not None and snapshot.store_id != format_.store_id:
-        reason = f"of store {snapshot.store_id.hex()}"
-        snapshot = None
-    if snapshot is not None:
+    slot, reason = read_snapshot(disk, path)
+    if slot is not None and slot.snapshot.store_id != format_.store_id:
+        reason = f"of store {slot.snapshot.store_id.hex()}"
+        slot = None
+    if slot is not None:
         try:
-            if snapshot.content:  # empty if all groups were given up
-                check_groups(snapshot.content)
+            if slot.content is not None:
+                check_groups(slot.content)
         except CorruptionError as error:
             files.faults.append(damaged(path, f"its checksum fits, but: {error.reason}"))
-        files.snapshots.append(snapshot)
+        files.snapshots.append(slot.snapshot)
     elif reason:
         meaning = "The other snapshot and more of the action log give the same groups."
         files.faults.append(ignored(path, reason, meaning))

@@ -50,7 +50,7 @@ from qmq_broker.storage.files.faults import Fault, Level
 from qmq_broker.storage.files.format_file import Format, read_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.sharing import refuse_shared
-from qmq_broker.storage.files.snapshots import CheckGroups, SnapshotFiles
+from qmq_broker.storage.files.snapshots import CheckGroups, GroupsContent, SnapshotFiles
 from qmq_broker.storage.logs.lost import LostRun
 from qmq_broker.storage.logs.summary import remove_summaries
 from qmq_broker.storage.queues.queue_table import remove_queue_tables
@@ -276,14 +276,15 @@ class ActionQuarantine(LogQuarantine):
         reports = [self._told(whole) for whole in self._ranges]
         newest = self._snapshots.newest
         if self._is_older_unfit and newest is not None:
-            self._snapshots.write(newest.offset, newest.content)  # over the older one
+            groups = newest.content or GroupsContent(b"")
+            self._snapshots.write(newest.snapshot.offset, groups)  # over the older one
         # The damage last: until then the log stops any start, so none continues after it.
         for (part, frames), stamp in reversed([*zip(self._parts, self._stamped, strict=True)]):
             epoch, stored_at_ms = stamp
             self._cover.cover(part, frames, epoch=epoch, stored_at_ms=stored_at_ms)
         if self._is_unknown:
             for _ in layout.SNAPSHOTS:
-                self._snapshots.write(self._end, b"")
+                self._snapshots.write(self._end, GroupsContent(b""))
         return reports
 
     def _begins_later(self) -> bool:

@@ -1,0 +1,87 @@
+"""Byte budgets that fit the memory which this process may have.
+
+The defaults of `ServiceLimits` and `FaceLimits` suit a machine with 2.2 GB or more. With less, or in a control group
+with less, all of them are scaled down alike, so that their sum is at most half of it; what else a
+broker needs takes the other half. Budgets that were given are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from qmq_broker.face.authentication.outside_files import read_bounded
+from qmq_broker.face.limits import FaceLimits
+from qmq_broker.service.limits import ServiceLimits
+
+#: Their sum is what callers may take of the memory; a token's part of one is not in it.
+SERVICE_BUDGETS: Final = ("commit_queue_bytes", "groups_bytes")
+FACE_BUDGETS: Final = ("bodies_bytes", "answers_bytes")
+_PARTS: Final = ("groups_bytes_per_token", "dead_letters_memory_bytes")
+#: No budget of the four is scaled below this: two of the longest requests.
+BUDGET_BYTES_MIN: Final = 16 * 1024 * 1024
+_FILE_BYTES_MAX: Final = 64 * 1024
+
+Read = Callable[[str], str]
+
+
+def _read(path: str) -> str:
+    return read_bounded(path, _FILE_BYTES_MAX).decode(errors="replace")
+
+
+def memory_bytes(read: Read = _read) -> int:
+    """The machine's memory, or what the control groups of this process allow if that is less.
+
+    `read` reads a file of the system; raises `OSError` if it is not there.
+    """
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine_bytes, *_allowed(read)])
+
+
+def _allowed(read: Read) -> Iterator[int]:
+    """What each control group above this process allows (cgroups(7), version 2 and 1)."""
+    try:
+        lines = read("/proc/self/cgroup").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            root, name = "/sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        parts = path.strip("/").split("/")
+        for count in range(len(parts) + 1):
+            folder = "/".join([root, *parts[:count]])
+            try:
+                yield int(read(f"{folder}/{name}"))
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+
+
+def fit_budgets(
+    service: ServiceLimits, face: FaceLimits, memory: int
+) -> tuple[ServiceLimits, FaceLimits]:
+    """The same bounds with budgets that take at most half of so many bytes of memory."""
+    budgets = [getattr(service, name) for name in SERVICE_BUDGETS]
+    budgets += [getattr(face, name) for name in FACE_BUDGETS]
+    share = memory / 2 / sum(budgets)
+    if share >= 1:
+        return service, face
+
+    def scaled(limits: object, name: str, least: int = BUDGET_BYTES_MIN) -> int:
+        whole: int = getattr(limits, name)
+        return min(whole, max(least, int(whole * share)))
+
+    return (
+        replace(
+            service,
+            **{name: scaled(service, name) for name in SERVICE_BUDGETS},
+            **{name: scaled(service, name, 1) for name in _PARTS},
+        ),
+        replace(face, **{name: scaled(face, name) for name in FACE_BUDGETS}),
+    )

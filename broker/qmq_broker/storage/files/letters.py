@@ -1,0 +1,99 @@
+"""Dead letters that are not in memory: one file for each block of them, while the broker runs.
+
+::
+
+    letters/<20 digits>    an array of dead letters in MessagePack
+
+Derived from the snapshot and the action log, never synced and never read by another process: an
+opening and a clean stop remove them all. Their lengths and checksums stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import Final
+from weakref import finalize
+
+from qmq_broker.errors import DiskError, DiskFullError
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk_port import Disk
+from qmq_client.wire.checksum import crc32c
+
+#: Files removed in one step: about two milliseconds.
+_REMOVED_MAX: Final = 64
+
+
+class LetterPage:
+    """One file. It goes when nothing refers to this any more; see `LetterFiles.step`."""
+
+    __slots__ = ("__weakref__", "_checksum", "_disk", "_length", "path")
+
+    def __init__(self, disk: Disk, path: str, content: bytes) -> None:
+        self._disk, self.path = disk, path
+        self._length, self._checksum = len(content), crc32c(content)
+
+    def read(self) -> bytes:
+        """Its content, in any thread; raises `DiskError` if that is not as it was written."""
+        file = self._disk.open(self.path)
+        try:
+            content = file.read(0, self._length)
+        finally:
+            file.close()
+        if len(content) < self._length or crc32c(content) != self._checksum:
+            raise DiskError(operation="read", path=self.path, reason="not as it was written")
+        return content
+
+
+class LetterFiles:
+    """The files of one broker. Written and removed by one thread, read by any."""
+
+    def __init__(self, disk: Disk, reserve_bytes: int) -> None:
+        """Removes those of the last run. Nothing is written below `reserve_bytes` of free space."""
+        self._disk, self._reserve_bytes = disk, reserve_bytes
+        self._next_number = 0
+        #: Paths and lengths of pages that nothing refers to.
+        self._unused: deque[tuple[str, int]] = deque()
+        #: Length of all of them, also of those that will be removed in a later step.
+        self.length_bytes = 0
+        self.clear()
+
+    def write(self, content: bytes) -> LetterPage:
+        """Write a page, not durable; raises `NoRoomError` or `DiskError` with nothing left behind."""
+        if self._disk.free_bytes() < self._reserve_bytes + len(content):
+            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
+        self._disk.make_directory(layout.LETTERS)
+        path = layout.letters_path(self._next_number)
+        self._next_number += 1
+        try:
+            file = self._disk.open(path, is_new=True)
+            try:
+                file.write(0, [content])
+            finally:
+                file.close()
+        except BaseException:
+            self._unused.append((path, 0))
+            raise
+        page = LetterPage(self._disk, path, content)
+        finalize(page, self._unused.append, (path, len(content))).atexit = False
+        self.length_bytes += len(content)
+        return page
+
+    def step(self) -> None:
+        """Remove some files of pages that nothing refers to any more."""
+        for _ in range(min(_REMOVED_MAX, len(self._unused))):
+            path, length_bytes = self._unused.popleft()
+            self._remove(path)
+            self.length_bytes -= length_bytes
+
+    def clear(self) -> None:
+        """Remove all files. Requires: no page is read any more."""
+        for name in self._disk.names(layout.LETTERS):
+            if layout.parse_number(name) is not None:
+                self._remove(f"{layout.LETTERS}/{name}")
+        self._unused.clear()
+        self.length_bytes = 0
+
+    def _remove(self, path: str) -> None:
+        with suppress(DiskError):  # the next opening tries again
+            self._disk.unlink(path)
