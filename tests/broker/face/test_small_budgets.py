@@ -17,8 +17,6 @@ SMALL: Final = {
     "subjects": 5,
     "groups": 5,
     "groups_bytes": 20_000,
-    "dead_letters_bytes": 500,
-    "dead_letters_memory_bytes": 200,
     "consumers_per_group": 4,
     "in_flight_per_consumer": 10,
     "unsettled_per_group": 20,
@@ -44,7 +42,8 @@ class Caller:
     def __init__(self, directory: Path, seed: int) -> None:
         self.draw = random.Random(seed)
         chosen = self.draw.sample(sorted(SMALL), 5)
-        limits = ServiceLimits(**{name: self.draw.randint(1, SMALL[name]) for name in chosen})
+        bounds = {name: self.draw.randint(1, SMALL[name]) for name in chosen}
+        limits = ServiceLimits(dead_letters_memory_bytes=1, **bounds)
         self.rig = DelayRig(directory, limits=limits)
         self.client = Client(self.rig)
         self.given: list[tuple[dict[str, str], Any]] = []
