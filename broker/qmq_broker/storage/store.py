@@ -82,9 +82,8 @@ class Store:
         self._options = options
         #: Identifies the store; a backup of it has the same.
         self.store_id = format_.store_id
-        self._lock = lock
-        self._checkpoints = checkpoints
-        self._queues, self._window = recovered.queues, recovered.window
+        self._lock, self._checkpoints = lock, checkpoints
+        self._queues, self._window, self._ids = recovered.queues, recovered.window, recovered.ids
         self._poison: str | None = None
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
@@ -106,7 +105,6 @@ class Store:
         self.actions = ActionLog(
             action_log, recovered.action_segments, store_id, snapshots, kept=kept
         )
-        self._ids = recovered.ids
         parts = Saved.of(recovered, log, action_log)
         self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
         #: Work that has to be tried again.

@@ -1,10 +1,11 @@
 """The memory of all groups, and which part of it each token has made use of.
 
 Groups are small, and what piles up in them is not: messages in flight or waiting, their histories, dead
-letters. Each group's memory is counted whenever it changes (`GroupState.memory_bytes`), so the sum is known at
-any time; dead letters that are in memory are counted by their pool. Beyond the bound, groups get no new messages; what they have already is delivered and settled
-as ever, which is how the sum goes down. One token's groups together have a smaller bound, so that one
-caller cannot use up the room of all. The same holds for the length of dead letters, which are mostly in files.
+letters. Each group's memory is counted whenever it changes (`GroupState.memory_bytes`), so the sum is known
+at any time; dead letters that are in memory are counted by their pool. Beyond the bound, groups get no new
+messages; what they have already is delivered and settled as ever, which is how the sum goes down. One token's
+groups together have a smaller bound, so that one caller cannot use up the room of all. The same holds for the
+length of dead letters, which are mostly in files.
 """
 
 from __future__ import annotations
