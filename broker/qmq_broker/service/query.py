@@ -64,8 +64,8 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     #: Messages that wait for their next delivery …
     redelivery: int
-    #: … and those of them that are set aside because it is far off.
-    set_aside: int
+    #: … and those of them that wait for a long retry, kept as copies.
+    long_retries: int
     dead: int
     #: Consumers that hold messages, or got some and asked for more lately.
     consumers: int
@@ -348,7 +348,7 @@ class Query:
             lag=behind + state.held,
             in_flight=state.in_flight,
             redelivery=state.waiting,
-            set_aside=state.aside.count,
+            long_retries=state.aside.count,
             dead=len(state.dead),
             consumers=sum(log.is_there(now_ms - SEEN_MS) for _, log in state.consumers()),
             max_attempts=state.max_attempts,

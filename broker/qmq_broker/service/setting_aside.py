@@ -251,7 +251,7 @@ class SettingAside:
                 lambda outcome: self._on_done(going, outcome),
             )
         except (BusyError, NoRoomError, PoisonedError) as error:
-            self._store.refusals.note("messages_set_aside", error)
+            self._store.refusals.note("long_retries", error)
             return False
         self._going = going
         return True
@@ -272,7 +272,11 @@ class SettingAside:
                         return records
                     (record,) = read_messages(self._store, state, entries)
                 except CorruptionError as error:  # the pull that meets it fails
-                    _log.error("message not set aside: sequence=%d reason=%s", sequence, error)
+                    _log.error(
+                        "message kept in memory, not for a long retry: sequence=%d reason=%s",
+                        sequence,
+                        error,
+                    )
                     continue
                 copy = Copy(state.subject, state.group, sequence, going.ticket, record)
                 records.append(
@@ -292,7 +296,7 @@ class SettingAside:
         now_ms = self._time.now_ms()
         if isinstance(outcome, Exception):
             self._not_before[going.group.key] = now_ms + PAUSE_MS
-            self._store.refusals.note("messages_set_aside", outcome)
+            self._store.refusals.note("long_retries", outcome)
             return
         state = going.group.state
         if self._delivery.registry.find(state.subject, state.group) is not going.group:
@@ -308,7 +312,7 @@ class SettingAside:
             NoRoomError
         ) as error:  # the copies belong to nobody and are ignored when they come back
             self._not_before[going.group.key] = now_ms + PAUSE_MS
-            self._store.refusals.note("messages_set_aside", error)
+            self._store.refusals.note("long_retries", error)
             return
         self._delivery.after_change(going.group, now_ms)
         self._next_ms = now_ms  # there may be more
@@ -327,7 +331,11 @@ class SettingAside:
                 (record,) = self._store.read_records([entry], subject=COPIES)
                 found.append((sequence, unpack_copy(record)))
             except CorruptionError as error:  # one message; the others come back
-                _log.error("message not brought back: copy=%d reason=%s", sequence, error)
+                _log.error(
+                    "message not redelivered after its long retry: copy=%d reason=%s",
+                    sequence,
+                    error,
+                )
         return found
 
 

@@ -84,7 +84,7 @@ def test_D3_without_copy_and_original_a_message_is_told_as_lost_and_its_group_go
     assert rig.pull().bodies == []
     assert (rig.state.aside.count, rig.state.waiting, rig.state.lost_count) == (0, 0, 1)
     (status,) = rig.broker.query.groups()
-    assert (status.lost, status.redelivery, status.set_aside) == (1, 0, 0)
+    assert (status.lost, status.redelivery, status.long_retries) == (1, 0, 0)
 
 
 def test_C7_the_key_of_a_message_that_is_lost_while_it_is_away_goes_on(rig: AsideRig) -> None:

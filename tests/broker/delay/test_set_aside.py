@@ -212,7 +212,7 @@ def test_C7_in_an_ordered_group_those_behind_it_wait_for_it(rig: AsideRig) -> No
 def test_what_is_set_aside_is_seen(rig: AsideRig) -> None:
     rig.put_away(b"a")
     (status,) = rig.broker.query.groups()
-    assert (status.redelivery, status.set_aside, status.lag) == (1, 1, 0)
+    assert (status.redelivery, status.long_retries, status.lag) == (1, 1, 0)
     (fate,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
     assert (fate.state, fate.attempts, fate.error) == (MessageState.WAITING, 1, "not before spring")
     assert fate.at_ms > rig.now_ms + MONTH_MS - DAY_MS

@@ -195,7 +195,7 @@ def test_what_is_set_aside_is_told_with_its_group_and_as_nothing_else(client: Cl
     rig.broker.writer.step()
     rig.run_posted()
     found = scrape(client)
-    assert found["group_set_aside_messages", *OF_GROUP] == 1
+    assert found["group_long_retry_messages", *OF_GROUP] == 1
     assert (found["subjects",], found["groups",]) == (1, 1)
     assert not any(label.startswith("_qmq.") for key in found for label in key[1:])
 

@@ -421,10 +421,10 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
         lambda one: one.status.redelivery,
     ),
     _of_group(
-        "set_aside_messages",
+        "long_retry_messages",
         "gauge",
-        "Those set aside because it is far away.",
-        lambda one: one.status.set_aside,
+        "Those that wait for a long retry, kept as copies.",
+        lambda one: one.status.long_retries,
     ),
     _of_group(
         "held_messages",
@@ -530,7 +530,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "lost_copy_messages",
         "counter",
-        "Messages set aside whose copy is lost, so that the group got the original, or nothing.",
+        "Messages in a long retry whose copy is lost, so that the group got the original, or nothing.",
         lambda reading: reading.lost_copies,
     ),
     _one(

@@ -35,7 +35,7 @@ class Why(StrEnum):
     PAUSED = "the group is paused"
     BEFORE = "messages before it come first"
     TAGS = "its tags do not fit the group's"
-    SET_ASIDE = "a long retry, set aside"
+    LONG_RETRY = "a long retry"
     RETRY = "a retry, not due yet"
     KEY = "an earlier message of its key is not done"
 
@@ -109,7 +109,7 @@ def _why(
     if found.state is MessageState.NOT_YET:
         return Why.BEFORE if sequence > state.cursor else Why.NOTHING
     if state.aside.runs.at(sequence) is not None:
-        return Why.SET_ASIDE
+        return Why.LONG_RETRY
     return Why.RETRY if found.at_ms > now_ms else Why.NOTHING
 
 
