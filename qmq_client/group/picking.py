@@ -41,6 +41,9 @@ ENTRIES_PER_READ: Final = 512
 #: `TagFilter.cost` more, so that a filter of many tags takes no longer.
 SCANNED_MAX: Final = 4_096
 _RECORD_BYTES: Final = itemgetter(1)
+#: Runs of redeliveries that one pull is given, and of new messages: each is a lease of its own, and all of them
+#: take some ten milliseconds. Messages that failed one by one come back as many runs.
+RUNS_MAX: Final = 500
 #: Passes of one pull before others get their turn.
 PASSES_MAX: Final = 8
 #: Messages that one pass looks at one by one, and how many of them may die in one pull.
@@ -97,14 +100,19 @@ def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Se
         suspect = state.redeliveries.suspect(room.now_ms)
         return _fit([] if suspect is None else [_again(suspect)], queue, room.bytes)
     fresh, passed = _fresh(state, queue, room)
+    if len(fresh) > RUNS_MAX:
+        fresh, passed = fresh[:RUNS_MAX], None
     new_count = sum(run.count for run in fresh)
-    due = [_again(run) for run in state.redeliveries.due(room.now_ms, room.messages)]
+    found = state.redeliveries.due(room.now_ms, room.messages, runs_max=RUNS_MAX)
+    due, messages = [_again(run) for run in found], room.messages
     due_count = sum(run.count for run in due)
-    if due and new_count and due_count + new_count > room.messages:
-        share = min(new_count, turns.new_share(room.messages))
-        due = _head(due, room.messages - share)
+    if len(due) == RUNS_MAX:  # more may be due: new messages get their share and no more
+        messages = min(messages, due_count * NEW_SHARE // (NEW_SHARE - 1))
+    if due and new_count and due_count + new_count > messages:
+        share = min(new_count, turns.new_share(messages))
+        due = _head(due, messages - share)
         due_count = sum(run.count for run in due)
-    fitting = _head(fresh, room.messages - due_count)
+    fitting = _head(fresh, messages - due_count)
     selection = _fit(join_runs([*due, *fitting]), queue, room.bytes)
     if passed is None or fitting != fresh or len(selection.entries) < due_count + new_count:
         return selection
@@ -125,7 +133,7 @@ def _fresh(
     None if that is the last of them.
     """
     if state.lanes is not None:
-        return _runs_of(state.lanes.ready(room.messages)), None
+        return _runs_of(state.lanes.ready(min(room.messages, SCANNED_MAX))), None
     new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
     if state.filter is not None:
         return _matching(state.cursor, state.filter, queue, min(new_count, room.messages))

@@ -143,15 +143,16 @@ class RedeliveryHeap(Generic[R]):
         run = self._runs.at(first)
         return None if run is None else run.cut(first, first + 1)
 
-    def due(self, now_ms: int, messages_max: int) -> list[R]:
-        """Runs that are due, oldest first, at most `messages_max` messages; they stay.
+    def due(self, now_ms: int, messages_max: int, *, runs_max: int | None = None) -> list[R]:
+        """Runs that are due, oldest first, at most so many and of `messages_max` messages; they stay.
 
         Without suspects.
         """
+        runs_max = runs_max or messages_max
         due: list[R] = []
         popped: dict[tuple[int, int], None] = {}
         count = 0
-        while count < messages_max:
+        while count < messages_max and len(due) < runs_max:
             due_ms = self._next_ms(self._by_time)
             if due_ms is None or due_ms > now_ms:
                 break

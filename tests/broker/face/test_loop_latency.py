@@ -10,14 +10,17 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from qmq_client.group.dead_letters import REJECTED, DeadLetter
-from qmq_client.wire.frame import build_message_frame
-from qmq_client.wire.record import Record, encode_record
-from qmq_client.wire.requests import PullRequest, Tags, encode_control
+from qmq_client.wire.frame import FrameKind, build_message_frame
+from qmq_client.wire.message_id import format_message_id
+from qmq_client.wire.record import Record, encode_record, record_message_id
+from qmq_client.wire.requests import Nack, PullRequest, Settlement, Tags, encode_control
+from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
 from tests.broker.face.asgi import FRAME, JSON, Client, Reply, Wire, make_scope
 from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
 
@@ -34,6 +37,11 @@ class Turns:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.longest_s = 0.0
+
+    @property
+    def now_ms(self) -> int:
+        """By the broker's clock."""
+        return self._client.rig.now_ms
 
     def ask(self, method: str, path: str, body: bytes = b"", content_type: bytes = JSON) -> Reply:
         gc.collect()
@@ -186,6 +194,31 @@ def test_B10_settling_many_messages_one_by_one_holds_up_nobody(
     assert turns.longest_s < TURN_S_MAX
 
 
+def test_B10_messages_that_come_back_one_by_one_hold_up_nobody(rig: Rig, turns: Turns) -> None:
+    """Each is a run of its own; a pull gets some hundred, and new messages get their share."""
+    rig.submit(make_frame([b"x"] * MANY))
+    rig.broker.writer.step()
+    rig.run_posted()
+    given = rig.pull(max_messages=MANY, consumer="c")
+    nacks = [{"range": given.part(n), "delay_ms": 0, "error": f"{n}"} for n in range(MANY)]
+    names = {"subject": SUBJECT, "group": "billing", "consumer": "c"}
+    settle = {**names, "settlements": [{"token": given.token, "nacks": nacks}]}
+    assert turns.ask("POST", "/v1/settle", json.dumps(settle).encode()).status == 200
+    rig.submit(make_frame([b"new"] * MANY))
+    rig.broker.writer.step()
+    rig.run_posted()
+    for _ in range(2):
+        pull = json.dumps({**names, "max_messages": MANY}).encode()
+        found = turns.ask("POST", "/v1/pull", pull).json
+        attempts = [one["attempt"] for one in found["messages"]]
+        assert attempts.count(2) > 2 * attempts.count(1) > 0
+        first = found["messages"][0]["pull_sequence"]
+        acks = [[first, first + len(attempts)]]
+        settle = {**names, "settlements": [{"token": found["token"], "acks": acks}]}
+        assert turns.ask("POST", "/v1/settle", json.dumps(settle).encode()).status == 200
+    assert turns.longest_s < TURN_S_MAX
+
+
 def subjects(rig: Rig) -> None:
     for first in range(0, MANY, 1_000):
         names = [f"s{number}" for number in range(first, first + 1_000)]
@@ -270,3 +303,138 @@ def test_B10_a_million_dead_letters_hold_up_nobody(
     began_s = time.thread_time()
     rig.broker.delivery.snapshot(rig.now_ms)
     assert time.thread_time() - began_s < TURN_S_MAX
+
+
+@pytest.mark.parametrize("keys", [1, 50, MANY], ids=lambda keys: f"{keys} keys")
+def test_B10_an_ordered_group_of_many_messages_holds_up_nobody(
+    rig: Rig, turns: Turns, keys: int
+) -> None:
+    """With few keys, most messages are reached and wait; with many, all are given out."""
+    ids = new_ids()
+    for first in range(0, 3 * MANY, MANY):
+        records = [
+            Record(
+                message_id=next(ids),
+                subject=SUBJECT,
+                body=b"x",
+                key=f"k{number % keys}",
+                born_at_ms=1,
+            )
+            for number in range(first, first + MANY)
+        ]
+        rig.submit(build_message_frame({SUBJECT: [encode_record(one) for one in records]}))
+    rig.broker.writer.step()
+    rig.run_posted()
+    names = {"subject": SUBJECT, "group": "g", "consumer": "c"}
+    pull = {**names, "max_messages": MANY, "ordered": True}
+    for outcome in ("acks", "nacks", "acks"):
+        given = turns.ask("POST", "/v1/pull", json.dumps(pull).encode()).json
+        assert given["messages"]
+        places = [[one["pull_sequence"], one["pull_sequence"] + 1] for one in given["messages"]]
+        ranges = places if outcome == "acks" else [{"range": one, "delay_ms": 0} for one in places]
+        settlement = {"token": given["token"], outcome: ranges}
+        settle = {**names, "settlements": [settlement]}
+        assert turns.ask("POST", "/v1/settle", json.dumps(settle).encode()).status == 200
+    assert turns.longest_s < TURN_S_MAX
+
+
+@pytest.fixture
+def indexed(rig: Rig) -> str:
+    """Many messages with one key, all of which were given back; the id of one of them."""
+    rig.submit(make_frame([b"x" * 100] * MANY, key="one"))
+    rig.broker.writer.step()
+    rig.run_posted()
+    given = rig.pull(max_messages=MANY, consumer="c")
+    errors = tuple(
+        Nack(range=given.part(index), delay_ms=60_000, error="e" * 40) for index in range(MANY)
+    )
+    rig.settle(Settlement(token=given.token, nacks=errors), "c")
+    rig.store.step()
+    return format_message_id(record_message_id(given.records[0]))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/messages?subject=orders&key=one&count=1000",
+        "/v1/messages?subject=orders&key=none&count=1000",
+        "/v1/messages?id={id}",
+        "/v1/messages/{id}/trace",
+    ],
+    ids=["a key of all", "a key of none", "an id", "a trace"],
+)
+def test_B10_searches_hold_up_nobody(turns: Turns, indexed: str, path: str) -> None:
+    reply = turns.ask("GET", path.format(id=indexed))
+    assert reply.status == 200, reply.body
+    assert turns.longest_s < TURN_S_MAX
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[tuple[Turns, list[str]]]:
+    """Many delayed messages, and the ids of some of them."""
+    rig = DelayRig(tmp_path / "data")
+    ids = new_ids(77)
+    first_ms = rig.now_ms + HOUR_MS
+    for first in range(0, 3 * MANY, MANY):
+        rig.submit(
+            build_message_frame(
+                {
+                    SUBJECT: [
+                        encode_record(
+                            Record(
+                                message_id=next(ids),
+                                subject=SUBJECT,
+                                body=b"x",
+                                born_at_ms=1,
+                                due_at_ms=first_ms + 10 * number,
+                            )
+                        )
+                        for number in range(first, first + MANY)
+                    ]
+                },
+                kind=FrameKind.DELAYED,
+            )
+        )
+        rig.commit()
+    again = new_ids(77)
+    yield Turns(Client(rig)), [format_message_id(next(again)) for _ in range(100)]
+    gc.unfreeze()
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/delayed?count=1000",
+        "/v1/delayed?subject=orders&count=1000",
+        "/v1/delayed/histogram?span=second",
+        "/v1/delayed/status",
+        "/v1/delayed/{id}",
+        "/v1/subjects",
+    ],
+)
+def test_B10_lists_of_delayed_messages_hold_up_nobody(
+    waiting: tuple[Turns, list[str]], path: str
+) -> None:
+    turns, ids = waiting
+    assert turns.ask("GET", path.format(id=ids[0])).status == 200
+    assert turns.longest_s < TURN_S_MAX
+
+
+def test_B10_cancelling_and_rescheduling_many_messages_holds_up_nobody(
+    waiting: tuple[Turns, list[str]],
+) -> None:
+    turns, ids = waiting
+    for one in ids[:10]:
+        later = {"message_id": one, "deliver_at_ms": turns.now_ms + 2 * HOUR_MS}
+        reply = turns.ask("POST", "/v1/delayed/reschedule", json.dumps(later).encode())
+        assert reply.json["outcomes"] == ["rescheduled"]
+    bodies: list[dict[str, Any]] = [
+        {"message_ids": ids},
+        {"message_ids": ids, "subject": SUBJECT, "withdrawn": True},
+        {"message_ids": [f"{number:032x}" for number in range(1, 101)]},
+    ]
+    for body in bodies:
+        reply = turns.ask("POST", "/v1/delayed/cancel", json.dumps(body).encode())
+        assert reply.status == 200, reply.body
+    assert turns.longest_s < TURN_S_MAX
