@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.broker_process import ROOT
+from tests.conftest import require_program
+from tests.kit.broker_process import ROOT, SERVE, BrokerProcess
+from tests.kit.waiting import wait_for
+from tests.pipeline.world import DataDirectory
 
 MADE_UP_ID = 1_987_654_321
+UP = ("-m", "qmq_client", "up")
+WATCHDOG = ("-m", "qmq_client", "watchdog", "run")
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 
@@ -62,3 +68,92 @@ def test_a_session_of_spark_says_that_its_user_has_no_name(folder: Path) -> None
     last = ran.stderr.strip().splitlines()[-1]
     assert "JavaError: Spark needs a user with a name" in last
     assert f"useradd --uid {MADE_UP_ID}" in last
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ingest", "--path", "data"),
+        ("lifecycle",),
+        ("marts",),
+        ("audit",),
+        ("report",),
+        ("run", "--path", "data"),
+        ("archive", "--path", "data"),
+        ("replay", "--where", "TRUE", "--to", "subject:a"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_of_the_pipeline_says_that_its_user_has_no_name(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    DataDirectory(folder / "data").close()
+    (folder / "tables").mkdir()
+    for path in folder.rglob("*"):
+        os.chown(path, MADE_UP_ID, MADE_UP_ID)
+    ran = run(folder, "-m", "qmq_client", "pipeline", words[0], "--tables", "tables", *words[1:])
+    assert ran.returncode != 0
+    (last,) = ran.stderr.strip().splitlines()[-1:]
+    assert "Spark needs a user with a name" in last, ran.stderr
+    assert f"useradd --uid {MADE_UP_ID}" in last
+    assert "Traceback" not in ran.stderr
+
+
+def serving(folder: Path, *words: str, command: tuple[str, ...]) -> BrokerProcess:
+    """A service as that user, without HOME."""
+    setpriv = require_program("setpriv", "util-linux")
+    as_nobody = (setpriv, f"--reuid={MADE_UP_ID}", f"--regid={MADE_UP_ID}", "--clear-groups")
+    return BrokerProcess(
+        folder / "data", *words, command=command, under=("env", "-u", "HOME", *as_nobody)
+    )
+
+
+def as_that_user(folder: Path, *words: str) -> str:
+    ran = run(folder, "-m", "qmq_client", *words)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_broker_serves_and_its_client_commands_work(folder: Path) -> None:
+    with serving(folder, command=SERVE) as broker:
+        where = ("--broker", broker.url)
+        as_that_user(folder, "send", "orders", "hello", *where)
+        assert "orders" in as_that_user(folder, "subjects", *where)
+        assert "hello" in as_that_user(folder, "tail", "orders", *where)
+        assert broker.stop() == 0
+        assert "Traceback" not in broker.log
+
+
+def test_up_runs_a_broker_and_a_watchdog(folder: Path) -> None:
+    url = f"sqlite:///{folder / 'shop.db'}"
+    with serving(folder, "--database", url, "--migrate", command=UP) as running:
+        running.wait_for("watchdog.started")
+        as_that_user(folder, "send", "orders", "hello", "--broker", running.url)
+        assert running.stop() == 0
+        assert "Traceback" not in running.log
+
+
+def test_a_watchdog_runs_as_a_service_of_its_own(folder: Path) -> None:
+    url = f"sqlite:///{folder / 'shop.db'}"
+    as_that_user(folder, "db", "migrate", "--database", url)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "watchdog")])
+    words = ("--database", url, "--broker", "http://127.0.0.1:9")
+    said = folder / "said"
+    with said.open("w") as log:
+        watchdog = subprocess.Popen(
+            [sys.executable, *WATCHDOG, *words],
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path},
+            user=MADE_UP_ID,
+            group=MADE_UP_ID,
+            extra_groups=[],
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: "watchdog.started" in said.read_text(), "the watchdog")
+        watchdog.send_signal(signal.SIGTERM)
+        assert watchdog.wait(60) == 0
+    finally:
+        watchdog.kill()
+        watchdog.wait()
+    assert "Traceback" not in said.read_text()
