@@ -97,7 +97,7 @@ def test_two_megabytes_of_malice_cost_little(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("value", "brackets"),
-    [(b"1", 0), (b"[]", 1), (b"{}", 1), (b'"a,b"', 0), (b'"[{"', 0), (rb'"\\"', 0), (rb'"\""', 0)],
+    [(b"1", 0), (b"[]", 1), (b"{}", 1), (b'"a,b:"', 0), (b'"[{"', 0), (rb'"\\"', 0), (rb'"\""', 0)],
 )
 def test_values_are_refused_just_above_the_bound(value: bytes, brackets: int) -> None:
     most = JSON_VALUES_MAX // (1 + brackets)
@@ -105,6 +105,14 @@ def test_values_are_refused_just_above_the_bound(value: bytes, brackets: int) ->
     with pytest.raises(TooLargeError) as refused:
         read_json(b"[" + b",".join([value] * (most + 1)) + b"]", object)
     assert "body_base64" in refused.value.remedy
+
+
+def test_names_count_as_values_do() -> None:
+    """A parser reads an object of a hundred thousand names in one go."""
+    names = [b'"%d":1' % number for number in range(JSON_VALUES_MAX // 2 + 1)]
+    check_json(b"{" + b",".join(names[:-1]) + b"}")
+    with pytest.raises(TooLargeError):
+        check_json(b"{" + b",".join(names) + b"}")
 
 
 def test_commas_and_brackets_in_texts_are_no_values() -> None:
