@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from qmq_pipeline.tables.schemas import LOG, MESSAGES, SCHEDULED
-from qmq_pipeline.tables.table import KINDS, Table
+from qmq_pipeline.tables.table import Table, arrow_kinds
 
 Row = dict[str, Any]
 #: What the source gives under these names is stored as rows of the log.
@@ -25,7 +25,7 @@ def rows_of(
     folder = Path(tables) / stored.layer / stored.name
     if not folder.exists():
         return []
-    types = {one.name: KINDS[one.kind][1] for one in stored.columns}
+    types = {one.name: arrow_kinds()[one.kind] for one in stored.columns}
     names = [(name, types[name]) for name in stored.partitions]
     found = ds.dataset(
         folder,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -258,51 +258,42 @@ def test_P2_tables_made_by_part_over_random_cuts_are_those_made_as_a_whole(
     life.database.close()
 
 
-def test_P2_a_fold_that_died_behind_its_table_is_done_again_and_counts_nothing_twice(
-    spark: SparkSession, directory: DataDirectory, tmp_path: Path
-) -> None:
-    config = replace(CUT, tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
-    directory.append(messages(MessageIds(1), 40), frame_records=10)
-    here = (START_MS, "orders", GROUPS[0])
-    first = Pulled(*here, "c1", 1, 0, (DeliveryRun(0, 10, 1),), START_MS)
-    later: list[Action] = [
-        Expired(*here, "c1", 0, 10, 0),
-        Pulled(*here, "c1", 1, 10, (DeliveryRun(0, 3, 2),), START_MS),
-        Dead(*here, 3, 2, "rejected", ""),
-        Acked(*here, "c1", 10, 12),
-    ]
-    directory.act([GroupDefined(*here, 0, 5), first])
-    write_bronze(config)
-    lifecycle(spark, config)
-    tables = Tables(spark, config.tables)
-    noted = tables.progress("lifecycle")
-    directory.act(later)
-    write_bronze(config)
-    lifecycle(spark, config)
-    made = contents(config.tables, LIFECYCLE)
-    tables.note_progress("lifecycle", noted)  # as if it had died before it noted anything
-    lifecycle(spark, config)
-    assert contents(config.tables, LIFECYCLE) == made
-    lifecycle(spark, config, is_full=True)
-    assert contents(config.tables, LIFECYCLE) == made
-
-
-def test_P2_where_a_group_that_ended_had_not_come_to_its_rows_go(
+def test_P2_a_fold_that_died_is_done_again_and_rows_that_a_group_did_not_come_to_go_when_it_ends(
     spark: SparkSession, directory: DataDirectory, tmp_path: Path
 ) -> None:
     config = replace(CUT, tables=str(tmp_path / "tables"), place=Place(path=str(directory.path)))
     directory.append(messages(MessageIds(1), 120), frame_records=10)
-    here = (START_MS, "orders", GROUPS[0])
-    pulled = Pulled(*here, "c1", 1, 0, (DeliveryRun(0, 10, 1),), START_MS)
-    steps: list[list[Action]] = [[GroupDefined(*here, 0, 5), pulled], [Ended(*here)]]
+    here, other = ((START_MS, "orders", group) for group in GROUPS)
+    steps: list[list[Action]] = [
+        [
+            GroupDefined(*here, 0, 5),
+            Pulled(*here, "c1", 1, 0, (DeliveryRun(0, 10, 1),), START_MS),
+            GroupDefined(*other, 0, 5),
+            Pulled(*other, "c1", 1, 0, (DeliveryRun(0, 10, 1),), START_MS),
+        ],
+        [
+            Expired(*here, "c1", 0, 10, 0),
+            Pulled(*here, "c1", 1, 10, (DeliveryRun(0, 3, 2),), START_MS),
+            Dead(*here, 3, 2, "rejected", ""),
+            Acked(*here, "c1", 10, 12),
+            Ended(*other),
+        ],
+    ]
+    noted = dict[str, Any]()
     for actions in steps:
+        noted = Tables(spark, config.tables).progress("lifecycle")
         directory.act(actions)
         write_bronze(config)
         lifecycle(spark, config)
-    parts = contents(config.tables, LIFECYCLE)
-    assert sum(f"'consumer_group': '{GROUPS[0]}'" in row for row in parts) == 10
+    made = contents(config.tables, LIFECYCLE)
+    assert sum(f"'consumer_group': '{GROUPS[1]}'" in row for row in made) == 10
+    Tables(spark, config.tables).note_progress(
+        "lifecycle", noted
+    )  # as if it had died before it noted anything
+    lifecycle(spark, config)
+    assert contents(config.tables, LIFECYCLE) == made
     lifecycle(spark, config, is_full=True)
-    assert contents(config.tables, LIFECYCLE) == parts
+    assert contents(config.tables, LIFECYCLE) == made
 
 
 def test_P2_what_happened_to_messages_that_are_not_read_yet_is_folded_when_they_are(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_a_query_does_not_go_on_with_another_store(tmp_path: Path) -> None:
     other.path.rename(directory.path)
     with pytest.raises(SourceError, match="the checkpoint is of store"):
         reader.latestOffset(end, ReadAllAvailable())
+
+
+def test_a_query_does_not_go_on_with_a_log_that_was_restored_from_a_backup(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path / "broker")
+    directory.append(messages(MessageIds(1), 50))
+    directory.close()
+    shutil.copytree(directory.path, tmp_path / "backup")
+    directory.open()
+    directory.append(messages(MessageIds(2), 50))
+    reader = reader_of(directory)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    directory.close()
+    directory.path.rename(tmp_path / "away")
+    (tmp_path / "backup").rename(directory.path)
+    with pytest.raises(SourceError, match="was it restored from a backup"):
+        reader_of(directory).latestOffset(end, ReadAllAvailable())
+    directory.open()
+    directory.append(messages(MessageIds(3), 90))
+    with pytest.raises(SourceError, match="was it restored from a backup"):
+        reader_of(directory).latestOffset(end, ReadAllAvailable())
+    directory.close()
 
 
 def test_a_batch_that_is_planned_again_looks_at_the_log_anew(tmp_path: Path) -> None:

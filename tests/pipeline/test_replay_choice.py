@@ -19,13 +19,13 @@ from qmq_client.wire.record import encode_record
 from qmq_client.wire.requests import PullRequest
 from qmq_pipeline.errors import OptionError
 from qmq_pipeline.fold.steps import GroupMark
-from qmq_pipeline.jobs.ingest import ingest
 from qmq_pipeline.jobs.replay import BATCH_BYTES, Order, Target, parse_target, replay
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.spark.frames import arrow_frame
 from qmq_pipeline.tables.schemas import LIFECYCLE
 from qmq_pipeline.tables.store import Tables
 from tests.kit.broker_process import BrokerProcess
+from tests.pipeline.bronze import write_bronze
 from tests.pipeline.world import FAR_MS, DataDirectory, messages
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_messages_come_again_as_they_were_and_in_their_order_in_requests_that_ar
     long = [msgspec.structs.replace(one, body=bytes(BATCH_BYTES // 2)) for one in plain]
     records = [msgspec.structs.replace(one, expires_at_ms=FAR_MS) for one in long]
     directory.append(records)
-    ingest(spark, config)
+    write_bronze(config)
     lives = [
         {"sequence": number, "message_id": record.message_id.hex()}
         for number, record in enumerate(records)

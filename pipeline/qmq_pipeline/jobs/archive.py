@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
 from qmq_pipeline.errors import DamagedRangeError
-from qmq_pipeline.jobs.ingest import ARCHIVE, Streams, lost_sequences
+from qmq_pipeline.jobs.ingest import ARCHIVE, Streams, is_new, lost_sequences
 from qmq_pipeline.jobs.keeping import Keeping
 from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
 from qmq_pipeline.places.config import PipelineConfig
@@ -99,8 +99,7 @@ def archive(
             on_progress(Progress(stage=f"archive {log}", done=1, total=2, rows=0))
         # Up to when the log is known is not noted: what is not sealed yet is not here.
         streams.ends["read_at_ms"] = 0
-        first, part = noted.get(COMMIT_LOG, 0), noted.get("parts", {}).get(COMMIT_LOG, 0)
-        new = f"part >= {part} AND physical_offset >= {first}"
+        new = is_new(COMMIT_LOG, noted)
         verified, not_records = verify(tables, new)
         sync_files(tables)
         for log, position in streams.positions.items():

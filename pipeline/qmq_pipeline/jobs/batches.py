@@ -84,16 +84,19 @@ FROM (SELECT *, IF(kind = 'lost', count, 1) AS width FROM {log}
       WHERE kind IN ('message', 'lost') AND part >= {part})
 GROUP BY part, subject
 """
-#: P3: the sequences of a subject follow each other, within a part and from one to the next.
+#: P3: the sequences of a subject follow each other, within a part and from one to the next, but where retention has
+#: deleted what was not read.
 _HOLES: Final = """
 SELECT subject, part, COALESCE(before, IF(is_from_start, 0, first_sequence)) AS wanted, first_sequence
 FROM (
-  SELECT *, LAG(next_sequence) OVER (PARTITION BY subject ORDER BY part) AS before,
+  SELECT *, LAG(next_sequence) OVER in_order AS before, COALESCE(LAG(part) OVER in_order, 0) AS part_before,
          (SELECT MIN(part) FROM {spans}) = 0 AS is_from_start
-  FROM {spans}
-) WHERE part >= {part} AND NOT {is_behind_gap}
+  FROM {spans} WINDOW in_order AS (PARTITION BY subject ORDER BY part)
+) s WHERE part >= {part}
   AND (first_sequence + messages + lost < next_sequence
        OR COALESCE(before, IF(is_from_start, 0, first_sequence)) < first_sequence)
+  AND NOT EXISTS (
+    SELECT * FROM {log} e WHERE e.kind = 'expired' AND e.part BETWEEN s.part_before AND s.part)
 ORDER BY part, subject LIMIT 1
 """
 #: Where the first hole of a subject within a part is.
@@ -109,13 +112,12 @@ def _note_spans(tables: Tables, part: int) -> None:
     """Count what came in by part and subject, from this part on; raises `IncompleteError` if a sequence is missing."""
     spark = tables.spark
     log = tables.read(LOG)
-    has_gap = bool(log.where(f"kind = 'expired' AND part >= {part}").limit(1).collect())
     # A row for each part and subject; counted in parallel, and then not worth many partitions.
     fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).coalesce(1).persist()
     try:
         known = tables.read(SPANS).where(f"part < {part}")
-        holes = _HOLES.format(spans="{spans}", part=part, is_behind_gap=str(has_gap).upper())
-        for row in spark.sql(holes, spans=known.unionByName(fresh)).collect():
+        holes = _HOLES.format(spans="{spans}", log="{log}", part=part)
+        for row in spark.sql(holes, spans=known.unionByName(fresh), log=log).collect():
             first, after = row["wanted"], row["first_sequence"]
             if first == after:
                 within = _HOLE.format(log="{log}", part=row["part"], subject=row["subject"])
@@ -123,7 +125,6 @@ def _note_spans(tables: Tables, part: int) -> None:
             raise IncompleteError(
                 subject=row["subject"], first_sequence=first, last_sequence=after - 1
             )
-        rows = fresh.select("part").distinct().collect()
-        tables.replace(fresh, SPANS, [int(row["part"]) for row in rows])
+        tables.overwrite(fresh, SPANS)
     finally:
         fresh.unpersist()

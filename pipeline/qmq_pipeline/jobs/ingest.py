@@ -166,6 +166,7 @@ class Streams:
         for log, table in _TABLE_OF.items():
             if not self.tables.exists(table):
                 noted.pop(log, None)
+                noted.get("parts", {}).pop(log, None)
         self.ends = {**noted, **self.ends}
         return noted
 
@@ -270,18 +271,15 @@ class Streams:
 
     def done(self, before: Mapping[str, Any]) -> Ingested:
         """What came in since `before`; notes how far the tables are."""
-        rows, parts, new = dict[str, int](), dict[str, int](), dict[str, str]()
-        for log, table in _TABLE_OF.items():
-            first, part = before.get(log, 0), before.get("parts", {}).get(log, 0)
-            place = _PLACE_OF[table]
-            kind = "kind" if table is LOG else "'actions'"
-            new[log] = f"part >= {part} AND {place} >= {first}"
-            some = self.tables.read(table).where(new[log])
-            counts = some.selectExpr(f"{kind} AS kind", "part").groupBy("kind")
-            for row in counts.agg({"*": "count", "part": "max"}).collect():
-                rows[_NOUNS.get(row["kind"], row["kind"])] = row["count(1)"]
-                parts[log] = max(parts.get(log, part), row["max(part)"])
-            parts.setdefault(log, part)
+        new = {log: is_new(log, before) for log in _TABLE_OF}
+        log = self.tables.read(LOG).where(new[COMMIT_LOG]).select("kind", "part")
+        actions = self.tables.read(ACTIONS).where(new[ACTION_LOG])
+        every = log.unionByName(actions.selectExpr("'actions' AS kind", "part"))
+        rows, parts = dict[str, int](), {**dict.fromkeys(_TABLE_OF, 0), **before.get("parts", {})}
+        for row in every.groupBy("kind").agg({"*": "count", "part": "max"}).collect():
+            rows[_NOUNS.get(row["kind"], row["kind"])] = row["count(1)"]
+            of_log = ACTION_LOG if row["kind"] == "actions" else COMMIT_LOG
+            parts[of_log] = max(parts[of_log], row["max(part)"])
         scans = self.ends.get("scans", {})
         fresh = {one: at for one, at in scans.items() if at != before.get("scans", {}).get(one)}
         self.tables.note_progress(self._job, {**self.ends, "parts": parts})
@@ -291,6 +289,12 @@ class Streams:
             next_offsets={log: self.ends[log] for log in _TABLE_OF if log in self.ends},
             quarantined=lost_sequences(self.tables, new[COMMIT_LOG]) if "lost" in rows else {},
         )
+
+
+def is_new(log: str, before: Mapping[str, Any]) -> str:
+    """The condition that a row of this log's table came in since."""
+    first, part = before.get(log, 0), before.get("parts", {}).get(log, 0)
+    return f"part >= {part} AND {_PLACE_OF[_TABLE_OF[log]]} >= {first}"
 
 
 def lost_sequences(tables: Tables, condition: str = "TRUE") -> Runs:

@@ -1,4 +1,4 @@
-"""A log that is checked again and again, by a stream or by an ingest that follows it.
+"""A log that is checked again and again by a stream.
 
 The first check reads everything: lists of files, the checkpoint, and the log from there on. Each
 later one reads what came since, which at a broker is three small requests, or seven if nothing
@@ -7,15 +7,13 @@ came.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from qmq_pipeline.places.log import LogBounds, LogReader
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.places import open_log
 
 
 class LogWatch:
-    """One log and its extent when last checked; a context that closes it. One thread at a time."""
+    """One log and its extent when last checked. One thread at a time."""
 
     def __init__(self, place: Place, log: str) -> None:
         """Nothing is opened before it is needed."""
@@ -24,14 +22,6 @@ class LogWatch:
         self._reader: LogReader | None = None
         #: Its extent when last checked; None before, and when closed.
         self.known: LogBounds | None = None
-
-    def __enter__(self) -> LogWatch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def reader(self) -> LogReader:

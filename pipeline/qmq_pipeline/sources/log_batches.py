@@ -2,6 +2,8 @@
 
 There are two readers, because Spark refuses every read of one that takes filters if its session has that
 switched off, which is the default. The option `pushdown` chooses.
+
+What decodes rows is imported in the workers only: planning a batch, and each stream, has a process of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qmq_broker.storage.files.format_file import Format
@@ -20,15 +21,11 @@ from qmq_pipeline.errors import ExpiredRangeError
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG, LogBounds, LogReader
 from qmq_pipeline.places.options import LogOptions
 from qmq_pipeline.places.places import open_log
-from qmq_pipeline.rows import actions
-from qmq_pipeline.rows.decode import Selection, batches
-from qmq_pipeline.rows.filters import narrow
-from qmq_pipeline.rows.log_rows import expired_row, log_batches, rows_batch
-from qmq_pipeline.rows.quarantined import without_quarantined
 from qmq_pipeline.sources.worker_heap import prepare_heap
 from qmq_pipeline.tables.schemas import ACTIONS, LOG
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
 #: How many tasks a scan is cut into: each costs Spark some 10 ms whatever it reads, and a long one is
@@ -39,7 +36,6 @@ _SHARE_BYTES_MIN: Final = 64 * 1024 * 1024
 _SHARE_BYTES_MAX: Final = 128 * 1024 * 1024
 #: Cores come in pairs.
 _PAIR: Final = 2
-_ROWS: Final = {ACTIONS: actions.batches, LOG: log_batches}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +79,8 @@ class FilteringLogBatchReader(LogBatchReader):
     """The same, without what the query's own conditions on subject, time and offset exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        from qmq_pipeline.rows.filters import narrow
+
         self._options, rest = narrow(self._options, filters)
         return rest
 
@@ -142,11 +140,15 @@ def _share_count(log_bytes: int, asked_bytes: int | None) -> int:
 
 def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range."""
+    from qmq_pipeline.rows import actions, decode, log_rows
+    from qmq_pipeline.rows.quarantined import without_quarantined
+
     prepare_heap()
+    rows_of = {ACTIONS: actions.batches, LOG: log_rows.log_batches}
     options = partition.options
     log = open_log(options.place, log_of(options), partition.format)
     try:
-        selection = Selection(
+        selection = decode.Selection(
             columns=options.columns,
             table=options.table,
             subjects=options.subjects,
@@ -156,9 +158,9 @@ def read_partition(partition: LogPartition) -> Iterator[pa.RecordBatch]:
         )
         within = LogRange(partition.first_offset, partition.next_offset)
         if partition.is_expired:
-            yield from rows_batch([expired_row(*within)], selection)
+            yield from log_rows.rows_batch([log_rows.expired_row(*within)], selection)
             return
         frames = without_quarantined(log.frames(within), options)
-        yield from _ROWS.get(options.table, batches)(frames, selection)
+        yield from rows_of.get(options.table, decode.batches)(frames, selection)
     finally:
         log.close()

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-#: Our name of a type → its names in Spark's DDL and in Arrow.
-KINDS: Final[dict[str, tuple[str, pa.DataType]]] = {
-    "text": ("STRING", pa.string()),
-    "texts": ("ARRAY<STRING>", pa.list_(pa.string())),
-    "pairs": ("MAP<STRING, STRING>", pa.map_(pa.string(), pa.string())),
-    "bytes": ("BINARY", pa.binary()),
-    "long": ("BIGINT", pa.int64()),
-    "int": ("INT", pa.int32()),
-    "double": ("DOUBLE", pa.float64()),
-    "flag": ("BOOLEAN", pa.bool_()),
-    "time": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
-    "day": ("DATE", pa.date32()),
+#: Our name of a type → its name in Spark's DDL.
+KINDS: Final = {
+    "text": "STRING",
+    "texts": "ARRAY<STRING>",
+    "pairs": "MAP<STRING, STRING>",
+    "bytes": "BINARY",
+    "long": "BIGINT",
+    "int": "INT",
+    "double": "DOUBLE",
+    "flag": "BOOLEAN",
+    "time": "TIMESTAMP",
+    "day": "DATE",
 }
+
+
+@cache
+def arrow_kinds() -> dict[str, pa.DataType]:
+    """Our name of a type → Arrow's type. Arrow is imported here: a process that is asked for a schema needs none."""
+    import pyarrow as pa
+
+    return {
+        "text": pa.string(),
+        "texts": pa.list_(pa.string()),
+        "pairs": pa.map_(pa.string(), pa.string()),
+        "bytes": pa.binary(),
+        "long": pa.int64(),
+        "int": pa.int32(),
+        "double": pa.float64(),
+        "flag": pa.bool_(),
+        "time": pa.timestamp("us", tz="UTC"),
+        "day": pa.date32(),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +77,16 @@ class Table:
         """The schema in Spark's DDL: all columns, or the named ones in the order given."""
         by_name = {column.name: column for column in self.columns}
         chosen = [by_name[name] for name in names or self.names]
-        return ", ".join(f"`{column.name}` {KINDS[column.kind][0]}" for column in chosen)
+        return ", ".join(f"`{column.name}` {KINDS[column.kind]}" for column in chosen)
 
     def nothing(self) -> str:
         """A query without rows, which Spark knows to be empty: joins with it cost nothing."""
-        kinds = (f"CAST(NULL AS {KINDS[one.kind][0]}) AS `{one.name}`" for one in self.columns)
+        kinds = (f"CAST(NULL AS {KINDS[one.kind]}) AS `{one.name}`" for one in self.columns)
         return f"SELECT {', '.join(kinds)} LIMIT 0"
 
     def arrow(self, names: Sequence[str] | None = None) -> pa.Schema:
         """The same for Arrow."""
-        by_name = {column.name: column for column in self.columns}
-        chosen = [by_name[name] for name in names or self.names]
-        return pa.schema([(column.name, KINDS[column.kind][1]) for column in chosen])
+        import pyarrow as pa
+
+        kinds = {column.name: arrow_kinds()[column.kind] for column in self.columns}
+        return pa.schema([(name, kinds[name]) for name in names or self.names])
