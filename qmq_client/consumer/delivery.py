@@ -58,15 +58,16 @@ class Received(msgspec.Struct, eq=False, gc=False):
 def received_of(deliveries: Deliveries, lease_ends_at_s: float) -> list[Received]:
     """The messages of one answer, whose leases begin together."""
     subject, token = deliveries.head.subject, deliveries.head.token
+    # By position: by name it takes twice as long, for every message.
     return [
         Received(
-            subject=subject,
-            token=token,
-            sequence=one.sequence,
-            pull_sequence=one.pull_sequence,
-            attempt=one.attempt,
-            record=one.record,
-            lease_ends_at_s=lease_ends_at_s,
+            subject,
+            token,
+            one.sequence,
+            one.pull_sequence,
+            one.attempt,
+            one.record,
+            lease_ends_at_s,
         )
         for one in deliveries.messages
     ]

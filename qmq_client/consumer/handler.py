@@ -185,8 +185,8 @@ def consumer(
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
-    - `prefetch_max=0`: most messages pulled ahead; 0 for 1,000, with `at_most_once` for only as many as
-      can begin at once
+    - `prefetch_max=0`: most messages pulled ahead; 0 for 1,000, for large batches up to 3,000, with
+      `at_most_once` for only as many as can begin at once
     - `start="earliest"`: where a new group begins; or "latest", a `datetime`, a sequence
     - `auto_ack=True`: False to settle each `Delivery` by hand
     - `tags=()`: only messages with at least one of these tags

@@ -267,14 +267,17 @@ class Ledger:
 
     def add(self, received: Iterable[Received], outcome: Outcome) -> int:
         """Note the outcome of deliveries; those that have one already are left out. How many."""
+        count = 0
         with self._lock:
-            new = [one for one in received if not one.is_settled]
-            for one in new:
+            for one in received:
+                if one.is_settled:
+                    continue
                 one.is_settled = True
+                count += 1
                 if self._is_kept:
                     self._entries.append(Entry(one, outcome))
             self._tell()
-            return len(new)
+        return count
 
     def extend(self, received: Iterable[Received], lease_ms: int) -> None:
         """Ask for longer leases of deliveries that have no outcome yet."""

@@ -81,7 +81,7 @@ class Leases:
         self._held: set[Received] = set()
 
     def hold(self, batch: Sequence[Received]) -> None:
-        """A handler has returned: what of its messages has no outcome yet stays in hand."""
+        """A handler's last call has returned: what of it has no outcome yet stays in hand."""
         held = [one for one in batch if not one.is_settled]
         self._held.update(held)
         self._prefetch.finish(len(batch) - len(held))
@@ -347,17 +347,17 @@ class Member:
         return options.max_wait_ms / 2_000 if 0 < fresh < options.batch_size else 0.0
 
     def work_once(self, *, is_blocking: bool = True) -> Pass:
-        """One handler call; may wait for messages."""
-        batch = self.prefetch.take(is_blocking=is_blocking)
-        if not batch:
+        """A handler call, of a quick handler several; may wait for messages."""
+        running = self.prefetch.take(is_blocking=is_blocking)
+        if running is None:
             return Pass(count=0)
         try:
-            self._work.run(batch)
+            self._work.run_slice(running)
         finally:
-            self._leases.hold(batch)
+            self._leases.hold(running.received)
         if self._inbox_outage.is_open:
             self._work.note(self.prefetch.take_waiting(), nacked_untried(_INBOX_AWAY))
-        return Pass(count=len(batch))
+        return Pass(count=running.done + len(running.received))
 
     def settle_once(self) -> Pass:
         """Prolong leases of running handlers, let go of what is late, send what is known."""

@@ -96,8 +96,8 @@ class ConsumerOptions:
     max_wait_ms: int = 0
     #: Long poll. A stop waits for the poll under way, so that what it brings can be given back at once.
     wait_ms: int = 1_000
-    #: Most messages pulled ahead, however fast the handler is; 0 for 1,000, with `at_most_once` for
-    #: only as many as can begin at once.
+    #: Most messages pulled ahead, however fast the handler is; 0 for 1,000, for large batches up to
+    #: 3,000, with `at_most_once` for only as many as can begin at once.
     prefetch_max: int = 0
     #: Where a new group begins: "earliest", "latest", a `datetime`, or a sequence.
     start: Start = "earliest"
@@ -202,7 +202,10 @@ class ConsumerOptions:
     @property
     def in_hand_max(self) -> int:
         """Most messages pulled ahead; with `at_most_once` few, since they are lost with the process."""
-        return self.prefetch_max or (self.working_set if self.at_most_once else PREFETCH_MAX)
+        if self.prefetch_max or self.at_most_once:
+            return self.prefetch_max or self.working_set
+        # Of large batches one with each worker, one that waits, and one that is being pulled.
+        return min(max(PREFETCH_MAX, 3 * self.working_set), 3 * PREFETCH_MAX)
 
     @property
     def name(self) -> str:

@@ -6,6 +6,10 @@ consumer could have; a fast one never waits for the network. A handler that hang
 while it hangs, and a batch under way as full. What a handler returned from without an outcome needs
 no worker, and counts towards `prefetch_max` alone. What was pulled for a handler that then became
 slow is given back, which costs the broker a delivery, so that must stay rare.
+
+A worker of a quick handler takes a slice of messages and calls the handler with one after the other;
+locks, wake-ups and the credit cost once per slice. What it has not begun still counts as waiting:
+an idle worker and everybody who gives messages back take it out of the slice again.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -27,21 +32,46 @@ _AHEAD_S: Final = 0.25
 _SLOWER: Final = 4
 #: Weight of the newest batch in the moving average of handler time.
 _WEIGHT: Final = 0.2
+#: How long a slice is to last: so long, others do not see that it makes room.
+_SLICE_S: Final = 0.005
+_SLICE_MESSAGES_MAX: Final = 100
 #: How long an idle worker may take to begin, before the next request goes out without it.
 BEGIN_S: Final = 0.001
 #: A wait ends at least this often, so that a lost wake-up does not hang it.
 _LOOK_S: Final = 1.0
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One handler call under way."""
+class Running(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """What one worker has: the handler call under way, and the slice that it goes through."""
 
+    #: When the call began.
     started_at_s: float
-    received: tuple[Received, ...]
+    received: Sequence[Received]
+    #: Messages of the next calls. Any thread may take out what has not begun.
+    rest: deque[Received]
+    taken_at_s: float
+    #: Messages of the slice whose calls have ended, each with an outcome.
+    done: int = 0
 
     def message_s(self, now_s: float) -> float:
-        """Seconds that each of its messages has taken so far."""
+        """Seconds that each message of the call has taken so far."""
         return (now_s - self.started_at_s) / len(self.received)
+
+    def begin_next(self, now_s: float) -> bool:
+        """Turn to the next message of the slice, if there is one and time for it.
+
+        For the worker's own thread. Requires: the call has ended, its messages have an outcome.
+        """
+        if now_s - self.taken_at_s > _SLICE_S:
+            return False
+        try:
+            received = self.rest.popleft()
+        except IndexError:
+            return False
+        self.done += len(self.received)
+        self.received = (received,)
+        self.started_at_s = now_s
+        return True
 
 
 class Prefetch:
@@ -82,7 +112,7 @@ class Prefetch:
     @property
     def in_hand(self) -> int:
         """Messages waiting, with a worker or left without an outcome."""
-        return self._in_hand
+        return self._in_hand - sum(running.done for running in list(self._running.values()))
 
     @property
     def idle(self) -> int:
@@ -103,7 +133,7 @@ class Prefetch:
         with self._arrived:
             if self._is_stopping:
                 return False
-            alone = _alone_of(received)
+            alone = self._alone_of(received)
             self._per_call = 1 if 2 * alone > len(received) else self._options.batch_size
             begin_now = 0 < len(received) <= self._idle * self._per_call and not self._waiting
             if not self._waiting:
@@ -116,8 +146,8 @@ class Prefetch:
                 self._taken.wait(self._begin_s)
             return True
 
-    def take(self, *, is_blocking: bool) -> list[Received]:
-        """The messages of one handler call, none when there are none or the stop began.
+    def take(self, *, is_blocking: bool) -> Running | None:
+        """The messages of the next handler calls; None when there are none or the stop began.
 
         A message that was delivered before comes alone: whatever failed the first time must not
         take its neighbours down again.
@@ -130,34 +160,34 @@ class Prefetch:
                 self._idle += 1
                 self._arrived.wait(wait_s)
                 self._idle -= 1
-            if self._is_stopping or (not is_blocking and self._wait_s() != 0.0):
-                return []
-            batch = self._next_batch()
-            if batch:
-                now_s = self._oldest_at_s = self._clock.monotonic_s()
-                self._taken.notify()
-                self._running[threading.get_ident()] = Running(
-                    started_at_s=now_s, received=tuple(batch)
-                )
-                if self._idle and self._waiting and self._wait_s() == 0.0:
-                    self._arrived.notify()  # more is due than the thread that put it knew
-                if self._is_asked and self._has_idle():
-                    self._tell_room()
-            return batch
+            if self._is_stopping or self._wait_s() != 0.0:
+                return None
+            received, rest = self._next_batch(), self._next_slice()
+            now_s = self._oldest_at_s = self._clock.monotonic_s()
+            running = self._running[threading.get_ident()] = Running(
+                started_at_s=now_s, received=received, rest=rest, taken_at_s=now_s
+            )
+            self._taken.notify()
+            if self._idle and self._wait_s() == 0.0:
+                self._arrived.notify()  # more is due than the thread that put it knew
+            if self._is_asked and self._has_idle():
+                self._tell_room()
+            return running
 
     def finish(self, count: int) -> None:
-        """This thread's worker is done with what it took; `count` of it is settled.
+        """This thread's worker is done with its slice; `count` messages of the last call are settled.
 
-        Requires: `take` gave this thread something.
+        What it has not begun waits again. Requires: `take` gave this thread something.
         """
         now_s = self._clock.monotonic_s()
         with self._finished:
             running = self._running.pop(threading.get_ident())
-            seconds = running.message_s(now_s)
+            self._waiting.extendleft(reversed(running.rest))
+            seconds = (now_s - running.taken_at_s) / (running.done + len(running.received))
             known = self._message_s
             self._message_s = seconds if known is None else known + _WEIGHT * (seconds - known)
             self._held += len(running.received) - count
-            self._leave(count)
+            self._leave(running.done + count)
 
     def leave(self, count: int) -> None:
         """Messages are settled that no worker holds any more."""
@@ -168,7 +198,8 @@ class Prefetch:
     def room(self, *, is_blocking: bool) -> int:
         """How many messages to ask for; 0 when there are enough or the stop began.
 
-        Waits until at least half the credit is free, so that requests stay few, or a worker is idle.
+        Waits until a third of the credit is free, so that requests stay few and the handler has work
+        while one is under way, or until a worker is idle.
         """
         with self._finished:
             room = self._room()
@@ -194,10 +225,11 @@ class Prefetch:
     def take_ending(self, until_s: float) -> list[Received]:
         """Take out what no worker has and whose lease ends until then."""
         with self._finished:
+            self._take_back()
             ending = [one for one in self._waiting if one.lease_ends_at_s <= until_s]
             if ending:
                 self._waiting = deque(one for one in self._waiting if one.lease_ends_at_s > until_s)
-                self._alone -= _alone_of(ending)
+                self._alone -= self._alone_of(ending)
                 self._leave(len(ending))
             return ending
 
@@ -208,6 +240,7 @@ class Prefetch:
         what exceeds the credit by far, the newest first.
         """
         with self._finished:
+            self._take_back()
             ahead_s, message_s = self._ahead_s, self._message_s
             kept = len(self._waiting)
             if message_s is not None:
@@ -218,11 +251,12 @@ class Prefetch:
                 if self._clock.monotonic_s() - began_at_s > ahead_s:
                     kept = 0
             surplus = [self._waiting.pop() for _ in range(len(self._waiting) - kept)]
-            self._alone -= _alone_of(surplus)
+            self._alone -= self._alone_of(surplus)
             self._leave(len(surplus))
             return surplus
 
     def _empty(self) -> list[Received]:
+        self._take_back()
         left = list(self._waiting)
         self._waiting.clear()
         self._alone = 0
@@ -239,8 +273,26 @@ class Prefetch:
                 self._alone -= 1
         return [waiting.popleft() for _ in range(count)]
 
+    def _next_slice(self) -> deque[Received]:
+        """What follows the next message, if the handler is quick and settles each by returning."""
+        options, message_s = self._options, self._message_s
+        if options.batch_size > 1 or not options.auto_ack or message_s is None:
+            return deque()
+        quick = int(_SLICE_S / max(message_s, 1e-6))
+        count = min(quick, _SLICE_MESSAGES_MAX, len(self._waiting) // options.concurrency)
+        return deque([self._waiting.popleft() for _ in range(count)])
+
+    def _take_back(self) -> None:
+        """Let what no call has begun wait again."""
+        for running in self._running.values():
+            with suppress(IndexError):  # its worker has begun the last one
+                while running.rest:
+                    self._waiting.appendleft(running.rest.pop())
+
     def _wait_s(self) -> float:
         """How long until a batch is due: 0 for now."""
+        if not self._waiting:
+            self._take_back()
         if not self._waiting:
             return self._look_s
         options = self._options
@@ -252,9 +304,10 @@ class Prefetch:
     def _room(self) -> int:
         credit = self._credit()
         limit = max(self._working_set, self._options.in_hand_max)
-        ahead = credit - (self._in_hand - self._held) - self._unfilled()
-        free = max(0, min(ahead, limit - self._in_hand))
-        return free if free * 2 >= credit or self._has_idle() else 0
+        in_hand = self.in_hand
+        ahead = credit - (in_hand - self._held) - self._unfilled()
+        free = max(0, min(ahead, limit - in_hand))
+        return free if free * 3 >= credit or self._has_idle() else 0
 
     def _has_idle(self) -> bool:
         """Whether a worker waits for more: it shall not wait for the others, which may be stuck."""
@@ -303,6 +356,8 @@ class Prefetch:
         if self._is_asked and self._room():
             self._finished.notify_all()
 
-
-def _alone_of(received: Sequence[Received]) -> int:
-    return sum(one.attempt > 1 for one in received)
+    def _alone_of(self, received: Sequence[Received]) -> int:
+        """How many of these fill no batch; where each comes alone anyway, none."""
+        if self._options.batch_size == 1:
+            return 0
+        return sum(one.attempt > 1 for one in received)

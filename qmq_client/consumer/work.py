@@ -22,7 +22,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
-from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -56,6 +56,7 @@ from qmq_client.consumer.handler import Handler, HandlerCall, plain_manager
 from qmq_client.consumer.ledger import Ledger
 from qmq_client.consumer.outage import InboxOutage, Prober
 from qmq_client.consumer.parameters import Part
+from qmq_client.consumer.prefetch import Running
 from qmq_client.current import as_current
 from qmq_client.errors import ConfigurationError, HandlerTimeoutError
 from qmq_client.message import Message, record_to_message
@@ -94,30 +95,41 @@ class Calls:
         self._grip = grip
         self._function = keep_in_process(handler.function, is_async=handler.is_async)
         self._is_batch = handler.options.batch_size > 1
+        self._positional, self._keywords = (
+            handler.parameters.positional,
+            handler.parameters.keywords,
+        )
+        self._of_one: dict[Part, Callable[[Decoded], object]] = {
+            Part.BODY: attrgetter("body"),
+            Part.MESSAGE: attrgetter("message"),
+            Part.DELIVERY: self._delivery,
+        }
         parts = handler.parameters.parts
         #: Whether messages have to be made of records.
         self.takes_message = bool({Part.MESSAGE, Part.DELIVERY} & parts or handler.middleware)
 
     def run(self, decoded: list[Decoded], session: Session | None) -> None:
         """Call the handler, on this thread or on the loop; returns or raises what it does."""
-        _note_begun(decoded)
+        for one in decoded:
+            one.received.is_begun = True
         with handling([dict(one.record.headers) for one in decoded]):
             if self.handler.is_async:
                 self.async_calls.call(self._inside(decoded, session))
                 return
-            call = self._prepared(decoded, session)
+            values, named = self._arguments(decoded, session)
             if not self.handler.middleware:
-                self._check_ran(call())
+                self._check_ran(self._function(*values, **named))
                 return
             around = self._handler_call(decoded, session)
             with ExitStack() as stack:
                 for middleware in self.handler.middleware:
                     stack.enter_context(plain_manager(middleware, around))
-                self._check_ran(call())
+                self._check_ran(self._function(*values, **named))
 
     async def run_on_loop(self, decoded: list[Decoded], session: AsyncSession) -> None:
         """Call an asynchronous handler from a task of its loop."""
-        _note_begun(decoded)
+        for one in decoded:
+            one.received.is_begun = True
         with handling([dict(one.record.headers) for one in decoded]):
             await self._inside(decoded, session)
 
@@ -137,9 +149,9 @@ class Calls:
     async def _awaited(
         self, decoded: list[Decoded], session: Session | AsyncSession | None
     ) -> None:
-        call = self._prepared(decoded, session)
+        values, named = self._arguments(decoded, session)
         if not self.handler.middleware:
-            self._check_ran(await call())
+            self._check_ran(await self._function(*values, **named))
             return
         around = self._handler_call(decoded, session)
         async with AsyncExitStack() as stack:
@@ -149,7 +161,7 @@ class Calls:
                     await stack.enter_async_context(manager)
                 else:
                     stack.enter_context(manager)
-            self._check_ran(await call())
+            self._check_ran(await self._function(*values, **named))
 
     def _check_ran(self, returned: object) -> None:
         """Raise for what somebody still had to await or go through: its message must not be acked."""
@@ -170,39 +182,29 @@ class Calls:
         return HandlerCall(
             subject=options.subject,
             group=options.group,
-            deliveries=tuple(self._deliveries(decoded)),
+            deliveries=tuple(map(self._delivery, decoded)),
             session=session,
         )
 
-    def _prepared(
+    def _arguments(
         self, decoded: list[Decoded], session: Session | AsyncSession | None
-    ) -> Callable[[], Any]:
-        parameters = self.handler.parameters
-        values = [self._argument(part, decoded, session) for part in parameters.positional]
-        named = {name: self._argument(part, decoded, session) for name, part in parameters.keywords}
-        return partial(self._function, *values, **named)
+    ) -> tuple[list[object], dict[str, object]]:
+        values = [self._argument(part, decoded, session) for part in self._positional]
+        if not self._keywords:
+            return values, {}
+        return values, {name: self._argument(p, decoded, session) for name, p in self._keywords}
 
     def _argument(
         self, part: Part, decoded: list[Decoded], session: Session | AsyncSession | None
     ) -> object:
         if part is Part.SESSION:
             return session
-        values: list[Any]
-        if part is Part.BODY:
-            values = [one.body for one in decoded]
-        elif part is Part.MESSAGE:
-            values = [one.message for one in decoded]
-        else:
-            values = self._deliveries(decoded)
-        return values if self._is_batch else values[0]
+        of_one = self._of_one[part]
+        return list(map(of_one, decoded)) if self._is_batch else of_one(decoded[0])
 
-    def _deliveries(self, decoded: list[Decoded]) -> list[Delivery]:
-        return [Delivery(one.received, one.message, self._grip) for one in decoded if one.message]
-
-
-def _note_begun(decoded: list[Decoded]) -> None:
-    for one in decoded:
-        one.received.is_begun = True
+    def _delivery(self, decoded: Decoded) -> Delivery:
+        assert decoded.message is not None  # made for every handler of deliveries
+        return Delivery(decoded.received, decoded.message, self._grip)
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
@@ -255,18 +257,32 @@ class Work:
         self._async_calls = calls.async_calls
         self._wishes = threading.Lock()
 
-    def run(self, batch: Sequence[Received]) -> None:
-        """Handle one batch and note what became of each message."""
-        decoded = self._decode(self._in_time(batch))
+    def run_slice(self, running: Running) -> None:
+        """Call the handler with one batch after the other, and note what became of each message.
+
+        Ends after the first that was not handled as it should: others may have the rest sooner.
+        """
+        acked = 0
+        try:
+            while (count := self._run(running.received, running.started_at_s)) is not None:
+                acked += count
+                if not running.begin_next(self._clock.monotonic_s()):
+                    return
+        finally:
+            self._counters.add("acked", acked)
+
+    def _run(self, batch: Sequence[Received], now_s: float) -> int | None:
+        """Handle one batch; how many were acked by that, None when anything else became of one."""
+        decoded = self._decode(self._in_time(batch, now_s))
         if not decoded:
-            return
+            return None
         received = [one.received for one in decoded]
         try:
-            outcome = self._handle(decoded)
+            is_done = self._handle(decoded)
         except BaseException as error:  # the top of the worker's loop: nothing ends it
-            outcome = self._outcome_of(error, received)
-        if outcome is not None:
-            self.note(received, outcome)
+            self.note(received, self._outcome_of(error, received))
+            return None
+        return self._ledger.add(received, ACKED) if is_done else None
 
     def tell_unfinished(self, received: Sequence[Received], text: str) -> None:
         """Log that a stop came before one call was done, whose messages these are."""
@@ -322,8 +338,7 @@ class Work:
             if wish is not None:
                 self.note([one.received], wish)
 
-    def _in_time(self, batch: Sequence[Received]) -> Sequence[Received]:
-        now_s = self._clock.monotonic_s()
+    def _in_time(self, batch: Sequence[Received], now_s: float) -> Sequence[Received]:
         late = [one for one in batch if one.lease_ends_at_s <= now_s]
         if not late:
             return batch
@@ -357,10 +372,11 @@ class Work:
                 self.note([received], self._outcome_of(error, [received]))
         return decoded
 
-    def _handle(self, decoded: list[Decoded]) -> Outcome | None:
+    def _handle(self, decoded: list[Decoded]) -> bool:
+        """Call the handler; whether that settles the messages that have no outcome yet."""
         if self._inbox is None:
             self._calls.run(decoded, None)
-            return ACKED if self._handler.options.auto_ack else None
+            return self._handler.options.auto_ack
         if self._inbox.is_async:
             count = self._async_calls.call(self._handle_on_loop(self._inbox, decoded))
         else:
@@ -378,7 +394,7 @@ class Work:
             self._note_wishes(new, decoded)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
-        return ACKED
+        return True
 
     async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[Decoded]) -> int:
         """The transaction and the handler, as one task of the handlers' loop; how many were new."""

@@ -63,13 +63,13 @@ def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes_are_noted_before_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Work.run
+    run = Work._run
 
-    def ack_and_run(self: Work, batch: Sequence[Received]) -> None:
+    def ack_and_run(self: Work, batch: Sequence[Received], now_s: float) -> int | None:
         self.note(batch, ACKED)
-        run(self, batch)
+        return run(self, batch, now_s)
 
-    monkeypatch.setattr(Work, "run", ack_and_run)
+    monkeypatch.setattr(Work, "_run", ack_and_run)
 
 
 def sends_outside_a_transaction_are_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,6 @@ IDLE_S: Final = 0.5
 #: How long the store's turn may be delayed while requests keep coming: a turn takes as long as a
 #: small commit, and would delay the answers of the next commit each time.
 TURN_S: Final = 0.005
-#: How long after a commit to wait for the next request before the store gets its turn.
-PAUSE_S: Final = 0.001
 _STOP: Final = None
 _WAKE: Final = object()
 
@@ -172,9 +170,10 @@ class CommitWriter:
         while not is_stopped:
             counts = self._commit_waiting(wait_s)
             is_stopped = counts.is_stopped
-            age_s = self._clock.monotonic_s() - self._turn_s
-            wait_s = PAUSE_S if counts.requests and age_s < TURN_S else IDLE_S
-            if wait_s == IDLE_S or is_stopped:
+            left_s = TURN_S - (self._clock.monotonic_s() - self._turn_s)
+            is_turn = left_s <= 0 or not counts.requests or is_stopped
+            wait_s = IDLE_S if is_turn else left_s
+            if is_turn:
                 self._give_turn()
 
     def stop(self) -> None:

@@ -77,6 +77,17 @@ def test_a_step_is_bounded_by_its_bytes() -> None:
     assert all(step.log_bytes < 2_500 for step in steps)
 
 
+def test_frames_of_lone_messages_are_read_together() -> None:
+    """Each read lets go of the interpreter, which an answer then has to wait for."""
+    world = Keyed(options=replace(INDEXED, index_entries=1_000, segment_bytes=1024 * 1024))
+    for _ in range(100):
+        world.send("a")
+    world.store.index.step(1)  # prepares
+    reads = world.disk.calls["read"]
+    assert world.store.index.step(128 * 1024).messages == 100
+    assert world.disk.calls["read"] - reads <= 2
+
+
 def test_a_message_stored_twice_is_found_twice() -> None:
     world = Keyed()
     (first,) = world.send("a")

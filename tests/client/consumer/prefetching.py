@@ -32,11 +32,17 @@ def prefetch_of(clock: FakeClock | None = None, **settings: int) -> Prefetch:
     return Prefetch(options, clock or FakeClock())
 
 
+def taken_by(prefetch: Prefetch) -> list[Received]:
+    """What a worker is to begin with now."""
+    running = prefetch.take(is_blocking=False)
+    return list(running.received) if running else []
+
+
 def sizes(prefetch: Prefetch) -> list[int]:
     taken: list[int] = []
-    while batch := prefetch.take(is_blocking=False):
-        taken.append(len(batch))
-        prefetch.finish(len(batch))
+    while running := prefetch.take(is_blocking=False):
+        taken.append(len(running.received))
+        prefetch.finish(len(running.received))
     return taken
 
 
@@ -57,10 +63,10 @@ def working(prefetch: Prefetch, *, until: threading.Event) -> threading.Thread:
     """A worker that takes one batch and is not done with it before `until`."""
 
     def work() -> None:
-        batch = prefetch.take(is_blocking=True)
+        running = prefetch.take(is_blocking=True)
         until.wait(LONG_S)
-        if batch:
-            prefetch.finish(len(batch))
+        if running:
+            prefetch.finish(len(running.received))
 
     worker = threading.Thread(target=work)
     worker.start()

@@ -126,8 +126,10 @@ def test_C1_a_message_that_is_twice_in_a_batch_and_given_back_is_acked_by_neithe
     member = bench.consumers(handler).members[0]
     bench.put(10)
     member.pull_once(is_blocking=False)
-    (first,) = member.prefetch.take(is_blocking=False)
-    again = replace(first, pull_sequence=first.pull_sequence + 1)
-    member._work.run([first, again])
+    running = member.prefetch.take(is_blocking=False)
+    assert running is not None
+    (first,) = running.received
+    running.received = [first, replace(first, pull_sequence=first.pull_sequence + 1)]
+    member._work.run_slice(running)
     (settlement,) = member.ledger.drain().settlements
     assert settlement.acks == ()

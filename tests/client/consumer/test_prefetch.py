@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 
 from qmq_client.clock import SYSTEM_CLOCK
-from qmq_client.consumer.delivery import Received
 from qmq_client.consumer.options import ConsumerOptions
-from qmq_client.consumer.prefetch import Prefetch
+from qmq_client.consumer.prefetch import Prefetch, Running
 from qmq_client.testing import FakeClock
 from tests.client.consumer.prefetching import (
     LONG_S,
@@ -16,6 +15,7 @@ from tests.client.consumer.prefetching import (
     received,
     sizes,
     take_one,
+    taken_by,
     working,
 )
 from tests.kit.waiting import wait_for
@@ -25,7 +25,7 @@ def test_the_first_question_is_for_one_batch_per_worker() -> None:
     assert prefetch_of(concurrency=4, batch_size=25).room(is_blocking=False) == 100
 
 
-def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
+def test_nothing_is_asked_for_until_a_third_of_the_credit_is_free() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock, concurrency=5)
     handle_one(prefetch, clock, 125)
@@ -35,7 +35,19 @@ def test_nothing_is_asked_for_until_half_the_credit_is_free() -> None:
         take_one(prefetch, clock, 125)
         asked.append(prefetch.room(is_blocking=False))
         assert prefetch.in_hand == 10 - count
-    assert asked == [0, 0, 0, 0, 5, 6, 7, 8, 9, 10]
+    assert asked == [0, 0, 0, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_large_batch_is_pulled_while_one_is_handled_and_one_waits() -> None:
+    clock = FakeClock()
+    prefetch = prefetch_of(clock, batch_size=500)
+    prefetch.put(received(*[1] * 500))
+    take_one(prefetch, clock, 1, settled=500)
+    assert prefetch.room(is_blocking=False) == 1_500
+    prefetch.put(received(*[1] * 1_500))
+    take_one(prefetch, clock, 1, settled=500)
+    assert len(taken_by(prefetch)) == 500
+    assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (1_000, 500)
 
 
 def test_what_a_handler_left_without_an_outcome_needs_no_worker_and_counts_alone() -> None:
@@ -129,7 +141,7 @@ def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
     assert len(prefetch.stop()) == 2
     assert prefetch.in_hand == 0
     assert not prefetch.put(received(1))
-    assert prefetch.take(is_blocking=True) == []
+    assert prefetch.take(is_blocking=True) is None
     assert prefetch.room(is_blocking=True) == 0
 
 
@@ -138,15 +150,15 @@ def test_a_stop_leaves_nothing_to_take_and_wakes_who_waits() -> None:
     options = ConsumerOptions(subject="s", group="g", batch_size=4, max_wait_ms=15_000)
     prefetch = Prefetch(options, SYSTEM_CLOCK)
     prefetch.put(received(1, 1))
-    taken: list[list[Received]] = []
+    taken: list[Running | None] = []
     worker = threading.Thread(target=lambda: taken.append(prefetch.take(is_blocking=True)))
     worker.start()
     wait_for(lambda: prefetch.idle == 1)
     assert len(prefetch.stop()) == 2
     worker.join(LONG_S)
     assert not worker.is_alive()
-    assert taken == [[]]
-    assert prefetch.take(is_blocking=False) == []
+    assert taken == [None]
+    assert prefetch.take(is_blocking=False) is None
     assert prefetch.stop() == []
     assert prefetch.in_hand == 0
 
@@ -158,7 +170,7 @@ def test_what_is_about_to_lose_its_lease_is_taken_out_and_leaves_room() -> None:
     prefetch.put([*late, *timely])
     assert prefetch.take_ending(30.0) == late
     assert prefetch.in_hand == 1
-    assert prefetch.take(is_blocking=False) == timely
+    assert taken_by(prefetch) == timely
 
 
 def test_what_nobody_can_begin_is_taken_out_and_leaves_room() -> None:
@@ -166,7 +178,7 @@ def test_what_nobody_can_begin_is_taken_out_and_leaves_room() -> None:
     prefetch.put(received(1, 1, 1))
     assert len(prefetch.take_waiting()) == 3
     assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (0, 2)
-    assert prefetch.take(is_blocking=False) == []
+    assert prefetch.take(is_blocking=False) is None
 
 
 def test_what_is_left_of_a_batch_waits_for_company_anew() -> None:
@@ -174,12 +186,12 @@ def test_what_is_left_of_a_batch_waits_for_company_anew() -> None:
     prefetch = prefetch_of(clock, batch_size=2, max_wait_ms=100)
     prefetch.put(received(1, 1, 1))
     clock.advance(90)
-    assert len(prefetch.take(is_blocking=False)) == 2
+    assert len(taken_by(prefetch)) == 2
     prefetch.finish(2)
     clock.advance(90)
-    assert prefetch.take(is_blocking=False) == []
+    assert prefetch.take(is_blocking=False) is None
     clock.advance(10)
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
 
 
 def test_an_idle_worker_has_begun_when_a_lone_message_is_put() -> None:
@@ -188,9 +200,9 @@ def test_an_idle_worker_has_begun_when_a_lone_message_is_put() -> None:
     may_end = threading.Event()
 
     def work() -> None:
-        batch = prefetch.take(is_blocking=True)
+        prefetch.take(is_blocking=True)
         may_end.wait(LONG_S)
-        prefetch.finish(len(batch))
+        prefetch.finish(1)
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -230,7 +242,7 @@ def test_nothing_is_asked_for_that_could_only_wait_behind_batches_that_are_not_f
     clock = FakeClock()
     prefetch = prefetch_of(clock, batch_size=100)
     prefetch.put(received(1))
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
     clock.advance(60_000)
     assert prefetch.room(is_blocking=False) == 0
     prefetch.finish(1)
@@ -261,20 +273,23 @@ def test_what_comes_alone_does_not_wait_behind_a_batch_while_a_worker_is_idle() 
 
 
 def test_who_waits_for_room_is_woken_when_the_last_message_is_taken_from_idle_workers() -> None:
-    options = ConsumerOptions(subject="s", group="g", concurrency=3)
+    options = ConsumerOptions(subject="s", group="g", concurrency=4)
     prefetch = Prefetch(options, FakeClock(), look_s=10 * LONG_S)
-    prefetch.put(received(1, 1))
+    prefetch.put(received(1, 1, 1))
+    may_end = threading.Event()
+    first = working(prefetch, until=may_end)
+    wait_for(lambda: len(prefetch.running()) == 1)
     prefetch.take(is_blocking=False)
     rooms: list[int] = []
     asking = threading.Thread(target=lambda: rooms.append(prefetch.room(is_blocking=True)))
     asking.start()
     wait_for(lambda: prefetch._is_asked)
-    may_end = threading.Event()
-    worker = working(prefetch, until=may_end)
+    last = working(prefetch, until=may_end)
     asking.join(LONG_S)
     assert rooms == [1]
     may_end.set()
-    worker.join(LONG_S)
+    for worker in (first, last):
+        worker.join(LONG_S)
 
 
 def test_of_what_comes_alone_one_is_asked_for_by_each_worker_of_a_slow_handler() -> None:
@@ -282,7 +297,7 @@ def test_of_what_comes_alone_one_is_asked_for_by_each_worker_of_a_slow_handler()
     clock = FakeClock()
     prefetch = prefetch_of(clock, concurrency=2, batch_size=50)
     prefetch.put(received(*[2] * 60, *[1] * 40))
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
     clock.advance(20_000)
     assert len(prefetch.take_waiting()) == 99
     assert prefetch.room(is_blocking=False) == 1

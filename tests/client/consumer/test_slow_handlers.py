@@ -15,6 +15,7 @@ from tests.client.consumer.prefetching import (
     received,
     sizes,
     take_one,
+    taken_by,
     working,
 )
 from tests.kit.waiting import wait_for
@@ -28,7 +29,7 @@ def test_C6_what_waits_behind_calls_that_run_longer_than_it_was_to_last_is_surpl
     prefetch = prefetch_of(clock)
     handle_one(prefetch, clock, 1)
     prefetch.put(received(*[1] * 201))
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
     clock.advance(250)
     assert prefetch.take_surplus() == []
     clock.advance(1)
@@ -46,7 +47,7 @@ def test_C6_while_one_worker_is_free_or_has_just_begun_what_waits_is_no_surplus(
     wait_for(lambda: len(prefetch.running()) == 1)
     clock.advance(10_000)
     assert prefetch.take_surplus() == []
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
     assert prefetch.take_surplus() == []
     clock.advance(251)
     assert len(prefetch.take_surplus()) == 98
@@ -73,7 +74,7 @@ def test_C6_what_comes_alone_behind_the_very_first_call_is_surplus_when_that_han
     clock = FakeClock()
     prefetch = prefetch_of(clock, batch_size=50)
     prefetch.put(received(*[2] * 50))
-    assert len(prefetch.take(is_blocking=False)) == 1
+    assert len(taken_by(prefetch)) == 1
     clock.advance(251)
     assert len(prefetch.take_surplus()) == 49
     prefetch.finish(1)

@@ -30,6 +30,7 @@ from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.index.index_keys import frame_keys
 from qmq_broker.storage.index.key_index_file import IndexFile, IndexFileState
+from qmq_broker.storage.logs.frame_scan import ReadAhead
 from qmq_broker.storage.logs.frame_seek import (
     LogRange,
     frame_at_or_behind,
@@ -219,12 +220,14 @@ class KeyIndex:
     def _index(self, file: IndexFile, next_offset: int, bytes_max: int) -> IndexStep:
         """Add the next frames of a gap that ends at `next_offset` to the growing file."""
         log_bytes = messages = 0
+        ahead_bytes = min(bytes_max, next_offset - file.next_offset)
+        log = ReadAhead(self._segments, ahead_bytes)
         while file.next_offset < next_offset and log_bytes < bytes_max:
             offset = file.next_offset
             try:
-                header = read_stamp(self._segments, offset)
+                header = read_stamp(log, offset)
                 if header.kind in INDEXED_KINDS:
-                    file = self._add(file, read_message_frame(self._segments, offset))
+                    file = self._add(file, read_message_frame(log, offset))
                     messages += header.record_count
             except (CorruptionError, ProtocolError) as error:
                 self._skip(file, next_offset, str(error))

@@ -62,6 +62,29 @@ class ScanSource(Protocol):
         ...
 
 
+class ReadAhead:
+    """A source read forwards in short pieces, which are cut out of long ones. For one thread.
+
+    Requires: nothing that is asked for is still being written when the first piece is.
+    """
+
+    def __init__(self, source: ScanSource, ahead_bytes: int) -> None:
+        self.segment_bytes = source.segment_bytes
+        self.base_of, self.path = source.base_of, source.path
+        self._source = source
+        self._ahead_bytes = ahead_bytes
+        self._block = b""
+        self._block_offset = 0
+
+    def read(self, offset: int, count: int) -> bytes:
+        """As of the source."""
+        first = offset - self._block_offset
+        if first < 0 or first + count > len(self._block):
+            self._block = self._source.read(offset, max(count, self._ahead_bytes))
+            self._block_offset, first = offset, 0
+        return self._block[first : first + count]
+
+
 @dataclass(frozen=True)
 class ScannedFrame:
     """A good frame as part of a larger read: keeping it keeps the whole block."""

@@ -92,7 +92,7 @@ def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | No
     return header
 
 
-def read_message_frame(segments: Segments, offset: int) -> MessageFrame:
+def read_message_frame(segments: ScanSource, offset: int) -> MessageFrame:
     """The message frame at `offset`, stamp and body verified; raises `CorruptionError`."""
     try:
         header = read_stamp(segments, offset)
@@ -168,5 +168,5 @@ def _stored_at_ms(segments: Segments, offset: int) -> int:
         raise _corruption(segments, offset, error) from error
 
 
-def _corruption(segments: Segments, offset: int, error: ProtocolError) -> CorruptionError:
+def _corruption(segments: ScanSource, offset: int, error: ProtocolError) -> CorruptionError:
     return CorruptionError(segment=segments.path(offset), offset=offset, reason=str(error))
