@@ -65,6 +65,7 @@ FILES = {
     "actions_groups",
     "record_expiring",
     "snapshot_first",
+    "snapshot_pages",
     "delay_released",
     "delay_rescheduled",
     "delay_scheduled",

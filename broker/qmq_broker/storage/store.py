@@ -339,6 +339,7 @@ class Store:
             if not self._is_poisoned():
                 self._stop_clean()
         finally:
+            self.actions.forget_snapshot()
             logs = (self.actions.log, self._commit_log.log)
             for part in (
                 self.retention,

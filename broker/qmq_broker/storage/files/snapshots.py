@@ -56,7 +56,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class SnapshotPages:
-    """The pages of a snapshot in an open file, read one by one; also after that was replaced."""
+    """The pages of a snapshot in an open file, read one by one; also after that was replaced.
+
+    The file is closed when nothing refers to it any more.
+    """
 
     def __init__(self, path: str, file: DiskFile, first: int, next_: int) -> None:
         """They stand from position `first` on."""
@@ -99,16 +102,22 @@ def read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
     if name not in disk.names(directory):
         return None, ""
     file = disk.open(path)
-    next_position = sealed_bytes(file)
-    if next_position is None:
-        file.close()
-        return None, "its checksum does not fit"
-    line_bytes = min(_PAGES_LINE_BYTES, next_position)
-    line = _PAGES_LINE.match(file.read(next_position - line_bytes, line_bytes))
-    next_position -= 0 if line is None else line_bytes
-    first = next_position - (0 if line is None else int(line[1]))
-    snapshot = decode_whole(path, file.read(0, max(0, first)), Snapshot)
-    return Slot(snapshot, SnapshotPages(path, file, first, next_position), file.length()), ""
+    is_kept = False
+    try:
+        next_position = sealed_bytes(file)
+        if next_position is None:
+            return None, "its checksum does not fit"
+        line_bytes = min(_PAGES_LINE_BYTES, next_position)
+        line = _PAGES_LINE.match(file.read(next_position - line_bytes, line_bytes))
+        next_position -= 0 if line is None else line_bytes
+        first = next_position - (0 if line is None else int(line[1]))
+        snapshot = decode_whole(path, file.read(0, max(0, first)), Snapshot)
+        is_kept = first < next_position
+        pages = SnapshotPages(path, file, first, next_position) if is_kept else ()
+        return Slot(snapshot, pages, file.length()), ""
+    finally:
+        if not is_kept:
+            file.close()
 
 
 def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[bytes]) -> int:
