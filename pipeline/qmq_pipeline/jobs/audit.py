@@ -361,17 +361,21 @@ def _write_findings(
     tables: Tables, run: str, found: DataFrame, findings_max: int
 ) -> dict[str, int]:
     """Write findings, of each kind up to the limit; returns how many there are of each."""
-    from pyspark.sql import Observation
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as fn
 
-    observed = Observation()
-    counts = [fn.count_if(fn.col("kind") == kind).alias(kind) for kind in KINDS]
-    order = Over.partitionBy("kind").orderBy("at", "message_id")
-    numbered = found.observe(observed, *counts).withColumn("place", fn.row_number().over(order))
-    some = numbered.where(f"place <= {findings_max}").withColumn("run", fn.lit(run))
-    tables.overwrite(some.coalesce(1), AUDIT_FINDINGS)
-    return {kind: int(observed.get[kind]) for kind in KINDS}
+    # Counted from the cache: Spark drops an observation together with a plan that turns out to be empty.
+    found = found.persist()
+    try:
+        counts = [fn.count_if(fn.col("kind") == kind).alias(kind) for kind in KINDS]
+        (counted,) = found.agg(*counts).collect()
+        order = Over.partitionBy("kind").orderBy("at", "message_id")
+        numbered = found.withColumn("place", fn.row_number().over(order))
+        some = numbered.where(f"place <= {findings_max}").withColumn("run", fn.lit(run))
+        tables.overwrite(some.coalesce(1), AUDIT_FINDINGS)
+    finally:
+        found.unpersist()
+    return {kind: int(counted[kind]) for kind in KINDS}
 
 
 def _write_run(tables: Tables, result: AuditResult, *, first_ms: int, grace_s: float) -> None:
