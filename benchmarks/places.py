@@ -17,13 +17,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from benchmarks.machine import find_directory
-from benchmarks.measure import Effort
 from benchmarks.processes import written_bytes
 from benchmarks.shop import open_database
 from benchmarks.suite import Bench
 
 KINDS: Final = ("sqlite", "mysql", "postgresql")
-_AT_TINY_EFFORT: Final = ("sqlite", "postgresql")
 #: Beside what the tests start it with; of two equal options the later wins.
 _ROOM: Final = {
     "mysql": ["--innodb-buffer-pool-size=512M", "--innodb-log-file-size=256M"],
@@ -70,14 +68,10 @@ class Place:
 
 
 @contextmanager
-def open_places(bench: Bench, kinds: Sequence[str] = ()) -> Iterator[list[Place]]:
-    """All of them at once; they do nothing while nobody asks. Raises where a server is missing.
-
-    By default places of all kinds; at tiny effort one server is enough.
-    """
-    by_default = _AT_TINY_EFFORT if bench.effort is Effort.TINY else KINDS
+def open_places(bench: Bench, kinds: Sequence[str] = KINDS) -> Iterator[list[Place]]:
+    """All of them at once; they do nothing while nobody asks. Raises where a server is missing."""
     with ExitStack() as stack:
-        yield [stack.enter_context(_open_place(bench, kind)) for kind in kinds or by_default]
+        yield [stack.enter_context(_open_place(bench, kind)) for kind in kinds]
 
 
 @contextmanager

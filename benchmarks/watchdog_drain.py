@@ -15,7 +15,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from benchmarks.load import BODY_BYTES, SUBJECT, make_messages
-from benchmarks.places import KINDS, Place, open_places
+from benchmarks.places import Place, open_places
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
@@ -48,7 +48,7 @@ class Drain:
 
 def run(bench: Bench) -> list[Row]:
     """Rows per second, one database after the other."""
-    with open_places(bench, KINDS) as places:
+    with open_places(bench) as places:
         return [row for place in places for row in run_place(bench, place)]
 
 

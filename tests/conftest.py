@@ -52,13 +52,12 @@ quieten(os.environ)  # before other modules of tests are imported, which may rea
 keep_files_in_memory(os.environ)
 # An example may take as long as it likes on a busy machine; a failure prints how to repeat it.
 settings.register_profile(
-    "qmq release",
+    "qmq",
     settings(),  # those of the machine: Hypothesis has others where CI is set
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("qmq", settings.get_profile("qmq release"), max_examples=30)
 settings.load_profile("qmq")
 
 
@@ -201,11 +200,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Brokers, consumers and watchdogs of a worker that is killed go with it."""
     end_with_this_process()
-    if config.getoption("--release"):
-        settings.load_profile("qmq release")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -38,8 +38,6 @@ class Census:
         self.where = where
         #: How often a state was reached, seen before or not.
         self.reached = 0
-        #: How many of the different ones were held to the promises.
-        self.checked = 0
         self._seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def __len__(self) -> int:
@@ -47,22 +45,12 @@ class Census:
         return len(self._seen)
 
     def check_cuts(
-        self,
-        image: Image,
-        known: History,
-        rng: random.Random,
-        count: int,
-        *,
-        scattered: int,
-        every: int = 1,
+        self, image: Image, known: History, rng: random.Random, count: int, *, scattered: int
     ) -> None:
-        """Hold what a power cut after `count` operations may leave to every promise: every n-th state."""
+        """Hold what a power cut after `count` operations may leave to every promise."""
         for state in self.new_cuts(image, known, rng, scattered=scattered):
-            if len(self) % every:
-                continue
-            self.checked += 1
             try:
-                check(state, known, goes_on=self.checked % GOING_ON == 0)
+                check(state, known, goes_on=len(self) % GOING_ON == 0)
             except BrokenPromiseError as error:
                 where = f"{self.where}, {count} operations"
                 raise BrokenPromiseError(f"{where}: {error}") from error
@@ -114,14 +102,12 @@ class Lived:
         self.rng = random.Random(seed)
         self.census = Census(f"{scenario.__name__}, seed {seed}")
 
-    def crash_everywhere(self, *, first: int = 0, every: int = 1) -> None:
-        """Check every n-th crash state of the life from its `first` operation on."""
+    def crash_everywhere(self, *, first: int = 0) -> None:
+        """Check every crash state of the life from its `first` operation on."""
         for count, image in images(self.disk.first_image, self.disk.operations):
             if count >= first:
                 known = self.history.up_to(count)
-                self.census.check_cuts(
-                    image, known, self.rng, count, scattered=SCATTERED, every=every
-                )
+                self.census.check_cuts(image, known, self.rng, count, scattered=SCATTERED)
 
     def crash_in_recovery(self, *, every: int) -> None:
         """Check every crash state of the openings after a sample of the life's crash states."""
@@ -155,14 +141,12 @@ class Lived:
             number += len(states)
 
 
-def crash_everywhere(
-    scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int = 1
-) -> int:
-    """Check every n-th crash state of a life; returns how many were checked."""
+def crash_everywhere(scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED) -> int:
+    """Check every crash state of a life; returns how many different ones there were."""
     with quietly():
         life = Lived(scenario, disk, seed=seed)
-        life.crash_everywhere(every=every)
-    return life.census.checked
+        life.crash_everywhere()
+    return len(life.census)
 
 
 def crash_in_recovery(

@@ -115,12 +115,12 @@ class WarmProcess:
         if stdout == subprocess.PIPE:
             reading, stdout = os.pipe()
             closing.append(stdout)
-            self.stdout = open(reading)  # noqa: SIM115
+            self.stdout = os.fdopen(reading)
         files.append(_descriptor(stdout, (nothing, 1, 1)))
         if stderr == subprocess.PIPE:
             reading, stderr = os.pipe()
             closing.append(stderr)
-            self.stderr = open(reading)  # noqa: SIM115
+            self.stderr = os.fdopen(reading)
         files.append(_descriptor(stderr, (nothing, 2, files[1])))
         told = {"line": [*line], "env": env, "cwd": str(cwd), "imports": [*imports]}
         try:
@@ -215,7 +215,7 @@ _sockets: dict[int, socket.socket] = {}
 
 
 def _forker() -> socket.socket:
-    """That of this process; started by whoever asks first."""
+    """The connection to the forking process, which the first request starts."""
     with _turn:
         if (found := _sockets.get(os.getpid())) is not None:
             return found

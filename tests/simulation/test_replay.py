@@ -41,17 +41,22 @@ def test_a_seed_takes_the_same_steps_in_another_process(
         "for seed in sys.argv[2:]: print(seed, play(int(seed), worlds).fingerprint)\n"
     )
     paths = [str(_ROOT / folder) for folder in (".", "broker", "watchdog", "migrations")]
-    # One hash seed is as good as two: this process has one of its own.
-    told = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), *map(str, SEEDS)],
-        env={**os.environ, **told},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    there = dict(line.split() for line in done.stdout.splitlines())
-    assert {int(seed): print_ for seed, print_ in there.items()} == here
+    for hash_seed in ("1", "2"):
+        directory = tmp_path / hash_seed
+        directory.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(directory), *map(str, SEEDS)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONHASHSEED": hash_seed,
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        there = dict(line.split() for line in done.stdout.splitlines())
+        assert {int(seed): print_ for seed, print_ in there.items()} == here
 
 
 def test_worlds_differ(here: dict[int, str]) -> None:

@@ -8,7 +8,7 @@ from tests.simulation.conftest import Tell
 from tests.simulation.database import Databases
 from tests.simulation.play import play
 
-WORLDS = 60
+WORLDS = 150
 WORLDS_IN_RELEASE = 40_000
 #: Of one test, so that several test processes share them.
 WORLDS_OF_A_TEST = 10

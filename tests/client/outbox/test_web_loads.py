@@ -50,7 +50,7 @@ WAYS: Final = {
     "mysql": WAYS_OF_ONE_WRITER + WAYS_ON_THE_LOOP,
     "postgresql": WAYS_OF_ONE_WRITER + WAYS_ON_THE_LOOP,
 }
-REQUESTS: Final = {"sqlite": 160, "mysql": 330, "postgresql": 330}
+REQUESTS: Final = {"sqlite": 300, "mysql": 600, "postgresql": 600}
 REQUESTS_IN_RELEASE: Final = 10_000
 
 
