@@ -7,7 +7,6 @@ from __future__ import annotations
 QUICK = {
     "spark.sql.shuffle.partitions": "1",
     "spark.default.parallelism": "2",
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.lightweightPlanChangeValidation": "false",

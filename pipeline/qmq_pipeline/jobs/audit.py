@@ -262,7 +262,7 @@ def audit(
     kept = make_views(tables, window)
     try:
         found = findings(spark, config.audit, window)
-        counts = _write_findings(tables, run, found, config.audit.findings_max)
+        counts = write_findings(tables, run, found, config.audit.findings_max)
         on_progress(Progress(stage="audit", done=1, total=2, rows=sum(counts.values())))
         totals = spark.sql(audit_sql.TOTALS).collect()[0].asDict()
     finally:
@@ -357,9 +357,7 @@ def findings(spark: SparkSession, options: AuditOptions, window: Window) -> Data
     return every.dropDuplicates(["kind", "message_id", "subject", "consumer_group"])
 
 
-def _write_findings(
-    tables: Tables, run: str, found: DataFrame, findings_max: int
-) -> dict[str, int]:
+def write_findings(tables: Tables, run: str, found: DataFrame, findings_max: int) -> dict[str, int]:
     """Write findings, of each kind up to the limit; returns how many there are of each."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as fn

@@ -30,7 +30,7 @@ from qmq_pipeline.tables.schemas import PROGRESS
 from qmq_pipeline.tables.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 FORMATS: Final = (PARQUET, DELTA, ICEBERG)
@@ -210,12 +210,23 @@ class Tables:
         else:
             shown = shown.coalesce(1)
         self._write(shown, table, "all" if made is None else "partitions", made)
-        found = observed.get
+        found = _seen(observed) or self._count(table, made, counts)
         if self._format == PARQUET:
             for number, one in enumerate(some):
                 if not found[f"of_{number}"]:
                     self._clear(table, one)
         return int(found["rows"])
+
+    def _count(
+        self, table: Table, made: Collection[int | str] | None, counts: Sequence[Column]
+    ) -> Mapping[str, int]:
+        """The same counts of what was written."""
+        written = self.read(table)
+        if made is not None:
+            written = written.where(_is_in(table, made))
+        (counted,) = written.agg(*counts).collect()
+        found: dict[str, int] = counted.asDict()
+        return found
 
     def _clear(self, table: Table, partition: int | str) -> None:
         """Leave nothing of a partition that has no rows any more."""
@@ -316,3 +327,17 @@ def _sql_in(table: Table, made: Collection[int | str]) -> str:
     values: Sequence[int | str] = sorted(made)
     texts = (f"'{one}'" if isinstance(one, str) else str(one) for one in values)
     return f"{table.partitions[-1]} IN ({', '.join(texts)})"
+
+
+def _seen(observed: Observation) -> Mapping[str, int]:
+    """What was observed; nothing where adaptive execution dropped the plan, because a part of it turned out empty.
+
+    PySpark then fails at a row without a schema, or gives no names (SPARK-54620).
+    """
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        found: dict[str, int] = observed.get
+    except Py4JJavaError:
+        return {}
+    return found

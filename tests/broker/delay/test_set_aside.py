@@ -213,11 +213,15 @@ def test_what_is_set_aside_is_seen(rig: AsideRig) -> None:
     rig.put_away(b"a")
     (status,) = rig.broker.query.groups()
     assert (status.redelivery, status.long_retries, status.lag) == (1, 1, 0)
-    (fate,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
-    assert (fate.state, fate.attempts, fate.error) == (MessageState.WAITING, 1, "not before spring")
-    assert fate.at_ms > rig.now_ms + MONTH_MS - DAY_MS
+    (found,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
+    assert (found.state, found.attempts, found.error) == (
+        MessageState.WAITING,
+        1,
+        "not before spring",
+    )
+    assert found.at_ms > rig.now_ms + MONTH_MS - DAY_MS
     (row,) = rig.broker.delayed.query.listed(None, 0, 2**63, 10)
-    assert (row.subject, row.due_at_ms) == (COPIES, fate.at_ms)
+    assert (row.subject, row.due_at_ms) == (COPIES, found.at_ms)
 
 
 def test_the_subject_of_copies_is_nobody_elses(rig: AsideRig) -> None:

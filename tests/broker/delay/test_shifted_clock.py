@@ -154,7 +154,7 @@ def test_D3_what_was_given_back_for_hours_comes_back_to_a_broker_that_was_killed
         settlement = {"token": given["token"], "nacks": [nack]}
         assert post(broker, "/v1/settle", {**whose, "settlements": [settlement]})["settled"] == 1
         groups = "/v1/groups?subject=orders"
-        wait_for(lambda: ask(broker, groups)["groups"][0]["long_retries"] == 1, "set aside")
+        wait_for(lambda: ask(broker, groups)["groups"][0]["long_retries"] == 1, "no long retry")
         (found,) = ask(broker, f"/v1/messages?id={message['message_id']}")["messages"]
         assert (found["groups"][0]["state"], found["groups"][0]["error"]) == ("waiting", "later")
         broker.kill()

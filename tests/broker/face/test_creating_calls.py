@@ -130,7 +130,7 @@ REFUSED: Final[dict[str, tuple[dict[str, int], Ask, str, Callable[[DelayRig], in
         memory,
         2 * BOUND_BYTES,
     ),
-    "memory of messages set aside": (
+    "memory of long retries": (
         {"groups_bytes": BOUND_BYTES},
         lambda client, n: settle(client, "nacks", error="e" * 500, delay_ms=5 * HOUR_MS),
         "memory of all groups",

@@ -88,21 +88,21 @@ def test_what_became_of_a_message_is_told_for_each_group(rig: Rig, client: Clien
     rig.settle(Settlement(token=given.token, nacks=nacks))
     rig.pull(max_messages=1, group="late")
 
-    def fates(number: int) -> dict[str, dict[str, Any]]:
+    def states(number: int) -> dict[str, dict[str, Any]]:
         (found,) = client.get(f"/v1/messages?id={ids[number]}").json["messages"]
-        return {fate.pop("group"): fate for fate in found["groups"]}
+        return {one.pop("group"): one for one in found["groups"]}
 
-    assert fates(0)[GROUP] == {"state": "passed"}
-    held = fates(0)["late"]
+    assert states(0)[GROUP] == {"state": "passed"}
+    held = states(0)["late"]
     assert (held["state"], held["consumer"], held["attempts"]) == ("in flight", "one", 1)
     assert held["at_ms"] > rig.now_ms
-    dead = fates(1)[GROUP]
+    dead = states(1)[GROUP]
     assert (dead["state"], dead["reason"], dead["error"]) == ("dead", "rejected", "no such flight")
-    waiting = fates(2)[GROUP]
+    waiting = states(2)[GROUP]
     assert (waiting["state"], waiting["attempts"]) == ("waiting", 1)
     assert (waiting["at_ms"], waiting["error"]) == (rig.now_ms + 5_000, "TimeoutError")
-    assert fates(3)[GROUP]["state"] == "in flight"
-    assert {name: fate["state"] for name, fate in fates(5).items()} == {
+    assert states(3)[GROUP]["state"] == "in flight"
+    assert {name: one["state"] for name, one in states(5).items()} == {
         GROUP: "not yet",
         "late": "not yet",
     }

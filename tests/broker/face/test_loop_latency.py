@@ -140,26 +140,25 @@ def test_B10_many_expired_messages_hold_up_nobody(rig: Rig, turns: Turns) -> Non
     assert turns.longest_s < TURN_S_MAX
 
 
-@pytest.mark.parametrize("tags_of_all", [1, 3 * MANY], ids=["alike", "of their own"])
-@pytest.mark.parametrize("wanted", [1, 64])
-def test_B10_a_backlog_that_no_tag_matches_holds_up_nobody(
-    rig: Rig, turns: Turns, wanted: int, tags_of_all: int
-) -> None:
+def fill(rig: Rig, fields: Callable[[int], dict[str, Any]]) -> None:
+    """Store three frames of messages with these fields, by number."""
     ids = new_ids()
     for first in range(0, 3 * MANY, MANY):
         records = [
-            Record(
-                message_id=next(ids),
-                subject=SUBJECT,
-                body=b"x",
-                tags=(f"t{number % tags_of_all}",),
-                born_at_ms=1,
-            )
+            Record(message_id=next(ids), subject=SUBJECT, body=b"x", born_at_ms=1, **fields(number))
             for number in range(first, first + MANY)
         ]
         rig.submit(build_message_frame({SUBJECT: [encode_record(one) for one in records]}))
     rig.broker.writer.step()
     rig.run_posted()
+
+
+@pytest.mark.parametrize("tags_of_all", [1, 3 * MANY], ids=["alike", "of their own"])
+@pytest.mark.parametrize("wanted", [1, 64])
+def test_B10_a_backlog_that_no_tag_matches_holds_up_nobody(
+    rig: Rig, turns: Turns, wanted: int, tags_of_all: int
+) -> None:
+    fill(rig, lambda number: {"tags": (f"t{number % tags_of_all}",)})
     tags = Tags(any=tuple(f"w{number}" for number in range(wanted)))
     request = PullRequest(subject=SUBJECT, group="g", consumer="c", max_messages=100, tags=tags)
     for _ in range(5):
@@ -257,8 +256,8 @@ LISTS: Final[dict[str, tuple[Callable[[Rig], None], str]]] = {
 
 @pytest.mark.parametrize("kind", LISTS)
 def test_B10_long_lists_hold_up_nobody(rig: Rig, turns: Turns, kind: str) -> None:
-    fill, path = LISTS[kind]
-    fill(rig)
+    prepare, path = LISTS[kind]
+    prepare(rig)
     assert turns.ask("GET", path).status == 200
     assert turns.longest_s < TURN_S_MAX
 
@@ -310,21 +309,7 @@ def test_B10_an_ordered_group_of_many_messages_holds_up_nobody(
     rig: Rig, turns: Turns, keys: int
 ) -> None:
     """With few keys, most messages are reached and wait; with many, all are given out."""
-    ids = new_ids()
-    for first in range(0, 3 * MANY, MANY):
-        records = [
-            Record(
-                message_id=next(ids),
-                subject=SUBJECT,
-                body=b"x",
-                key=f"k{number % keys}",
-                born_at_ms=1,
-            )
-            for number in range(first, first + MANY)
-        ]
-        rig.submit(build_message_frame({SUBJECT: [encode_record(one) for one in records]}))
-    rig.broker.writer.step()
-    rig.run_posted()
+    fill(rig, lambda number: {"key": f"k{number % keys}"})
     names = {"subject": SUBJECT, "group": "g", "consumer": "c"}
     pull = {**names, "max_messages": MANY, "ordered": True}
     for outcome in ("acks", "nacks", "acks"):

@@ -163,8 +163,8 @@ def test_the_story_of_a_message_tells_what_came_back_untried(rig: Rig) -> None:
     given = rig.pull()
     rig.pass_ms(10)
     rig.settle(given.nack_untried(error="consumer stopped"))
-    (fate,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
-    assert (fate.state, fate.attempts, fate.error, fate.history) == ("waiting", 0, "", ())
+    (found,) = rig.broker.query.in_groups(SUBJECT, 0, b"", rig.now_ms)
+    assert (found.state, found.attempts, found.error, found.history) == ("waiting", 0, "", ())
     rig.settle(rig.pull().ack())
     told = rig.broker.query.trace(SUBJECT, 0, placed_at_ms).events[GROUP]
     assert [(one.event, one.attempt, one.error) for one in told] == [

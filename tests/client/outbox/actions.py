@@ -151,7 +151,7 @@ class Actions:
                 await self.send(labels, given)
             except AutocommitError:
                 # Of this send, or of a hook's in the flush. A cancelled task may leave the pool such a
-                # connection: its rows are committed one by one, and this is how the application is told.
+                # connection: its rows are committed one by one, and the application gets this error.
                 self.excused.update(labels)
                 raise
 
