@@ -1,7 +1,7 @@
 """Applying an action to a group: all changes of a group come here, also those of a restart.
 
 This module handles actions that move or change a group as a whole: seek, pause, settings, replayed
-dead letters, messages set aside, messages lost by force or gone at a start. `state.py` handles those on single
+dead letters, long retries, messages lost by force or gone at a start. `state.py` handles those on single
 messages.
 """
 

@@ -1,4 +1,4 @@
-"""What a group set aside: messages that come back later than the redelivery heap looks ahead.
+"""The long retries of a group: messages that come back later than the redelivery heap looks ahead.
 
 The broker keeps such a message as a delayed message of its own (`setting_aside.py`), so that it
 takes no room in the group and does not hold back retention. This module is what the group knows:

@@ -16,7 +16,7 @@ from qmq_client.wire.shown import shorten
 
 #: Subjects that begin so are the broker's own: nobody sends to them or pulls from them.
 OWN_PREFIX: Final = "_qmq."
-#: The broker's subject for copies of messages that were set aside.
+#: The broker's subject for copies of messages for long retries.
 COPIES: Final = "_qmq.copies"
 NAME_PATTERN: Final = rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}"
 _NAME: Final = re.compile(rf"{NAME_PATTERN}\Z")

@@ -143,7 +143,7 @@ def test_P4_what_a_group_skipped_is_found_and_what_is_not_for_it_is_sound(
         ]
     )
     write_bronze(config)
-    assert "what groups set aside or skipped is not judged" in " ".join(
+    assert "what groups retry much later or skipped is not judged" in " ".join(
         audit(spark, config).coverage
     )
     lifecycle(spark, config)

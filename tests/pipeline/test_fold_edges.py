@@ -110,4 +110,4 @@ def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:
             SetAside(AT_MS + 5, "orders", "billing", 0, 1, 8),
         ]
     )
-    assert (found[0]["outcome"], found[0]["brought_back_at"]) == ("set aside", None)
+    assert (found[0]["outcome"], found[0]["redelivered_at"]) == ("long retry", None)

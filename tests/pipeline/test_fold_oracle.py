@@ -85,7 +85,7 @@ class Oracle(MemoryGroup):
         for run in state.redeliveries.runs():
             found |= dict.fromkeys(range(run.first, run.next), "returned")
         for away in state.aside.runs.runs():
-            found |= dict.fromkeys(range(away.first, away.next), "set aside")
+            found |= dict.fromkeys(range(away.first, away.next), "long retry")
         for _, log in state.consumers():
             for lease in log.leases():
                 found |= dict.fromkeys(

@@ -99,10 +99,10 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
     result = audit(spark, config)
     rows = sorted(rows_of(config.tables, LIFECYCLE), key=itemgetter("sequence"))
     told = rows_of(config.tables, AUDIT_FINDINGS, run=result.run)
-    assert [row["outcome"] for row in rows] == ["acked", *["set aside"] * 4]
+    assert [row["outcome"] for row in rows] == ["acked", *["long retry"] * 4]
     came_back, away = rows[0], rows[1]
-    assert came_back["set_aside_at"] < came_back["brought_back_at"] < came_back["settled_at"]
-    assert (away["brought_back_at"], away["error"], away["attempts"]) == (
+    assert came_back["long_retry_at"] < came_back["redelivered_at"] < came_back["settled_at"]
+    assert (away["redelivered_at"], away["error"], away["attempts"]) == (
         None,
         "not before spring",
         1,
@@ -144,8 +144,8 @@ AWAY = SetAside(AT_MS + 3, "orders", "billing", 0, 2, NO_TICKET)
 
 def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
     found = folded([*SENT_BACK, AWAY])
-    assert outcomes(found) == {0: "set aside", 1: "set aside", 2: "returned"}
-    assert found[0]["set_aside_at"] == datetime.fromtimestamp((AT_MS + 3) / 1000, UTC)
+    assert outcomes(found) == {0: "long retry", 1: "long retry", 2: "returned"}
+    assert found[0]["long_retry_at"] == datetime.fromtimestamp((AT_MS + 3) / 1000, UTC)
     again = folded(
         [
             *SENT_BACK,
@@ -154,15 +154,15 @@ def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
             pulled(10, 3, (1, 1, 2)),
         ]
     )
-    assert outcomes(again) == {0: "set aside", 1: "in flight", 2: "returned"}
-    assert again[1]["brought_back_at"] == datetime.fromtimestamp((AT_MS + 9) / 1000, UTC)
+    assert outcomes(again) == {0: "long retry", 1: "in flight", 2: "returned"}
+    assert again[1]["redelivered_at"] == datetime.fromtimestamp((AT_MS + 9) / 1000, UTC)
     assert (again[1]["error"], again[1]["attempts"]) == ("later", 2)
 
 
 @pytest.mark.parametrize(
     ("change", "outcome"),
     [
-        (Skipped(AT_MS + 5, "orders", "billing", 0, 3), "set aside"),
+        (Skipped(AT_MS + 5, "orders", "billing", 0, 3), "long retry"),
         (Sought(AT_MS + 5, "orders", "billing", 3), "skipped"),
         (Ended(AT_MS + 5, "orders", "billing"), "skipped"),
     ],

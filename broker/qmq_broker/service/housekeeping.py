@@ -192,7 +192,7 @@ class Housekeeping:
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""
         try:
-            # A power cut must not undo what lets the segment go, such as a message set aside.
+            # A power cut must not undo what lets the segment go, such as a long retry.
             self._store.actions.sync()
             self._store.give_up_below(offset)
         finally:

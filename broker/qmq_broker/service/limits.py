@@ -78,12 +78,12 @@ class ServiceLimits:
     dead_letters_per_request: int = 10_000
     #: Longest wait that a nack may ask for: as long as a message may be delayed.
     nack_delay_ms: int = DEFAULT_LIMITS.delay_ms
-    #: Messages that return to their group later than this are set aside.
+    #: Messages that return to their group later than this are long retries.
     redelivery_horizon_ms: int = 3_600_000
-    #: Bytes of the records in one frame of the broker's own, of releases or of copies that it sets
-    #: aside; a longer record gets a frame to itself.
+    #: Bytes of the records in one frame of the broker's own, of releases or of copies for long
+    #: retries; a longer record gets a frame to itself.
     own_frame_bytes: int = 1024 * 1024
-    #: Messages of one group that are set aside; the excess waits as if it came sooner.
+    #: Long retries of one group; the excess waits as if it came sooner.
     aside_per_group: int = 1_000_000
     #: Highest `max_attempts` of a group.
     attempts: int = 1_000

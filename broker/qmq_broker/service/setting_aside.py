@@ -1,4 +1,4 @@
-"""Messages that a group gets again much later: kept among the delayed messages, then brought back.
+"""Long retries: messages that a group gets again much later, kept among the delayed messages until then.
 
 A message given back for months would occupy a place in its group, and its segment of the commit
 log, all that time. So a message that comes back later than the horizon is copied. The copy is a
@@ -114,7 +114,7 @@ class _Going:
 
 
 class SettingAside:
-    """What one broker has set aside. `step` is called again and again."""
+    """The long retries of one broker. `step` is called again and again."""
 
     def __init__(
         self,

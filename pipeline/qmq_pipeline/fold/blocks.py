@@ -23,10 +23,10 @@ OUTCOMES: Final = (
     "skipped",
     "filtered",
     "waiting",
-    "set aside",
+    "long retry",
 )
-NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, SET_ASIDE = range(len(OUTCOMES))
-_OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, SET_ASIDE)
+NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, LONG_RETRY = range(len(OUTCOMES))
+_OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, LONG_RETRY)
 #: What retention deletes by force: not what a consumer has in hand, nor what has a copy.
 _DELETED: Final = (NONE, RETURNED, WAITING)
 _STATE: Final = np.dtype(
@@ -34,7 +34,7 @@ _STATE: Final = np.dtype(
         ("first_us", "i8"),
         ("last_us", "i8"),
         ("settled_us", "i8"),
-        ("aside_us", "i8"),
+        ("retry_us", "i8"),
         ("back_us", "i8"),
         ("attempts", "i4"),
         ("text", "i4"),
@@ -45,8 +45,8 @@ _TIMES: Final = {
     "first_us": "first_delivered_at",
     "last_us": "last_delivered_at",
     "settled_us": "settled_at",
-    "aside_us": "set_aside_at",
-    "back_us": "brought_back_at",
+    "retry_us": "long_retry_at",
+    "back_us": "redelivered_at",
 }
 _AT, _ATTEMPT, _TEXT, _NEVER = "at", "attempt", "text", "never"
 _SETTLED: Final = {"settled_us": _AT}
@@ -62,8 +62,8 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.ACKED: (None, ACKED, _SETTLED),
     steps.RETURNED: ((IN_FLIGHT,), RETURNED, {"text": _TEXT}),
     steps.DEAD: (None, DEAD, {**_TOLD, "attempts": _ATTEMPT}),
-    steps.SET_ASIDE: ((RETURNED,), SET_ASIDE, {"aside_us": _AT, "back_us": _NEVER}),
-    steps.BROUGHT_BACK: ((SET_ASIDE,), RETURNED, {"back_us": _AT}),
+    steps.LONG_RETRY: ((RETURNED,), LONG_RETRY, {"retry_us": _AT, "back_us": _NEVER}),
+    steps.REDELIVERED: ((LONG_RETRY,), RETURNED, {"back_us": _AT}),
     steps.REPLAYED: ((DEAD,), RETURNED, {"settled_us": _NEVER}),
     steps.WAITING: ((NONE,), WAITING, {}),
     steps.FILTERED: ((NONE,), FILTERED, _SETTLED),

@@ -43,13 +43,13 @@ from qmq_client.group.ranges import Spans
 from qmq_pipeline.tables.table import Column, Table
 
 #: What a step does; `blocks.py` has the meaning of each.
-PULLED, ACKED, RETURNED, DEAD, SET_ASIDE, BROUGHT_BACK = (
+PULLED, ACKED, RETURNED, DEAD, LONG_RETRY, REDELIVERED = (
     "pulled",
     "acked",
     "returned",
     "dead",
-    "set aside",
-    "brought back",
+    "long retry",
+    "redelivered",
 )
 REPLAYED, WAITING, FILTERED, PASSED_OVER = "replayed", "waiting", "filtered", "passed over"
 GIVEN_UP, GIVEN_UP_BY_FORCE, RESET = "given up", "given up by force", "reset"
@@ -205,16 +205,16 @@ class GroupSteps:
     def dead(self, row: Row) -> Iterator[Step]:
         yield self._step(DEAD, row, row["attempt"], row["reason"], row["error"])
 
-    def set_aside(self, row: Row) -> Iterator[Step]:
+    def long_retry(self, row: Row) -> Iterator[Step]:
         """Messages that waited for redelivery were moved out of the way, as copies in the log."""
-        yield self._step(SET_ASIDE, row)
+        yield self._step(LONG_RETRY, row)
 
-    def brought_back(self, row: Row) -> Iterator[Step]:
+    def redelivered(self, row: Row) -> Iterator[Step]:
         first = row["first_sequence"]
-        yield Step(BROUGHT_BACK, first, first + 1, row["at"])
+        yield Step(REDELIVERED, first, first + 1, row["at"])
 
     def skipped(self, row: Row) -> Iterator[Step]:
-        """Messages that retention deleted by force; those in flight may be settled yet, and those set aside have copies."""
+        """Messages that retention deleted by force; those in flight may be settled yet, and long retries have copies."""
         mark, after = self.mark, row["next_sequence"]
         yield self._step(GIVEN_UP_BY_FORCE, row, 0, BY_FORCE)
         mark.first = after if mark.first is None else mark.first
@@ -326,8 +326,8 @@ _KINDS: Final[Mapping[type[Action], Callable[[GroupSteps, Row], Iterator[Step]]]
     Passed: GroupSteps.passed,
     Keyed: GroupSteps.keyed,
     Replayed: GroupSteps.replayed,
-    SetAside: GroupSteps.set_aside,
-    BroughtBack: GroupSteps.brought_back,
+    SetAside: GroupSteps.long_retry,
+    BroughtBack: GroupSteps.redelivered,
     MovedBack: GroupSteps.moved_back,
 }
 _APPLY: Final = {kind_name(kind): apply for kind, apply in _KINDS.items()}

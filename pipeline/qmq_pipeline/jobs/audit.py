@@ -2,7 +2,7 @@
 
 It judges what was committed before `as_of`: the last look at outboxes and log, less the grace. Kinds of finding:
 
-- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group set it aside, and the copy is
+- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group retries it much later, and the copy is
   missing, or came back and was not given to the group;
 - *ghost*: a message is in the log, and its producer's database never had a row for it;
 - *duplicate*: one id is in the log more than once;
@@ -52,7 +52,7 @@ CLOCKS_MS: Final = 3_600_000
 #: If the action log is not folded to its end; contains no "; ", which separates reasons.
 _NOT_FOLDED: Final = (
     "`lifecycle` has not folded all actions, or the log does not have their messages yet: deliveries are counted "
-    "up to there, and what groups set aside or skipped is not judged"
+    "up to there, and what groups retry much later or skipped is not judged"
 )
 #: For a folder that only `archive` has written to, which notes no time; no "; " here either.
 _NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
@@ -347,7 +347,7 @@ def findings(spark: SparkSession, options: AuditOptions, window: Window) -> Data
         "created_is_judged": between("created_at", window),
         "stored_is_judged": between("stored_at", window),
         "due_is_judged": between("d.due_at", window),
-        "aside_is_judged": between("d.set_aside_at", window),
+        "retry_is_judged": between("d.long_retry_at", window),
     }
     queries = [audit_sql.OF_MESSAGES, *(audit_sql.OF_GROUPS if window.is_folded else ())]
     columns = ", ".join(_COLUMNS)

@@ -229,8 +229,8 @@ SELECT message_id, CAST(NULL AS STRING) AS consumer_group, INLINE(found) FROM (
 #: A row is missed only of producers whose outboxes keep rows, and from the oldest of these on.
 IS_MISSED: Final = "first.stored_at >= kept_from"
 
-#: Messages that a group has set aside, and their copies; the ticket of the last time names the copy.
-_ASIDE: Final = """
+#: Long retries and their copies; the ticket of the last one names the copy.
+_LONG_RETRIES: Final = """
 WITH tickets AS (
   SELECT subject, consumer_group, EXPLODE(SEQUENCE(first_sequence, next_sequence - 1)) AS sequence,
          CAST(GET_JSON_OBJECT(action_json, '$[6]') AS BIGINT) AS ticket, action_offset, action_number
@@ -244,7 +244,7 @@ WITH tickets AS (
          MIN(stored_at) FILTER (WHERE copy_sequence IS NOT NULL) AS back_at
   FROM qmq_copy_all GROUP BY ticket, subject, consumer_group, sequence
 )
-SELECT m.message_id, d.subject, d.consumer_group, d.sequence, d.set_aside_at AS at,
+SELECT m.message_id, d.subject, d.consumer_group, d.sequence, d.long_retry_at AS at,
        c.ticket IS NOT NULL AS has_copy, c.due_at, c.back_at
 FROM qmq_deliveries d
 JOIN last_ticket t
@@ -252,25 +252,25 @@ JOIN last_ticket t
 JOIN qmq_stored_all m ON m.subject = d.subject AND m.sequence = d.sequence
 LEFT JOIN copies c ON c.subject = d.subject AND c.consumer_group = d.consumer_group
   AND c.sequence = d.sequence AND c.ticket = t.ticket
-WHERE d.outcome = 'set aside' AND {aside_is_judged}
+WHERE d.outcome = 'long retry' AND {retry_is_judged}
 """
 
-#: A message that was set aside comes back only as its copy.
-ASIDE_LOST: Final = f"""
+#: A long retry delivers only the copy.
+RETRY_LOST: Final = f"""
 SELECT 'lost' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
        sequence, at,
-       CONCAT('the group set it aside ', CAST(at AS STRING), CASE
+       CONCAT('the group put it off ', CAST(at AS STRING), CASE
          WHEN has_copy THEN CONCAT('; its copy came back ', CAST(back_at AS STRING),
            ', and the group did not get it')
          ELSE '; the log does not have its copy' END) AS evidence
-FROM ({_ASIDE}) WHERE NOT has_copy OR {{next_us}} > unix_micros(back_at)
+FROM ({_LONG_RETRIES}) WHERE NOT has_copy OR {{next_us}} > unix_micros(back_at)
 """
-ASIDE_OVERDUE: Final = f"""
+RETRY_OVERDUE: Final = f"""
 SELECT 'late' AS kind, message_id, subject, consumer_group, CAST(NULL AS STRING) AS database,
        sequence, at,
-       CONCAT('the group set it aside ', CAST(at AS STRING), ' until ', CAST(due_at AS STRING),
+       CONCAT('the group put it off ', CAST(at AS STRING), ' until ', CAST(due_at AS STRING),
          '; its copy has not come back') AS evidence
-FROM ({_ASIDE})
+FROM ({_LONG_RETRIES})
 WHERE has_copy AND back_at IS NULL AND {{next_us}} - unix_micros(due_at) > {{late_us}}
 """
 
@@ -295,7 +295,7 @@ WHERE (d.outcome = 'skipped' AND d.first_delivered_at IS NULL
 """
 
 #: What needs the action log to its end.
-OF_GROUPS: Final = (ASIDE_LOST, ASIDE_OVERDUE, SKIPPED)
+OF_GROUPS: Final = (RETRY_LOST, RETRY_OVERDUE, SKIPPED)
 
 #: What was compared.
 TOTALS: Final = """

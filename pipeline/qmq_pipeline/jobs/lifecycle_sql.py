@@ -21,7 +21,7 @@ def _ms(late: str, early: str) -> str:
 
 
 #: What is known about a message besides the log: one row for each id.
-_ASIDE_SQL: Final = """
+_RETRIES_SQL: Final = """
 SELECT message_id, MIN(subject) AS subject, MIN(producer) AS producer, MIN(counter) AS counter,
        MIN(STRUCT(committed_at, database, deliver_at)) FILTER (WHERE database IS NOT NULL)
          AS outbox,
@@ -68,9 +68,9 @@ SELECT subject, sequence, MAX(copy) AS copy FROM (
 """
 
 LIFECYCLE: Final = f"""
-WITH aside AS ({_ASIDE_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
+WITH retries AS ({_RETRIES_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
   SELECT m.*, g.consumer_group, d.first_delivered_at, d.last_delivered_at, d.attempts,
-         d.settled_at, d.reason, d.error, d.set_aside_at, d.brought_back_at, COALESCE(c.copy, 0) AS copy,
+         d.settled_at, d.reason, d.error, d.long_retry_at, d.redelivered_at, COALESCE(c.copy, 0) AS copy,
          CASE WHEN g.consumer_group IS NULL THEN NULL ELSE COALESCE(d.outcome, 'waiting') END
            AS outcome
   FROM {{messages}} m
@@ -97,8 +97,8 @@ WITH aside AS ({_ASIDE_SQL}), copies AS ({_COPIES_SQL}), at_groups AS (
          CASE WHEN m.part IS NOT NULL THEN m.reason
               WHEN a.cancelled_at IS NULL AND a.accepted_at IS NOT NULL THEN 'not due' END AS reason,
          m.error, IF(m.part IS NULL, a.body_bytes, m.body_bytes) AS body_bytes, m.copy,
-         m.set_aside_at, m.brought_back_at
-  FROM at_groups m FULL OUTER JOIN aside a ON a.message_id = m.message_id
+         m.long_retry_at, m.redelivered_at
+  FROM at_groups m FULL OUTER JOIN retries a ON a.message_id = m.message_id
 )
 SELECT *,
        {_ms("stored_at", "COALESCE(committed_at, born_at)")} AS store_ms,

@@ -183,7 +183,7 @@ def _has_copies(frame: ScannedFrame) -> bool:
 
 
 def _copy_rows(frame: ScannedFrame) -> Iterator[_Row]:
-    """Copies of messages that groups set aside: written once then, and once more when their time has come."""
+    """Copies for long retries: written once when a retry begins, and once more when it is due."""
     is_back = frame.header.kind in QUEUED_KINDS
     try:
         whole = parse_message_frame(bytes(frame.data), LOG_LIMITS, is_verified=True)

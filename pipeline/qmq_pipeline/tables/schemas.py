@@ -82,8 +82,8 @@ LOG: Final = Table(
         *_MESSAGE_COLUMNS,
         Column("now_due_at", "time", "of scheduled: its current due time, if it was rescheduled"),
         Column("found_crc", "long", "checksum of the bytes, if it is not `record_crc`"),
-        Column("consumer_group", "text", "of copy: the group that set the message aside"),
-        Column("ticket", "long", "of copy: identifies this time aside; the action has it too"),
+        Column("consumer_group", "text", "of copy: the group whose long retry it is"),
+        Column("ticket", "long", "of copy: identifies the long retry; the action has it too"),
         Column("copy_sequence", "long", "of copy, once it is due: its place among the copies"),
         Column("count", "long", "of lost: sequences from `sequence` on; of expired: bytes"),
         Column("kind", "text", "message, scheduled, cancelled, copy, lost or expired"),
@@ -166,7 +166,7 @@ OUTBOX: Final = Table(
 
 
 _OUTCOMES: Final = (
-    "waiting, in flight, returned, set aside, acked, dead, skipped, filtered, cancelled"
+    "waiting, in flight, returned, long retry, acked, dead, skipped, filtered, cancelled"
 )
 #: What became of one message at one group.
 _FATE_COLUMNS: Final = (
@@ -180,9 +180,9 @@ _FATE_COLUMNS: Final = (
 )
 #: The part of the log that the message is in; derived tables are stored by it, too.
 PART: Final = Column("part", "long", "number of the part of the log; -1 without a place in it")
-_ASIDE_COLUMNS: Final = (
-    Column("set_aside_at", "time", "last set aside, to come back much later"),
-    Column("brought_back_at", "time", "… and since then brought back; null until then"),
+_LONG_RETRY_COLUMNS: Final = (
+    Column("long_retry_at", "time", "when its last long retry began"),
+    Column("redelivered_at", "time", "… and its copy was released; null until then"),
 )
 DELIVERIES: Final = Table(
     name="deliveries",
@@ -195,7 +195,7 @@ DELIVERIES: Final = Table(
         Column("consumer_group", "text", "the group"),
         Column("sequence", "long", "its place in the subject"),
         *_FATE_COLUMNS,
-        *_ASIDE_COLUMNS,
+        *_LONG_RETRY_COLUMNS,
         Column("folded_to", "long", "offset of the action log up to which this is known"),
         PART,
     ),
@@ -226,7 +226,7 @@ LIFECYCLE: Final = Table(
         Column("total_ms", "double", "committed (else born, or due) to settled"),
         Column("body_bytes", "int", "length of the body"),
         Column("copy", "int", "how many of its id were stored before it; 0 for the first"),
-        *_ASIDE_COLUMNS,
+        *_LONG_RETRY_COLUMNS,
         PART,
     ),
 )

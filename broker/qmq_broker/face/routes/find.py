@@ -146,7 +146,7 @@ class Finder:
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]
     ) -> SearchResult:
-        """All places of a message; if none is left, the copies that groups set aside."""
+        """All places of a message; if none is left, the copies for long retries."""
         query = self._broker.query
         result = await self._run(lambda: query.search.by_id(message_id, count, sees))
         kept = None if result.found else query.copies.kept()

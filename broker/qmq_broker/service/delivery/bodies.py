@@ -1,7 +1,7 @@
 """Where the messages of a group are: in the queue of their subject, or as copies in the queue of
 copies.
 
-A message that was set aside comes back as a copy, because retention may have taken the original by
+A long retry delivers a copy of the message, because retention may have taken the original by
 then (`storage/logs/copies.py`). Outside this floor nobody sees the copy.
 """
 
@@ -45,7 +45,7 @@ class StoredQueue:
         return self._own.entries(first_sequence, before)
 
     def places(self, first_sequence: int, count: int) -> Sequence[Place]:
-        """The same entries, without names where nothing was set aside."""
+        """The same entries, without names where there is no long retry."""
         if self._copies:
             return self.entries(first_sequence, count)
         return self._own.places(first_sequence, count)

@@ -1,4 +1,4 @@
-"""Copies of messages that groups set aside, as they stand in the commit log.
+"""Copies of messages for long retries, as they stand in the commit log.
 
 A *copy* is a delayed message of the broker's own subject `COPIES`. Its body is one MessagePack
 array: the group, the message, the ticket (see `SetAside` in `actions.py`), and the original record
