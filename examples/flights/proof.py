@@ -35,7 +35,7 @@ _LATE_S = 86_400
 _FEW_DAYS = 10
 _NOT_COMPILED = {
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.adaptive.enabled=false "
+    "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.codegen.wholeStage=false "
     "--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
 }
 

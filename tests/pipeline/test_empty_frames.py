@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +14,6 @@ from qmq_pipeline.tables.table import KINDS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture(autouse=True)
-def _adaptive(spark: SparkSession) -> Iterator[None]:
-    """Execute as a user's session does; see `QUICK`."""
-    usual = spark.conf.get("spark.sql.adaptive.enabled") or "true"
-    spark.conf.set("spark.sql.adaptive.enabled", "true")
-    yield
-    spark.conf.set("spark.sql.adaptive.enabled", usual)
 
 
 def empty_at_run_time(spark: SparkSession, table: Table) -> DataFrame:
