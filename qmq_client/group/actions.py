@@ -171,14 +171,14 @@ class Ended(GroupAction, frozen=True, tag=16):
 
 
 class SetAside(SequencesAction, frozen=True, tag=17):
-    """Messages that waited for redelivery are away until they are brought back."""
+    """Messages that waited for redelivery begin a long retry."""
 
-    #: Identifies this absence forever.
-    ticket: int
+    #: Names this long retry; never used again.
+    retry_id: int
 
 
 class BroughtBack(GroupAction, frozen=True, tag=18):
-    """A message that was away waits again, and is read from its copy."""
+    """The long retry of a message ends: it waits for redelivery again, and is read from its copy."""
 
     #: Consume queue sequence of the message.
     sequence: int

@@ -47,7 +47,7 @@ def apply_action(state: GroupState, action: Action) -> None:
         case Purged():
             _on_purged(state, action)
         case SetAside() | BroughtBack():
-            _on_aside(state, action)
+            _on_long_retry(state, action)
         case MovedBack():
             move_back(state, action.next, action.next_copy)
         case Owned():
@@ -56,21 +56,21 @@ def apply_action(state: GroupState, action: Action) -> None:
             state.apply(action)
 
 
-def _on_aside(state: GroupState, action: SetAside | BroughtBack) -> None:
+def _on_long_retry(state: GroupState, action: SetAside | BroughtBack) -> None:
     if isinstance(action, SetAside):
         waited = state.redeliveries.take(action.first, action.next)
-        state.aside.put(waited, action.ticket)
+        state.long_retries.begin(waited, action.retry_id)
         return
-    back = state.aside.bring_back(action.sequence, action.copy, action.at_ms)
-    if back is not None:
-        state.redeliveries.add(back)
+    waiting = state.long_retries.end(action.sequence, action.copy, action.at_ms)
+    if waiting is not None:
+        state.redeliveries.add(waiting)
 
 
 def _on_sought(state: GroupState, action: Sought) -> None:
     state.give_up_all()
     state.cursor = action.sequence
     state.dead.forget_from(action.sequence)
-    copies = state.aside.copies
+    copies = state.long_retries.copies
     for sequence in [one for one in copies if one not in state.dead]:
         del copies[sequence]
 
@@ -78,19 +78,19 @@ def _on_sought(state: GroupState, action: Sought) -> None:
 def _on_purged(state: GroupState, action: Purged) -> None:
     for sequence in state.dead_between(action.first, action.next):
         del state.dead[sequence]
-        state.aside.forget_copies(sequence, sequence + 1)
+        state.long_retries.forget_copies(sequence, sequence + 1)
 
 
 def _on_skipped(state: GroupState, action: Skipped) -> None:
     waiting = state.redeliveries.take(action.first, action.next)
     for run in waiting:
-        state.aside.forget_copies(run.first, run.next)
+        state.long_retries.forget_copies(run.first, run.next)
     held_before = state.held
     if state.lanes is not None:
         in_range = [one for one, _ in state.lanes.sequences() if action.first <= one < action.next]
         given = state.given()  # what somebody is handling holds its key until its outcome
         for sequence in in_range:
-            if sequence not in given and not state.aside.holds(sequence):
+            if sequence not in given and not state.long_retries.holds(sequence):
                 state.lanes.done(sequence, sequence + 1)
     state.lost_count += sum(run.next - run.first for run in waiting)
     state.lost_count += held_before - state.held + max(0, action.next - state.cursor)
@@ -132,11 +132,14 @@ def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> boo
     """Whether `move_back` would change anything."""
     known = [state.cursor, state.dead.next_sequence]
     known += [run.next for run in state.redeliveries.runs()]
-    known += [run.next for run in state.aside.runs.runs()]
+    known += [run.next for run in state.long_retries.runs.runs()]
     known += [lease.next_sequence for _, log in state.consumers() for lease in log.leases()]
     if state.lanes is not None:
         known += [sequence + 1 for sequence, _ in state.lanes.sequences()]
-    if max(known) > next_sequence or max(state.aside.copies.values(), default=-1) >= next_copy:
+    if (
+        max(known) > next_sequence
+        or max(state.long_retries.copies.values(), default=-1) >= next_copy
+    ):
         return True
     return bool(state.dead) and any(one in state.dead for one in state.given())
 
@@ -149,9 +152,9 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
     """
     state.cursor = min(state.cursor, next_sequence)
     state.redeliveries.take(next_sequence, _BEYOND)
-    state.aside.forget(next_sequence, _BEYOND)
-    for sequence in [one for one, copy in state.aside.copies.items() if copy >= next_copy]:
-        del state.aside.copies[sequence]
+    state.long_retries.forget(next_sequence, _BEYOND)
+    for sequence in [one for one, copy in state.long_retries.copies.items() if copy >= next_copy]:
+        del state.long_retries.copies[sequence]
     state.drop_leases_beyond(next_sequence)
     state.dead.forget_from(next_sequence)
     if state.lanes is not None:

@@ -457,9 +457,9 @@ class Picker:
             first = min(first, state.lanes.ready(1)[0])
         if first >= first_sequence:
             return
-        if state.aside.copies:
+        if state.long_retries.copies:
             first = _first_original(state)
-        for gone in state.aside.without_copies(first, first_sequence):
+        for gone in state.long_retries.without_copies(first, first_sequence):
             self._skip(*gone, now_ms)
 
     def _skip(self, first: int, next_sequence: int, now_ms: int) -> None:
@@ -470,16 +470,16 @@ class Picker:
 
 def _first_original(state: GroupState) -> int:
     """The lowest sequence that would next be read from the subject's own queue."""
-    aside = state.aside
+    long_retries = state.long_retries
     needed = [state.cursor]
     for run in state.redeliveries.runs():
-        first = next(aside.without_copies(run.first, run.next), None)
+        first = next(long_retries.without_copies(run.first, run.next), None)
         if first is not None:
             needed.append(first[0])
             break
     if state.lanes is not None:
-        ready = state.lanes.ready(len(aside.copies) + 1)
-        needed += [one for one in ready if one not in aside.copies]
+        ready = state.lanes.ready(len(long_retries.copies) + 1)
+        needed += [one for one in ready if one not in long_retries.copies]
     return min(needed)
 
 

@@ -40,7 +40,6 @@ from qmq_client.group.actions import (
     Passed,
     Pulled,
 )
-from qmq_client.group.aside import Aside
 from qmq_client.group.dead_letters import EXPIRED, REJECTED, DeadLetter, DeadLetters, Pool
 from qmq_client.group.history import (
     LEASE_ENDED,
@@ -52,6 +51,7 @@ from qmq_client.group.history import (
 )
 from qmq_client.group.lanes import KeyLanes
 from qmq_client.group.leases import DEADLINE_BYTES, Deadlines, Lease, PullLog
+from qmq_client.group.long_retries import LongRetries
 from qmq_client.group.redelivery import Redelivery, RedeliveryHeap
 from qmq_client.group.settings import TagFilter, filter_of
 
@@ -97,7 +97,7 @@ class GroupState:
         self.lanes: KeyLanes | None = None
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
         #: Messages that come back later than `redeliveries` looks ahead.
-        self.aside = Aside()
+        self.long_retries = LongRetries()
         self.dead = DeadLetters(pool)
         self.acked_count = 0
         #: Messages that were given up by force before this group was done with them.
@@ -124,7 +124,7 @@ class GroupState:
         return (
             own_bytes
             + self.redeliveries.memory_bytes
-            + self.aside.memory_bytes
+            + self.long_retries.memory_bytes
             + self.dead.memory_bytes
             + lanes_bytes
         )
@@ -147,7 +147,7 @@ class GroupState:
     @property
     def waiting(self) -> int:
         """Messages that wait for their next delivery."""
-        return self.redeliveries.count + self.aside.count
+        return self.redeliveries.count + self.long_retries.count
 
     @property
     def held(self) -> int:
@@ -175,7 +175,7 @@ class GroupState:
     def given(self) -> set[int]:
         """The sequences that are in flight or wait."""
         runs = [(run.first, run.next) for run in self.redeliveries.runs()]
-        runs += [(run.first, run.next) for run in self.aside.runs.runs()]
+        runs += [(run.first, run.next) for run in self.long_retries.runs.runs()]
         for log in self._consumers.values():
             runs += [(lease.first_sequence, lease.next_sequence) for lease in log.leases()]
         return {sequence for run in runs for sequence in range(*run)}
@@ -223,7 +223,7 @@ class GroupState:
             case Acked():
                 ended = self._log(action.consumer).ack(action.first, action.next)
                 for lease in ended:
-                    self.aside.forget_copies(lease.first_sequence, lease.next_sequence)
+                    self.long_retries.forget_copies(lease.first_sequence, lease.next_sequence)
                 self.acked_count += self._after_end(action, ended, is_done=True)
             case Nacked():
                 self._on_nacked(action)
@@ -248,7 +248,7 @@ class GroupState:
     def give_up_all(self) -> None:
         """Drop all leases, redeliveries and lanes, as if nothing had ever been delivered."""
         self.redeliveries.take(0, 2**63)
-        self.aside.runs.take(0, 2**63)
+        self.long_retries.runs.take(0, 2**63)
         for log in self._consumers.values():
             log.drop_all()
         self.count_all()

@@ -58,8 +58,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Purged(*_WHERE, 4, 5),
     Ended(*_WHERE),
 )
-#: What came with messages that are set aside.
-ASIDE: Final[tuple[Action, ...]] = (
+#: Actions of long retries, which came later.
+LONG_RETRY: Final[tuple[Action, ...]] = (
     SetAside(*_WHERE, 4, 6, 3 << 32),
     BroughtBack(*_WHERE, 4, 17),
 )
@@ -89,10 +89,10 @@ def test_actions_of_groups_are_written_and_read_byte_for_byte() -> None:
     assert msgspec.msgpack.encode(ACTIONS) == data
 
 
-def test_actions_of_what_is_set_aside_are_written_and_read_byte_for_byte() -> None:
+def test_actions_of_long_retries_are_written_and_read_byte_for_byte() -> None:
     data = golden("actions_aside")
-    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == ASIDE
-    assert msgspec.msgpack.encode(ASIDE) == data
+    assert msgspec.msgpack.decode(data, type=tuple[Action, ...]) == LONG_RETRY
+    assert msgspec.msgpack.encode(LONG_RETRY) == data
 
 
 def test_actions_of_groups_that_are_moved_back_are_written_and_read_byte_for_byte() -> None:

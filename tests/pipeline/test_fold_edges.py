@@ -99,7 +99,7 @@ def test_what_the_log_lost_while_a_consumer_has_it_is_in_flight_until_it_comes_b
     assert outcomes(found) == {0: "acked", 1: "skipped", 2: "in flight"}
 
 
-def test_a_message_set_aside_a_second_time_has_not_been_brought_back() -> None:
+def test_a_second_long_retry_is_not_ended_by_the_first() -> None:
     found = folded(
         [
             DEFINED,

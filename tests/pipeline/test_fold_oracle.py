@@ -84,7 +84,7 @@ class Oracle(MemoryGroup):
                 found[one] = "returned" if one in self.replayed else "waiting"
         for run in state.redeliveries.runs():
             found |= dict.fromkeys(range(run.first, run.next), "returned")
-        for away in state.aside.runs.runs():
+        for away in state.long_retries.runs.runs():
             found |= dict.fromkeys(range(away.first, away.next), "long retry")
         for _, log in state.consumers():
             for lease in log.leases():
@@ -102,13 +102,20 @@ class History:
         self.group = Oracle(request)
         self._records: list[bytes] = []
         self._now_ms = AT_MS
-        self._tickets = itertools.count(1)
+        self._retry_ids = itertools.count(1)
 
     def go_on(self) -> None:
         """One step."""
         self._now_ms += self._draw.choice((1, 1, 10, 400))
         steps = [self._send, self._pull, self._pull, self._settle, self._settle, self._settle]
-        rare = [self._seek, self._replay, self._lose, self._set_aside, self._bring_back, self._cut]
+        rare = [
+            self._seek,
+            self._replay,
+            self._lose,
+            self._begin_long_retry,
+            self._end_long_retry,
+            self._cut,
+        ]
         self._draw.choice(steps if self._draw.random() < 0.93 else rare)()
 
     def _send(self) -> None:
@@ -168,18 +175,18 @@ class History:
         begin = first if waiting is None else min(first, waiting.first)
         end = min(begin + 3, len(self._records))
         if begin < end:
-            for gone in self.group.state.aside.without_copies(begin, end):
+            for gone in self.group.state.long_retries.without_copies(begin, end):
                 self.group.write([Skipped(*where, *gone)])
 
-    def _set_aside(self) -> None:
+    def _begin_long_retry(self) -> None:
         runs = list(self.group.state.redeliveries.runs())
         if runs:
             run = self._draw.choice(runs)
             where = (self._now_ms, SUBJECT, GROUP)
-            self.group.write([SetAside(*where, run.first, run.next, next(self._tickets))])
+            self.group.write([SetAside(*where, run.first, run.next, next(self._retry_ids))])
 
-    def _bring_back(self) -> None:
-        runs = list(self.group.state.aside.runs.runs())
+    def _end_long_retry(self) -> None:
+        runs = list(self.group.state.long_retries.runs.runs())
         if runs:
             run, copy = self._draw.choice(runs), self._draw.choice((None, 7))
             self.group.write([BroughtBack(self._now_ms, SUBJECT, GROUP, run.first, copy)])

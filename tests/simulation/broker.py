@@ -59,7 +59,7 @@ _WINDOW_IDS_BY_FORCE: Final = 4
 #: room above: then it asks again soon.
 RESERVE_BYTES: Final = 8_192
 ROOM_BYTES: Final = RESERVE_BYTES + 2_000
-#: What comes again later than this is set aside, where handlers wish for it.
+#: Redeliveries later than this are long retries, where handlers ask for them.
 _HORIZON_MS: Final = 1_500
 _TICK_US: Final = 100 * MS
 _IDLE_US: Final = 500 * MS

@@ -114,9 +114,7 @@ BUGS: dict[str, Bug] = {
     "a broadcast's consumers are forgotten": Bug(
         broker.consumers_of_a_broadcast_go_at_once, with_group(Kind.CROWD)
     ),
-    "set aside for ever": Bug(
-        broker.what_is_set_aside_stays_there, lambda plan: plan.has_long_waits
-    ),
+    "long retries never end": Bug(broker.long_retries_never_end, lambda plan: plan.has_long_waits),
     "read-only takes messages": Bug(
         broker.a_read_only_broker_takes_messages, with_trouble(Trouble.READ_ONLY)
     ),

@@ -22,8 +22,8 @@ from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.needed_log import NeededLog
 from qmq_broker.service.delivery.registry import Group, Groups
 from qmq_broker.service.intake import Intake
+from qmq_broker.service.long_retries import LongRetryScheduler
 from qmq_broker.service.serving import ServingState
-from qmq_broker.service.setting_aside import SettingAside
 from qmq_broker.storage import keepers
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.ids.window import DedupeWindow
@@ -244,9 +244,9 @@ def consumers_of_a_broadcast_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Groups, "_idle_ms", lambda self, request: min(200, idle_ms(self, request)))
 
 
-def what_is_set_aside_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SettingAside, "bring_back", lambda self, now_ms: True)
-    monkeypatch.setattr(SettingAside, "_do_without", lambda self, *times: None)
+def long_retries_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LongRetryScheduler, "redeliver", lambda self, now_ms: True)
+    monkeypatch.setattr(LongRetryScheduler, "_redeliver_originals", lambda self, *times: None)
 
 
 def a_read_only_broker_takes_messages(monkeypatch: pytest.MonkeyPatch) -> None:

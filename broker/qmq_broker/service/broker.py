@@ -24,11 +24,11 @@ from qmq_broker.service.indexer import Indexer
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.service.long_retries import LongRetryScheduler, SteadyTime
 from qmq_broker.service.measures import Measures
 from qmq_broker.service.query import Query
 from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
-from qmq_broker.service.setting_aside import SettingAside, SteadyTime
 from qmq_broker.service.subject_removal import SubjectRemoval
 from qmq_broker.service.writer import CommitWriter, OnDone
 from qmq_broker.storage.files.beside import in_a_thread
@@ -105,7 +105,7 @@ class Broker:
         self._indexer = Indexer(store, clock)
         self.delayed = Delayed(store, self.writer, clock, settings.limits, post=post)
         self.keeping = Keeping(store, self.writer)
-        self.setting_aside = SettingAside(
+        self.long_retries = LongRetryScheduler(
             store, self.delivery, self.writer, self.time, settings.limits, self.delayed
         )
         self._housekeeping = _housekeeping(
@@ -132,7 +132,7 @@ class Broker:
         Call it again and again, in the loop thread.
         """
         now_ms = self.time.now_ms()
-        self.setting_aside.step(now_ms)
+        self.long_retries.step(now_ms)
         self.delivery.step(now_ms)
         self._housekeeping.step(now_ms)
 

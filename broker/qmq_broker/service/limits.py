@@ -83,8 +83,8 @@ class ServiceLimits:
     #: Bytes of the records in one frame of the broker's own, of releases or of copies for long
     #: retries; a longer record gets a frame to itself.
     own_frame_bytes: int = 1024 * 1024
-    #: Long retries of one group; the excess waits as if it came sooner.
-    aside_per_group: int = 1_000_000
+    #: Long retries of one group; the excess waits in the redelivery heap.
+    long_retries_per_group: int = 1_000_000
     #: Highest `max_attempts` of a group.
     attempts: int = 1_000
     #: Messages and bytes in the answer to one pull.

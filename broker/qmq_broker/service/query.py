@@ -1,6 +1,6 @@
 """Answers about a running broker: subjects, groups, dead letters, messages. Read-only.
 
-Finding a message of which only copies are left: groups set it aside, retention took the
+Finding a message of which only copies are left: it is in a long retry, retention took the
 original.
 
 A copy has an id of its own, so the copies themselves are read: those that wait among the delayed
@@ -348,7 +348,7 @@ class Query:
             lag=behind + state.held,
             in_flight=state.in_flight,
             redelivery=state.waiting,
-            long_retries=state.aside.count,
+            long_retries=state.long_retries.count,
             dead=len(state.dead),
             consumers=sum(log.is_there(now_ms - SEEN_MS) for _, log in state.consumers()),
             max_attempts=state.max_attempts,
@@ -374,10 +374,10 @@ READ_BYTES_MAX: Final = 256 * 1024 * 1024
 class Kept(NamedTuple):
     """What groups hold as copies at this moment."""
 
-    #: Sequences, in the queue of copies, of those that came back.
-    back: tuple[int, ...]
-    #: Whether any are still away.
-    is_any_away: bool
+    #: Sequences, in the queue of copies, of those whose long retry has ended.
+    released: tuple[int, ...]
+    #: Whether any are still in a long retry.
+    is_any_waiting: bool
 
 
 class FoundCopy(NamedTuple):
@@ -385,8 +385,8 @@ class FoundCopy(NamedTuple):
 
     copy: Copy
     found: FoundRecord
-    #: Sequence in the queue of copies; None for one that is away.
-    back: int | None
+    #: Sequence in the queue of copies; None during the long retry.
+    released: int | None
 
 
 class CopySearch:
@@ -398,10 +398,10 @@ class CopySearch:
 
     def kept(self) -> Kept | None:
         """What there is to look through; None for nothing. In the loop."""
-        asides = [state.aside for state in self._delivery.groups()]
-        back = tuple(sorted({copy for aside in asides for copy in aside.copies.values()}))
-        is_any_away = any(aside.count for aside in asides)
-        return Kept(back, is_any_away) if back or is_any_away else None
+        known = [state.long_retries for state in self._delivery.groups()]
+        ended = tuple(sorted({copy for one in known for copy in one.copies.values()}))
+        is_any_waiting = any(one.count for one in known)
+        return Kept(ended, is_any_waiting) if ended or is_any_waiting else None
 
     def by_id(self, message_id: bytes, kept: Kept) -> tuple[list[FoundCopy], bool]:
         """Copies of this message, and whether all were looked at. In any thread.
@@ -412,7 +412,7 @@ class CopySearch:
         found: list[FoundCopy] = []
         damage: list[CorruptionError] = []
         room_bytes = READ_BYTES_MAX
-        for back, place, record in self._records(kept, damage.append):
+        for released, place, record in self._records(kept, damage.append):
             room_bytes -= len(record)
             if room_bytes < 0:
                 return found, False
@@ -424,36 +424,36 @@ class CopySearch:
             except (CorruptionError, ProtocolError):  # its group gets the message without it
                 continue
             one = FoundRecord(copy.subject, copy.sequence, place, born_at_ms, copy.record)
-            found.append(FoundCopy(copy, one, back))
+            found.append(FoundCopy(copy, one, released))
         return found, not damage
 
     def still_kept(self, found: list[FoundCopy]) -> list[FoundRecord]:
         """Each message once, if its group still has the copy. In the loop."""
         messages: dict[tuple[str, int], FoundRecord] = {}
-        for copy, record, back in found:
+        for copy, record, released in found:
             state = self._delivery.group(copy.subject, copy.group)
             if state is None:
                 continue
-            aside = state.aside
-            is_back = back is not None and aside.copies.get(copy.sequence) == back
-            if is_back or aside.is_away(copy.sequence, copy.ticket):
+            known = state.long_retries
+            has_ended = released is not None and known.copies.get(copy.sequence) == released
+            if has_ended or known.is_in(copy.sequence, copy.retry_id):
                 messages[copy.subject, copy.sequence] = record
         return list(messages.values())
 
     def _records(
         self, kept: Kept, on_damage: Callable[[CorruptionError], None]
     ) -> Iterator[tuple[int | None, int, bytes]]:
-        """Sequence in the queue of copies if it came back, place, and record of each copy."""
+        """Sequence in the queue of copies if it was released, place, and record of each copy."""
         queue = self._store.queue(COPIES)
-        for back in kept.back:
-            entries = [] if queue is None else queue.entries(back, 1)
+        for released in kept.released:
+            entries = [] if queue is None else queue.entries(released, 1)
             try:
                 for record in self._store.read_records(entries, subject=COPIES):
-                    yield back, entries[0].physical_offset, record
+                    yield released, entries[0].physical_offset, record
             except CorruptionError:
                 continue
         schedule = self._store.schedule
-        for bucket, next_sequence, pending in schedule.states() if kept.is_any_away else ():
+        for bucket, next_sequence, pending in schedule.states() if kept.is_any_waiting else ():
             if not pending:
                 continue
             for columns in schedule.columns(bucket, 0, next_sequence, on_damage=on_damage):

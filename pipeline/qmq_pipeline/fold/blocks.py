@@ -25,7 +25,9 @@ OUTCOMES: Final = (
     "waiting",
     "long retry",
 )
-NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, LONG_RETRY = range(len(OUTCOMES))
+NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, LONG_RETRY = range(
+    len(OUTCOMES)
+)
 _OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, LONG_RETRY)
 #: What retention deletes by force: not what a consumer has in hand, nor what has a copy.
 _DELETED: Final = (NONE, RETURNED, WAITING)

@@ -211,7 +211,7 @@ def _copy(record: bytes) -> _Row:
         "subject": copy.subject,
         "consumer_group": copy.group,
         "sequence": copy.sequence,
-        "ticket": copy.ticket,
+        "ticket": copy.retry_id,
         "due_at": None if of_copy.due_at_ms is None else _time(of_copy.due_at_ms),
     }
 

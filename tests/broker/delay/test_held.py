@@ -15,8 +15,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.commands.delayed import delayed
 from qmq_client.wire.frame import FrameKind
-from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig
+from tests.broker.delay.long_retry_rig import MONTH_MS, LongRetryRig
 from tests.broker.delay.test_lost_copies import WAITED_MS, copied
 from tests.broker.delay.test_shifted_clock import HOUR_MS as REAL_HOUR_MS
 from tests.broker.delay.test_shifted_clock import SERVE_SHIFTED, send, status, stored
@@ -235,9 +235,9 @@ def test_D3_more_damaged_copies_than_are_named_at_once_are_all_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts, "DAMAGED_MAX", 3)
-    rig = AsideRig.forgetful(tmp_path)
+    rig = LongRetryRig.forgetful(tmp_path)
     bodies = [b"bad %d" % number for number in range(10)]
-    rig.put_away(*bodies)
+    rig.start_long_retries(*bodies)
     copied(rig)
     for path in rig.directory.glob("schedule/*/*"):
         path.write_bytes(path.read_bytes().replace(b"bad ", b"worse"[:4]))

@@ -13,8 +13,8 @@ from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.limits import SUBJECTS_PER_FRAME_MAX
-from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
 from tests.broker.delay.delay_rig import FORGETFUL, HOUR_MS, DelayRig, delayed_frame
+from tests.broker.delay.long_retry_rig import MONTH_MS, LongRetryRig
 from tests.broker.delay.test_held import spoil_marks
 from tests.broker.service.rig import Rig, new_ids
 
@@ -98,8 +98,8 @@ def test_D3_what_could_not_be_read_for_want_of_a_file_is_released_later(
 def test_D3_a_copy_whose_release_is_refused_for_long_is_not_taken_for_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = AsideRig(tmp_path, **FORGETFUL)
-    rig.put_away(b"away")
+    rig = LongRetryRig(tmp_path, **FORGETFUL)
+    rig.start_long_retries(b"away")
     rig.let_segments_go()
     releaser = rig.broker.delayed.releaser
 

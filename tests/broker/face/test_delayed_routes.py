@@ -16,8 +16,8 @@ from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.states import DelayedState
 from qmq_client.wire.names import COPIES
-from tests.broker.delay.aside_rig import AsideRig
 from tests.broker.delay.delay_rig import HOUR_MS, DelayRig, delayed_frame
+from tests.broker.delay.long_retry_rig import LongRetryRig
 from tests.broker.face.asgi import Client, Reply
 from tests.broker.face.delayed import cancel, ids_of
 from tests.broker.service.rig import make_frame, new_ids
@@ -290,8 +290,8 @@ def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_told(rig: DelayRig)
 
 
 def test_D3_a_copy_that_a_group_waits_for_is_neither_taken_back_nor_put_off(tmp_path: Path) -> None:
-    rig = AsideRig(tmp_path)
-    rig.put_away(b"a")
+    rig = LongRetryRig(tmp_path)
+    rig.start_long_retries(b"a")
     client = Client(rig)
     (listed,) = client.get("/v1/delayed").json["delayed"]
     assert listed["subject"] == COPIES

@@ -1,4 +1,4 @@
-"""A message that was set aside is found by its id when only its copy is left, until its group is done with it."""
+"""A message in a long retry is found by its id when only its copy is left, until its group is done with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq_broker.service import query
-from tests.broker.delay.aside_rig import DAY_MS, MONTH_MS, AsideRig
+from tests.broker.delay.long_retry_rig import DAY_MS, MONTH_MS, LongRetryRig
 from tests.broker.delay.test_held import spoil_marks
 from tests.broker.delay.test_lost_copies import copied
 from tests.broker.face.asgi import Client
@@ -20,8 +20,8 @@ PULL = {"subject": SUBJECT, "group": GROUP, "consumer": "one"}
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[AsideRig]:
-    made = AsideRig.forgetful(tmp_path)
+def rig(tmp_path: Path) -> Iterator[LongRetryRig]:
+    made = LongRetryRig.forgetful(tmp_path)
     made.submit(make_frame([b"far"], ids=iter([MESSAGE_ID])))
     made.commit()
     made.settle(made.pull().nack(MONTH_MS, "not before spring"))
@@ -30,14 +30,14 @@ def rig(tmp_path: Path) -> Iterator[AsideRig]:
     made.close()
 
 
-def shown(rig: AsideRig) -> dict[str, Any]:
+def shown(rig: LongRetryRig) -> dict[str, Any]:
     answer = Client(rig).get(f"/v1/messages?id={MESSAGE_ID.hex()}")
     assert answer.status == 200
     found: dict[str, Any] = answer.json
     return found
 
 
-def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: AsideRig) -> None:
+def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: LongRetryRig) -> None:
     (original,) = shown(rig)["messages"]
     rig.let_segments_go()
     assert rig.store.search.by_id(MESSAGE_ID, 1).found == []
@@ -64,14 +64,14 @@ def test_a_message_of_which_only_the_copy_is_left_is_found_by_its_id(rig: AsideR
     assert shown(rig)["messages"] == []
 
 
-def test_the_copy_of_a_group_that_is_no_more_is_not_shown(rig: AsideRig) -> None:
+def test_the_copy_of_a_group_that_is_no_more_is_not_shown(rig: LongRetryRig) -> None:
     rig.let_segments_go()
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
     assert shown(rig)["messages"] == []
 
 
 def test_a_search_through_too_many_copies_says_so(
-    rig: AsideRig, monkeypatch: pytest.MonkeyPatch
+    rig: LongRetryRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.let_segments_go()
     monkeypatch.setattr(query, "READ_BYTES_MAX", 10)
@@ -80,7 +80,7 @@ def test_a_search_through_too_many_copies_says_so(
 
 
 def test_a_search_beside_a_damaged_list_of_delayed_messages_says_that_it_is_not_complete(
-    rig: AsideRig,
+    rig: LongRetryRig,
 ) -> None:
     rig.let_segments_go()
     copied(rig)

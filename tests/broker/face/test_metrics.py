@@ -187,7 +187,7 @@ def test_delayed_messages_are_told(client: Client) -> None:
     assert found["delayed_late_seconds_sum",] == pytest.approx(0.03)
 
 
-def test_what_is_set_aside_is_told_with_its_group_and_as_nothing_else(client: Client) -> None:
+def test_long_retries_are_counted_for_their_group_and_as_nothing_else(client: Client) -> None:
     rig = client.rig
     rig.send(b"x")
     rig.settle(rig.pull().nack(delay_ms=24 * 3_600_000))

@@ -21,7 +21,7 @@ SMALL: Final = {
     "in_flight_per_consumer": 10,
     "unsettled_per_group": 20,
     "dead_letters_per_group": 8,
-    "aside_per_group": 5,
+    "long_retries_per_group": 5,
     "pull_messages": 20,
     "pull_bytes": 2_000,
     "settlement_ranges": 10,

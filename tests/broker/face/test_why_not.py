@@ -89,7 +89,7 @@ def test_a_retry_is_told(rig: Rig, client: Client, delay_ms: int, why: str) -> N
     rig.settle(rig.pull().nack(delay_ms=delay_ms, error="ConnectionError"))
     for _ in range(3):
         rig.pass_ms(1_000)
-        rig.broker.setting_aside.step(rig.now_ms)
+        rig.broker.long_retries.step(rig.now_ms)
     text = told(rig, wanted)
     assert text.count(why) == 2
     assert "ConnectionError" in text

@@ -10,7 +10,7 @@ from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_client.group.queue import Place
 from qmq_client.wire.names import COPIES
-from tests.broker.delay.aside_rig import MONTH_MS, AsideRig
+from tests.broker.delay.long_retry_rig import MONTH_MS, LongRetryRig
 from tests.broker.service.retaining import HOUR_MS, LONG_MS, RETAINING, send
 from tests.broker.service.rig import SUBJECT, Rig
 
@@ -57,8 +57,8 @@ def test_C3_leases_end_while_the_queue_of_another_subject_cannot_be_read(
 def test_C3_D3_leases_end_while_the_queue_of_copies_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = AsideRig(tmp_path / "data")
-    rig.put_away(b"away")
+    rig = LongRetryRig(tmp_path / "data")
+    rig.start_long_retries(b"away")
     rig.clock.pass_ms(MONTH_MS)
     rig.release()
     damage(monkeypatch, COPIES)

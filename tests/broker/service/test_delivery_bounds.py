@@ -42,18 +42,18 @@ def test_C12_an_ordered_group_forgets_what_it_came_to_behind_the_durable_end(rig
     assert (state.cursor, state.held, state.in_flight) == (1, 0, 1)
 
 
-def test_C12_dead_letters_and_what_is_away_behind_the_durable_end_are_forgotten(rig: Rig) -> None:
+def test_C12_dead_letters_and_long_retries_after_the_durable_end_are_forgotten(rig: Rig) -> None:
     """What is stored there next is something else."""
     rig.send(*[b"%d" % number for number in range(4)])
     rig.settle(rig.pull(max_messages=2).reject())
     rig.settle(rig.pull(max_messages=2).nack(delay_ms=3_600_000))
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
-    state.aside.put(state.redeliveries.take(2, 4), ticket=1)
+    state.long_retries.begin(state.redeliveries.take(2, 4), retry_id=1)
     left = []
     for next_sequence in (3, 1):
         move_back(state, next_sequence, 0)
-        left.append((sorted(state.dead), state.aside.count))
+        left.append((sorted(state.dead), state.long_retries.count))
     assert left == [([0, 1], 1), ([0], 0)]
 
 

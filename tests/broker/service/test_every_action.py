@@ -32,7 +32,7 @@ from tests.broker.delay.delay_rig import DelayRig
 from tests.broker.service.rig import GROUP, SUBJECT, Given
 
 STEPS = 60
-#: What comes back later than the horizon is set aside.
+#: Redeliveries after this are long retries.
 #: All dead letters but those used last are in files.
 LIMITS = ServiceLimits(redelivery_horizon_ms=2_000, dead_letters_memory_bytes=1)
 FAR_MS = 2_500
@@ -103,7 +103,7 @@ class Life:
 
     def pass_time(self) -> None:
         self.rig.pass_ms(self.source.choice([1, 500, 1_500]))
-        self.rig.broker.setting_aside.step(self.rig.now_ms)
+        self.rig.broker.long_retries.step(self.rig.now_ms)
         self.rig.release()
 
     def is_there(self) -> bool:
@@ -159,10 +159,12 @@ def places(state: GroupState) -> dict[str, set[int]]:
         "out": {n for one in leases for n in range(one.first_sequence, one.next_sequence)},
         "waiting": {n for one in state.redeliveries.runs() for n in range(one.first, one.next)},
         "dead": set(state.dead),
-        "away": {n for one in state.aside.runs.runs() for n in range(one.first, one.next)},
+        "long retries": {
+            n for one in state.long_retries.runs.runs() for n in range(one.first, one.next)
+        },
     }
     lanes = set() if state.lanes is None else {one for one, _ in state.lanes.sequences()}
-    found["held"] = lanes - found["out"] - found["waiting"] - found["away"]
+    found["held"] = lanes - found["out"] - found["waiting"] - found["long retries"]
     assert len(found["held"]) == state.held
     return found
 
@@ -172,7 +174,7 @@ def check_counts(state: GroupState) -> None:
     assert state._logs_bytes == sum(log.memory_bytes for _, log in state.consumers())
     letters = [msgspec.msgpack.encode(one) for one in state.dead.values()]
     assert state.dead.encoded_bytes == sum(map(len, letters))
-    for runs in (state.redeliveries._runs, state.aside.runs._runs):
+    for runs in (state.redeliveries._runs, state.long_retries.runs._runs):
         assert runs.memory_bytes == sum(run.memory_bytes for run in runs)
     for _, log in state.consumers():
         assert log.leases().memory_bytes == sum(lease.memory_bytes for lease in log.leases())
@@ -257,7 +259,7 @@ def move_back_to_each(actions: Sequence[Action], cursor: int, now_ms: int) -> No
         assert state.cursor <= next_sequence
         known = set().union(*places(state).values())
         assert not known or max(known) < next_sequence
-        assert not state.aside.copies
+        assert not state.long_retries.copies
         snapshot = encode_groups([state], now_ms)
         again = groups_at_end(None, [*actions, action], now_ms).groups
         assert comparable(again) == comparable(groups_at_end(snapshot, [], now_ms).groups)

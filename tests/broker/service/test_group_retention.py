@@ -161,7 +161,7 @@ def test_B12_a_dead_letter_holds_the_log_back_up_to_the_last_moment_of_its_time(
     died_ms = state.dead[0].at_ms
     assert first_needed(state, died_ms) == 0
     assert first_needed(state, died_ms + 1) == state.cursor == 1
-    state.aside.copies[0] = 7  # as when it had been away before it died
+    state.long_retries.copies[0] = 7  # as after a long retry
     assert first_needed(state, died_ms) == 1
     assert first_copy(state, died_ms) == 7
     assert first_copy(state, died_ms + 1) is None

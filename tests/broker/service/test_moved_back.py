@@ -112,5 +112,5 @@ def test_C12_copies_that_the_log_lost_are_forgotten_and_the_originals_are_delive
     rig.restart()
     state = rig.broker.delivery.group(SUBJECT, GROUP)
     assert state is not None
-    assert state.aside.copies == {}
+    assert state.long_retries.copies == {}
     assert rig.pull().bodies == [b"a", b"b"]

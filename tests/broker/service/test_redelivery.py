@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq_client.group.aside import AsideRun
 from qmq_client.group.history import LEASE_ENDED
+from qmq_client.group.long_retries import LongRetryRun
 from qmq_client.group.redelivery import SUSPECT_AFTER, Redelivery, RedeliveryHeap
 from qmq_client.wire.backoff import ExponentialBackoff
 
@@ -72,19 +72,19 @@ def test_B10_suspects_are_due_apart_and_in_order_and_what_was_taken_leaves_no_en
     assert (len(times), heap.next_suspect_ms(), heap.next_due_ms()) == (200, None, 100)
 
 
-def test_a_suspect_that_is_away_is_due_like_the_others() -> None:
-    away: RedeliveryHeap[AsideRun] = RedeliveryHeap()
-    away.add(
-        AsideRun(
+def test_a_suspect_in_a_long_retry_is_due_like_the_others() -> None:
+    waiting: RedeliveryHeap[LongRetryRun] = RedeliveryHeap()
+    waiting.add(
+        LongRetryRun(
             first=1,
             next=2,
-            ticket=7,
+            retry_id=7,
             retry_at_ms=100,
             error=LEASE_ENDED,
             attempts=SUSPECT_AFTER,
         )
     )
-    assert [found.first for found in away.due(100, 10)] == [1]
+    assert [found.first for found in waiting.due(100, 10)] == [1]
 
 
 def test_a_message_that_is_no_suspect_any_more_is_among_the_others() -> None:

@@ -75,7 +75,7 @@ class HotRoutes:
         self._authenticator = authenticator
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
-        self._one_aside = asyncio.Lock()
+        self._thread_lock = asyncio.Lock()
         self._faults = Repeats()
 
     async def serve(self, work: _Work, http: RequestResponse) -> None:
@@ -117,7 +117,7 @@ class HotRoutes:
             data = await http.body(body_bytes_max, share)
             message_ids: tuple[str, ...] = ()
             if encoding is Encoding.JSON:
-                data, message_ids = await self._aside(len(data), partial(self._frame_of, data))
+                data, message_ids = await self._off_loop(len(data), partial(self._frame_of, data))
             durable: Outcome[Placed] = Outcome()
             may_send = partial(check_subject, http.scope)
             owner = head.caller.owner
@@ -157,7 +157,7 @@ class HotRoutes:
             if reply is Encoding.FRAME:
                 body = build_deliveries(given.head, given.records.lengths, given.records.parts)
             else:
-                body = await self._aside(given_bytes, partial(deliveries_to_json, given))
+                body = await self._off_loop(given_bytes, partial(deliveries_to_json, given))
         # The answer may wait long for its reader: one copy of the messages is enough.
         del given
         with self._room.answer(len(body), http.scope), self._room.waiting():
@@ -189,13 +189,13 @@ class HotRoutes:
         )
         with self._room.body(head.content_bytes or 0) as share:
             data = await http.body(body_bytes_max, share)
-            return await self._aside(len(data), partial(decode, encoding, data, kind))
+            return await self._off_loop(len(data), partial(decode, encoding, data, kind))
 
-    async def _aside(self, data_bytes: int, work: Callable[[], T]) -> T:
+    async def _off_loop(self, data_bytes: int, work: Callable[[], T]) -> T:
         """Do work on data of this length: at once if it is short, else in a thread, one at a time."""
         if data_bytes <= _IN_LOOP_BYTES_MAX:
             return work()
-        async with self._one_aside:
+        async with self._thread_lock:
             return await asyncio.to_thread(work)
 
     async def _wait(

@@ -113,7 +113,7 @@ class Reading:
             groups=list(_groups(broker, now_ms)),
             delayed=delayed,
             delayed_pending=_bounded(delayed.subjects),
-            lost_copies=broker.setting_aside.lost_copies,
+            lost_copies=broker.long_retries.lost_copies,
             log_lines_dropped=dropped_lines(),
             keepers=broker.keeping.statuses(now_ms),
             late_s=(late, counts.late_sum_ms / 1000),

@@ -21,8 +21,8 @@ and nothing after it. What arrives after it is found by a later load, and if the
 moving the point back drops the excess. So memory is bounded, however many messages one bucket
 holds.
 
-A load covers the messages known when it began (frozen sequences). Arrivals during the load are put
-aside and checked when the point has moved: none is lost, and none is here twice except for a race
+A load covers the messages known when it began (frozen sequences). Arrivals during the load are kept
+apart and checked when the point has moved: none is lost, and none is here twice except for a race
 that the writer settles.
 """
 

@@ -28,7 +28,7 @@ class StoredQueue:
     def __init__(self, store: Store, state: GroupState, queue: ConsumeQueue) -> None:
         self._store, self._state = store, state
         self._own = queue
-        self._copies = state.aside.copies
+        self._copies = state.long_retries.copies
         self._copy_queue = store.queue(COPIES) if self._copies else None
         self.first_sequence = queue.first_sequence
         self.next_sequence = queue.next_sequence
@@ -74,7 +74,7 @@ def group_queue(store: Store, state: GroupState) -> StoredQueue | None:
 def read_messages(store: Store, state: GroupState, entries: Sequence[Place]) -> Records:
     """The records of these entries of a `StoredQueue`, copies unpacked; raises `CorruptionError`."""
     subject = state.subject
-    if not state.aside.copies:
+    if not state.long_retries.copies:
         return store.read_together(entries, subject=subject)
     own = [entry for entry in entries if not isinstance(entry, _CopyEntry)]
     copied = [entry for entry in entries if isinstance(entry, _CopyEntry)]

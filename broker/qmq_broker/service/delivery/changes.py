@@ -154,7 +154,7 @@ class Changes:
     def _first_there(self, state: GroupState) -> int:
         """No message of the group below this exists and stays; a lower one where it has copies."""
         queue = self._store.queue(state.subject)
-        if queue is None or state.aside.copies:
+        if queue is None or state.long_retries.copies:
             return 0
         return queue.sequence_at(self._store.retention.spared_offset)
 

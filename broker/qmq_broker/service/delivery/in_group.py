@@ -108,7 +108,7 @@ def _why(
         return Why.KEY
     if found.state is MessageState.NOT_YET:
         return Why.BEFORE if sequence > state.cursor else Why.NOTHING
-    if state.aside.runs.at(sequence) is not None:
+    if state.long_retries.runs.at(sequence) is not None:
         return Why.LONG_RETRY
     return Why.RETRY if found.at_ms > now_ms else Why.NOTHING
 
@@ -127,7 +127,7 @@ def _found_in(state: GroupState, sequence: int) -> MessageInGroup:
             error=dead.error,
             history=past(dead.history),
         )
-    for run in (*state.redeliveries.runs(), *state.aside.runs.runs()):
+    for run in (*state.redeliveries.runs(), *state.long_retries.runs.runs()):
         if run.first <= sequence < run.next:
             return MessageInGroup(
                 group=state.group,

@@ -55,7 +55,7 @@ class NeededLog:
         """The first sequence that the group needs of its subject, and of its copies."""
         there = self._first_sequence(state.subject)
         yield state.subject, first_needed(state, dead_since_ms, there)
-        if state.aside.copies:
+        if state.long_retries.copies:
             copy = first_copy(state, dead_since_ms, self._first_sequence(COPIES))
             if copy is not None:
                 yield COPIES, copy
@@ -75,10 +75,10 @@ def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0)
     """The lowest sequence of its subject that this group may still be given.
 
     Dead letters count if they died at or after `dead_since_ms`, because they can be replayed.
-    Messages that are away, or came back as copies, do not count, nor do those below
+    Messages in a long retry, or read from copies after one, do not count, nor do those below
     `first_sequence`: they were given up by force.
     """
-    copies = state.aside.copies
+    copies = state.long_retries.copies
     waiting = (run for run in state.redeliveries.runs() if run.next > first_sequence)
     ranges = [(run.first, run.next) for run in (waiting if copies else islice(waiting, 1))]
     ranges += [
@@ -91,12 +91,12 @@ def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0)
     ]
     needed = [max(state.cursor, first_sequence)]
     if copies:
-        needed += [one for run in left for one, _ in state.aside.without_copies(*run)]
+        needed += [one for run in left for one, _ in state.long_retries.without_copies(*run)]
     else:
         needed += [first for first, _ in left]
     if state.lanes is not None:
         keyed = (one for one, _ in state.lanes.sequences() if one >= first_sequence)
-        needed += [one for one in keyed if not state.aside.holds(one)]
+        needed += [one for one in keyed if not state.long_retries.holds(one)]
     dead = state.dead.first_since(dead_since_ms, without=copies, first_sequence=first_sequence)
     if dead is not None:
         needed.append(dead)
@@ -108,7 +108,7 @@ def first_copy(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -
 
     Copies below `first_sequence` were given up by force.
     """
-    dead, copies = state.dead, state.aside.copies
+    dead, copies = state.dead, state.long_retries.copies
     if not copies:
         return None
     needed = [

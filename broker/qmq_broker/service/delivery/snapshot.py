@@ -24,10 +24,10 @@ from qmq_broker.storage.files.small_file import decode_whole, unknown_content
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_client.group.actions import Action, Ended, GroupDefined, GroupSettings, Owned, SetAside
 from qmq_client.group.apply import apply_action, new_state
-from qmq_client.group.aside import AsideRun
 from qmq_client.group.dead_letters import DeadLetter, DeadLetters, Page, Pool, letters_of, page_of
 from qmq_client.group.history import Attempt
 from qmq_client.group.leases import Lease
+from qmq_client.group.long_retries import LongRetryRun
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.state import GroupState
 
@@ -73,8 +73,8 @@ class WaitingImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     untried: int = 0
 
 
-class AsideImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """See `AsideRun`."""
+class LongRetryImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """See `LongRetryRun`."""
 
     first: int
     next: int
@@ -82,13 +82,13 @@ class AsideImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     retry_at_ms: int
     error: str
     history: tuple[Attempt, ...]
-    ticket: int
+    retry_id: int
     untried: int = 0
 
 
 #: What stands in an image, from the value of which it is one.
-_LEASE, _WAITING, _ASIDE = (
-    attrgetter(*kind.__struct_fields__) for kind in (LeaseImage, WaitingImage, AsideImage)
+_LEASE, _WAITING, _LONG_RETRY = (
+    attrgetter(*kind.__struct_fields__) for kind in (LeaseImage, WaitingImage, LongRetryImage)
 )
 
 
@@ -111,9 +111,8 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     expired_count: int = 0
     #: Sequence and key of messages that an ordered group has reached and is not done with.
     keyed: tuple[tuple[int, int], ...] = ()
-    #: What is away.
-    aside: tuple[AsideImage, ...] = ()
-    #: Sequence and copy of what came back.
+    long_retries: tuple[LongRetryImage, ...] = ()
+    #: Sequence and copy of each message whose long retry has ended.
     copies: tuple[tuple[int, int], ...] = ()
     seen_ms: int = 0
     owner: str = ""
@@ -243,8 +242,10 @@ def _image(state: GroupState, pages: int) -> GroupImage:
         is_paused=state.is_paused,
         expired_count=state.expired_count,
         keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
-        aside=tuple(AsideImage(*_ASIDE(run)) for run in state.aside.runs.runs()),
-        copies=tuple(state.aside.copies.items()),
+        long_retries=tuple(
+            LongRetryImage(*_LONG_RETRY(run)) for run in state.long_retries.runs.runs()
+        ),
+        copies=tuple(state.long_retries.copies.items()),
         seen_ms=state.seen_ms,
         owner=state.owner,
         pages=pages,
@@ -280,9 +281,9 @@ def _state(image: GroupImage, shift_ms: int, pool: Pool | None) -> GroupState:
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
     state.count_all()
-    for away in image.aside:  # not moved: their copies are not
-        state.aside.runs.add(AsideRun(**msgspec.structs.asdict(away)))
-    state.aside.copies.update(image.copies)
+    for run in image.long_retries:  # not moved: their copies are not
+        state.long_retries.runs.add(LongRetryRun(**msgspec.structs.asdict(run)))
+    state.long_retries.copies.update(image.copies)
     if image.keyed:
         state.restore_lanes(image.keyed)
     return state
@@ -335,7 +336,7 @@ def groups_at_end(
         apply_action(state, _not_in_future(action, now_ms))
         if isinstance(action, SetAside) and action.at_ms > now_ms:
             # Their copies stay due when they were: delayed messages follow the clock as it is.
-            state.aside.put_off(action.first, action.next, action.at_ms - now_ms)
+            state.long_retries.put_off(action.first, action.next, action.at_ms - now_ms)
     return AtEnd(list(groups.values()), owners, count)
 
 

@@ -1,7 +1,7 @@
 """Copies of messages for long retries, as they stand in the commit log.
 
 A *copy* is a delayed message of the broker's own subject `COPIES`. Its body is one MessagePack
-array: the group, the message, the ticket (see `SetAside` in `actions.py`), and the original record
+array: the group, the message, the retry's id (see `SetAside` in `actions.py`), and the original record
 as its producer made it.
 """
 
@@ -29,7 +29,7 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
     group: str
     #: Sequence of the original.
     sequence: int
-    ticket: int
+    retry_id: int
     record: bytes
 
 

@@ -1,9 +1,9 @@
-"""The long retries of a group: messages that come back later than the redelivery heap looks ahead.
+"""The long retries of a group: redeliveries later than the redelivery heap looks ahead.
 
-The broker keeps such a message as a delayed message of its own (`setting_aside.py`), so that it
-takes no room in the group and does not hold back retention. This module is what the group knows:
-which of its messages are away and under which ticket; and, for those that came back, where the copy
-is, which is read because retention may have taken the original meanwhile.
+The broker keeps such a message as a delayed message of its own (its `long_retries.py`), so that it
+takes no room in the group and does not hold back retention. The group knows which of its messages
+are in a long retry, with the retry's id; and, after it, where the copy is, which is read because
+retention may have taken the original meanwhile.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _COPY_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsideRun(Redelivery):
-    """A run of messages that are away; only their ticket brings them back.
+class LongRetryRun(Redelivery):
+    """A run of messages in one long retry.
 
     `retry_at_ms` is when their copies are due, or a little later.
     """
 
-    ticket: int
+    retry_id: int
 
     @property
     def is_suspect(self) -> bool:
@@ -33,17 +33,16 @@ class AsideRun(Redelivery):
         return False
 
 
-class Aside:
-    """Messages of one group that are away, and copies of those that came back.
+class LongRetries:
+    """Messages of one group in a long retry, and copies of those whose long retry has ended.
 
-    A message is either away and waiting for nothing, or it has a copy and is waiting, in flight or
-    dead.
+    A message with a copy waits for redelivery, is in flight or is dead.
     """
 
     __slots__ = ("copies", "runs")
 
     def __init__(self) -> None:
-        self.runs: RedeliveryHeap[AsideRun] = RedeliveryHeap()
+        self.runs: RedeliveryHeap[LongRetryRun] = RedeliveryHeap()
         #: Sequence of the message → sequence in the queue of copies.
         self.copies: dict[int, int] = {}
 
@@ -54,15 +53,15 @@ class Aside:
 
     @property
     def count(self) -> int:
-        """How many messages are away."""
+        """How many messages are in a long retry."""
         return self.runs.count
 
-    def put(self, waited: Iterable[Redelivery], ticket: int) -> None:
-        """Messages that waited are away from now on; existing copies were copied again."""
+    def begin(self, waited: Iterable[Redelivery], retry_id: int) -> None:
+        """Begin the long retry of messages that waited; existing copies were copied again."""
         for run in waited:
             self.forget_copies(run.first, run.next)
             self.runs.add(
-                AsideRun(
+                LongRetryRun(
                     first=run.first,
                     next=run.next,
                     attempts=run.attempts,
@@ -70,29 +69,28 @@ class Aside:
                     error=run.error,
                     history=run.history,
                     untried=run.untried,
-                    ticket=ticket,
+                    retry_id=retry_id,
                 )
             )
 
     def put_off(self, first: int, next_: int, ms: int) -> None:
-        """The copies of these are due this much later than the group knows."""
+        """Note that the copies of these are due this much later."""
         for run in self.runs.take(first, next_):
             self.runs.add(replace(run, retry_at_ms=run.retry_at_ms + ms))
 
     def holds(self, sequence: int) -> bool:
-        """Whether this message is away, or has a copy."""
+        """Whether this message is in a long retry, or has a copy."""
         return sequence in self.copies or self.runs.at(sequence) is not None
 
-    def is_away(self, sequence: int, ticket: int) -> bool:
-        """Whether this message is away under this ticket."""
+    def is_in(self, sequence: int, retry_id: int) -> bool:
+        """Whether this message is in the long retry of this id."""
         run = self.runs.at(sequence)
-        return run is not None and run.ticket == ticket
+        return run is not None and run.retry_id == retry_id
 
-    def bring_back(self, sequence: int, copy: int | None, now_ms: int) -> Redelivery | None:
-        """A message is back, with its copy at this sequence; returns what waits now, None if it was
-        not away.
+    def end(self, sequence: int, copy: int | None, now_ms: int) -> Redelivery | None:
+        """End the long retry of a message, whose copy is at this sequence; without one its original is read.
 
-        Without a copy it is read from its original place.
+        Returns what waits for redelivery now; None if the message was in no long retry.
         """
         taken = self.runs.take(sequence, sequence + 1)
         if not taken:
@@ -111,12 +109,12 @@ class Aside:
         )
 
     def forget(self, first: int, next_: int) -> None:
-        """The group is done with these messages, or will reach them again."""
+        """Forget messages that the group is done with, or will reach again."""
         self.runs.take(first, next_)
         self.forget_copies(first, next_)
 
     def forget_copies(self, first: int, next_: int) -> None:
-        """The copies of these are no longer needed."""
+        """Forget copies that are no longer needed."""
         if not self.copies:
             return
         if next_ - first < len(self.copies):

@@ -1,4 +1,4 @@
-"""Messages that groups set aside, from the broker's own service to tables and verdict; and what is planted."""
+"""Long retries, from the broker's own service to tables and verdict, with planted faults."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 DAY_MS = 24 * HOUR_MS
 #: No copy has it.
-NO_TICKET = 7
+NO_RETRY_ID = 7
 
 
-class Aside:
-    """A broker whose group sets aside what it gives back for long."""
+class LongRetryWorld:
+    """A broker with long retries."""
 
     def __init__(self, path: Path) -> None:
         self.rig = DelayRig(path)
@@ -55,7 +55,7 @@ class Aside:
     def turn(self) -> None:
         """What the broker does by time but releasing, until nothing changes."""
         for _ in range(4):
-            self.rig.broker.setting_aside.step(self.rig.now_ms)
+            self.rig.broker.long_retries.step(self.rig.now_ms)
             self.rig.clock.pass_ms(1_000)
             self.rig.commit()
 
@@ -70,10 +70,10 @@ class Aside:
         )
 
 
-def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_found(
+def test_P4_an_ended_long_retry_is_sound_and_lost_copies_are_found(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    world = Aside(tmp_path / "broker")
+    world = LongRetryWorld(tmp_path / "broker")
     rig = world.rig
     world.give_back(b"comes back", 2 * HOUR_MS)
     world.give_back(b"stays away", 100 * DAY_MS)
@@ -89,7 +89,7 @@ def test_P4_a_message_set_aside_and_brought_back_is_sound_and_lost_copies_are_fo
     rig.release()
     rig.send(b"its copy was never made")
     rig.settle(rig.pull().nack(HOUR_MS // 2))
-    rig.store.actions.append([SetAside(rig.now_ms, SUBJECT, GROUP, 4, 5, NO_TICKET)])
+    rig.store.actions.append([SetAside(rig.now_ms, SUBJECT, GROUP, 4, 5, NO_RETRY_ID)])
     rig.clock.pass_ms(3 * HOUR_MS)
     config = world.close()
 
@@ -139,17 +139,17 @@ def _is_the_brokers_own(spark: SparkSession, config: PipelineConfig) -> None:
 
 
 SENT_BACK: list[Action] = [DEFINED, pulled(1, 0, (0, 3, 1)), nacked(2, 0, 3, error="later")]
-AWAY = SetAside(AT_MS + 3, "orders", "billing", 0, 2, NO_TICKET)
+LONG_RETRY = SetAside(AT_MS + 3, "orders", "billing", 0, 2, NO_RETRY_ID)
 
 
-def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
-    found = folded([*SENT_BACK, AWAY])
+def test_a_message_in_a_long_retry_waits_until_it_ends() -> None:
+    found = folded([*SENT_BACK, LONG_RETRY])
     assert outcomes(found) == {0: "long retry", 1: "long retry", 2: "returned"}
     assert found[0]["long_retry_at"] == datetime.fromtimestamp((AT_MS + 3) / 1000, UTC)
     again = folded(
         [
             *SENT_BACK,
-            AWAY,
+            LONG_RETRY,
             BroughtBack(AT_MS + 9, "orders", "billing", 1, 44),
             pulled(10, 3, (1, 1, 2)),
         ]
@@ -168,7 +168,7 @@ def test_what_was_set_aside_waits_away_until_it_is_brought_back() -> None:
     ],
     ids=["the log lost it", "the group was moved", "the group ended"],
 )
-def test_what_is_away_is_given_up_with_its_group_and_not_with_the_log(
+def test_a_long_retry_is_given_up_with_its_group_and_not_with_the_log(
     change: Action, outcome: str
 ) -> None:
-    assert folded([*SENT_BACK, AWAY, change])[0]["outcome"] == outcome
+    assert folded([*SENT_BACK, LONG_RETRY, change])[0]["outcome"] == outcome

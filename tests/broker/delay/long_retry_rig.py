@@ -1,4 +1,4 @@
-"""A broker whose groups set messages aside, with time and all that is done by it in the test's hand."""
+"""A broker with long retries, whose time and steps belong to the test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DAY_MS = 24 * HOUR_MS
 MONTH_MS = 30 * DAY_MS
 
 
-class AsideRig(DelayRig):
-    """Time, and what is set aside, pass when the test says so."""
+class LongRetryRig(DelayRig):
+    """Time and long retries advance when the test says so."""
 
     def turn(self) -> None:
         """What the broker does by time, until nothing changes."""
         for _ in range(4):
-            self.broker.setting_aside.step(self.now_ms)
+            self.broker.long_retries.step(self.now_ms)
             self.clock.pass_ms(1_000)
             self.commit()
         self.broker.delivery.step(self.now_ms)
@@ -27,8 +27,8 @@ class AsideRig(DelayRig):
         self.release()
         self.turn()
 
-    def put_away(self, *bodies: bytes) -> None:
-        """Send, hand out, and give back for long."""
+    def start_long_retries(self, *bodies: bytes) -> None:
+        """Send, pull, and nack for a month."""
         for body in bodies:
             self.send(body)
         self.settle(self.pull().nack(MONTH_MS, "not before spring"))

@@ -1,6 +1,6 @@
-"""D3 for messages that are set aside, in every crash state: copies, notes of them, releases, coming back.
+"""D3 for long retries, in every crash state: copies, their actions, releases, redeliveries.
 
-A life gives messages back for hours and lets segments go. Each state that a power cut may leave is opened,
+A life nacks messages for hours and lets segments go. Each state that a power cut may leave is opened,
 all time passes, and the group must get every message that it had not acked durably, once."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from qmq_broker.service.broker import Broker, BrokerSettings
 from qmq_broker.service.delivery.delivery import HandOut
 from qmq_broker.service.delivery.registry import Group
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.service.setting_aside import SettingAside
+from qmq_broker.service.long_retries import LongRetryScheduler
 from qmq_broker.storage.store import Store
-from qmq_client.group.aside import Aside
+from qmq_client.group.long_retries import LongRetries
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.frame import build_message_frame
@@ -91,7 +91,7 @@ class Served:
             call()
 
 
-class AsideLife:
+class LongRetryLife:
     """What one group does with its messages, and when that was durable."""
 
     def __init__(self) -> None:
@@ -133,11 +133,11 @@ class AsideLife:
         self.served.turn()
 
 
-Scenario = Callable[[AsideLife], None]
+Scenario = Callable[[LongRetryLife], None]
 
 
-def goes_and_comes(life: AsideLife) -> None:
-    """Away, back, away once more, back, acked."""
+def goes_and_comes(life: LongRetryLife) -> None:
+    """Two long retries, then acked."""
     life.send(b"a", b"b")
     life.give_back(20)
     life.pass_hours(21)
@@ -146,8 +146,8 @@ def goes_and_comes(life: AsideLife) -> None:
     assert life.give_back(None) == [b"a", b"b"]
 
 
-def segments_go(life: AsideLife) -> None:
-    """The originals go while copies are away, and copies go when they are acked."""
+def segments_go(life: LongRetryLife) -> None:
+    """The originals go during long retries, and copies go when they are acked."""
     life.send(b"far")
     life.give_back(50)
     for number in range(5):
@@ -161,7 +161,7 @@ def segments_go(life: AsideLife) -> None:
     life.pass_hours(5)
 
 
-def kills(life: AsideLife) -> None:
+def kills(life: LongRetryLife) -> None:
     """Killed with the power on in every phase."""
     life.send(b"a")
     given = life.served.pull()
@@ -189,7 +189,7 @@ STATES_MIN = 60
 def enumerate_life(scenario: Scenario) -> int:
     """Check every crash state of a life; how many different ones there were."""
     rng = random.Random(SEED)
-    life = AsideLife()
+    life = LongRetryLife()
     scenario(life)
     seen: set[tuple[int, int]] = set()
     with quietly():
@@ -203,7 +203,7 @@ def enumerate_life(scenario: Scenario) -> int:
     return len(seen)
 
 
-def _check(image: Image, life: AsideLife, count: int, where: str) -> None:
+def _check(image: Image, life: LongRetryLife, count: int, where: str) -> None:
     clock = FakeClock()
     clock.wall_ms = END_MS
     try:
@@ -217,7 +217,7 @@ def _check(image: Image, life: AsideLife, count: int, where: str) -> None:
             clock.pass_ms(HOUR_MS)
     except QmqError as error:
         raise BrokenPromiseError(f"{where}: {error!r}") from error
-    if served.broker.setting_aside.lost_copies:
+    if served.broker.long_retries.lost_copies:
         raise BrokenPromiseError(f"{where}: a copy never came")
     if len(set(found)) != len(found):
         raise BrokenPromiseError(f"{where}: given twice: {found}")
@@ -228,30 +228,30 @@ def _check(image: Image, life: AsideLife, count: int, where: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_D3_what_is_set_aside_comes_back_whatever_a_power_cut_leaves(scenario: Scenario) -> None:
+def test_D3_a_long_retry_ends_whatever_a_power_cut_leaves(scenario: Scenario) -> None:
     states = enumerate_life(scenario)
     print(f"{states} crash states, seed {SEED}")
     assert states >= STATES_MIN
 
 
-def _nothing_is_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Aside, "is_away", lambda *_: False)
+def _no_long_retry_is_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LongRetries, "is_in", lambda *_: False)
 
 
 def _noted_without_a_copy(patch: pytest.MonkeyPatch) -> None:
-    begin = SettingAside._begin
+    begin = LongRetryScheduler._begin
 
     def noted_at_once(
-        self: SettingAside, group: Group, runs: list[Redelivery], now_ms: int
+        self: LongRetryScheduler, group: Group, runs: list[Redelivery], now_ms: int
     ) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self._writer, "submit", lambda _, on_done: on_done(None))
             return begin(self, group, runs, now_ms)
 
-    patch.setattr(SettingAside, "_begin", noted_at_once)
+    patch.setattr(LongRetryScheduler, "_begin", noted_at_once)
 
 
-@pytest.mark.parametrize("plant", [_nothing_is_away, _noted_without_a_copy])
+@pytest.mark.parametrize("plant", [_no_long_retry_is_known, _noted_without_a_copy])
 def test_a_planted_mistake_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

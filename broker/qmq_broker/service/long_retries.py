@@ -1,28 +1,22 @@
-"""Long retries: messages that a group gets again much later, kept among the delayed messages until then.
+"""The scheduler of long retries, which keeps their messages as delayed messages, and the clock of deliveries.
 
-A message given back for months would occupy a place in its group, and its segment of the commit
-log, all that time. So a message that comes back later than the horizon is copied. The copy is a
-delayed message of the broker's own, with all the guarantees of delayed messages. Each direction has
-two steps, the truth first:
+A message nacked for months would occupy a place in its group, and its segment of the commit log,
+all that time. So a message whose redelivery is due after the horizon is copied. The copy is a
+delayed message of the broker's own, with all the guarantees of delayed messages. Begin and end have
+two steps each, the truth first:
 
 ::
 
-    there   DELAYED frame with copies, durable   then   SetAside in the action log
-    back    RELEASED frame into `COPIES`         then   BroughtBack in the action log, then Passed
+    begin   DELAYED frame with copies, durable   then   SetAside in the action log
+    end     RELEASED frame into `COPIES`         then   BroughtBack in the action log, then Passed
 
-A crash in between leaves a copy that no group names (a *ticket* is given once); it is ignored when
-it comes back. The same happens if the group is moved or removed. So a message comes back once, to
-its group alone, and only if the group still waits for it.
+A crash in between leaves a copy that no group names (the id of a long retry is used once); its
+release is ignored. The same happens if the group is moved or removed. So a message is redelivered
+once, to its group alone, and only if the group still waits for it.
 
-A copy that can no longer be read never comes back. Once all others due by then have come back, the
-group gets the message without it, from its original place; if retention has taken that too, it
+A copy that can no longer be read is never released. Once all others due by then are released, the
+group gets the message from its original place; if retention has deleted that too, the message
 counts as lost. Belongs to the loop thread.
-
-Wall-clock milliseconds that never jump: the wall clock at the start, advanced by the monotonic
-clock.
-
-Leases and redeliveries are measured with it, so that setting the machine's clock neither ends
-leases early nor keeps messages back. Only a restart reads the wall clock again.
 """
 
 from __future__ import annotations
@@ -54,7 +48,11 @@ from qmq_client.wire.names import COPIES
 
 
 class SteadyTime:
-    """The time by which deliveries are measured."""
+    """The time of leases and redeliveries: the wall clock at the start, advanced by the monotonic clock.
+
+    Setting the machine's clock neither ends leases early nor delays redeliveries. Only a restart
+    reads the wall clock again.
+    """
 
     __slots__ = ("_clock", "_offset_ms")
 
@@ -88,33 +86,33 @@ class SteadyTime:
 
 
 _log = logging.getLogger(__name__)
-#: The broker's own group; its cursor says how far copies have come back.
+#: The broker's own group; its cursor says which released copies were given to their groups.
 BACK_GROUP: Final = "_qmq.back"
-#: Messages of one frame of copies; messages and bytes of one pass that brings them back.
+#: Messages of one frame of copies; messages and bytes of one pass over released copies.
 PASS_MESSAGES: Final = 500
 PASS_BYTES: Final = 2 * 1024 * 1024
 PASSES_MAX: Final = 4
-#: How often groups are looked through, and how long to wait after the broker had no room.
+#: How often groups are searched, and how long to wait after the broker had no room.
 INTERVAL_MS: Final = 1_000
 PAUSE_MS: Final = 10_000
-#: A copy that has not come back this long after its time, with all others released, is lost.
+#: A copy that was not released this long after its time, with all others released, is lost.
 LOST_MS: Final = 60_000
-_TICKETS_BITS: Final = 32
+_RETRY_ID_BITS: Final = 32
 #: Where the broker's own ids begin: producers draw theirs from 64 bits.
 _OWN_IDS: Final = 0xFFFF_FFFF << 32
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Going:
+class _Pending:
     """Messages of one group whose copies wait for their commit."""
 
     group: Group
     runs: list[Redelivery]
-    ticket: int
+    retry_id: int
 
 
-class SettingAside:
-    """The long retries of one broker. `step` is called again and again."""
+class LongRetryScheduler:
+    """Begins and ends the long retries of one broker, in `step`."""
 
     def __init__(
         self,
@@ -132,35 +130,35 @@ class SettingAside:
         self._time = time
         self._limits = limits
         self._delayed = delayed
-        #: Messages that came back without their copies since the start.
+        #: Messages redelivered without their copies since the start.
         self.lost_copies = 0
         self._next_ms = 0
-        self._going: _Going | None = None
-        #: When to try a group again that could not be helped.
+        self._pending: _Pending | None = None
+        #: When to try a group again whose copies were refused.
         self._not_before: dict[GroupKey, int] = {}
-        #: Tickets and ids of this opening: its epoch is never given to another.
-        self._next_ticket = store.epoch << _TICKETS_BITS
+        #: Ids of this opening: its epoch is never given to another.
+        self._next_retry_id = store.epoch << _RETRY_ID_BITS
         self._ids = MessageIds(_OWN_IDS | store.epoch)
 
     def step(self, now_ms: int) -> bool:
-        """A bounded part in both directions; returns whether there is more to bring back."""
-        # Asked first: whatever is released by now is brought back before anything is declared lost.
+        """End and begin a bounded number of long retries; returns whether more are to end now."""
+        # Read first: what is released by now is redelivered before anything is declared lost.
         released_until_ms = self._delayed.releaser.released_until_ms
         try:
-            is_unfinished = all(self.bring_back(now_ms) for _ in range(PASSES_MAX))
+            is_unfinished = all(self.redeliver(now_ms) for _ in range(PASSES_MAX))
             if not is_unfinished:
-                self._do_without(released_until_ms - LOST_MS, now_ms)
-                self._clear(released_until_ms - LOST_MS)
-        except (CorruptionError, NoRoomError) as error:  # what was not noted is tried once more
+                self._redeliver_originals(released_until_ms - LOST_MS, now_ms)
+                self._cancel_damaged(released_until_ms - LOST_MS)
+        except (CorruptionError, NoRoomError) as error:  # what was not written is tried once more
             self._store.refusals.note("messages_that_come_back", error)
             return False
-        if now_ms >= self._next_ms and self._going is None:
+        if now_ms >= self._next_ms and self._pending is None:
             self._next_ms = now_ms + INTERVAL_MS
-            self._put_away(now_ms)
+            self._begin_next(now_ms)
         return is_unfinished
 
-    def bring_back(self, now_ms: int) -> bool:
-        """Give groups copies that came back, up to a bound; returns whether more are left."""
+    def redeliver(self, now_ms: int) -> bool:
+        """Give groups released copies, up to a bound; returns whether more are left."""
         queue = self._store.queue(COPIES)
         if queue is None:
             return False
@@ -171,7 +169,7 @@ class SettingAside:
             return False
         for sequence, copy in self._read(first, entries):
             group = self._delivery.registry.find(copy.subject, copy.group)
-            if group is None or not group.state.aside.is_away(copy.sequence, copy.ticket):
+            if group is None or not group.state.long_retries.is_in(copy.sequence, copy.retry_id):
                 continue
             action = BroughtBack(now_ms, copy.subject, copy.group, copy.sequence, sequence)
             self._delivery.journal.write([action], group.state)
@@ -180,13 +178,13 @@ class SettingAside:
         self._delivery.journal.write([Passed(now_ms, COPIES, BACK_GROUP, next_)], back)
         return next_ < queue.next_sequence
 
-    def _do_without(self, due_before_ms: int, now_ms: int) -> None:
-        """Let messages wait again whose copies are lost, a bounded number per group."""
+    def _redeliver_originals(self, due_before_ms: int, now_ms: int) -> None:
+        """Redeliver messages whose copies are lost, a bounded number per group."""
         for group in self._delivery.registry:
             state = group.state
-            if not state.aside.count:  # nearly all groups, on every tick
+            if not state.long_retries.count:  # nearly all groups, on every tick
                 continue
-            lost = state.aside.runs.due(due_before_ms, PASS_MESSAGES)
+            lost = state.long_retries.runs.due(due_before_ms, PASS_MESSAGES)
             actions = [
                 BroughtBack(now_ms, state.subject, state.group, sequence, None)
                 for run in lost
@@ -204,8 +202,8 @@ class SettingAside:
             self.lost_copies += len(actions)
             self._delivery.after_change(group, now_ms)
 
-    def _clear(self, due_before_ms: int) -> None:
-        """Cancel damaged copies that nobody waits for any more, so that their files may go."""
+    def _cancel_damaged(self, due_before_ms: int) -> None:
+        """Cancel damaged copies that no group waits for, so that their files can be deleted."""
         releaser = self._delayed.releaser
         damaged, more = releaser.counts.damaged_copies, set(releaser.counts.more_copies)
         gone = [one for one in list(damaged) if one.due_at_ms < due_before_ms]
@@ -218,8 +216,8 @@ class SettingAside:
             ]
             self._delayed.changes.cancel(places, lambda _: releaser.look_again(more))
 
-    def _put_away(self, now_ms: int) -> None:
-        """Begin with the next group that has something far off."""
+    def _begin_next(self, now_ms: int) -> None:
+        """Begin long retries of the next group that has a redelivery after the horizon."""
         after_ms = now_ms + self._limits.redelivery_horizon_ms
         found = [
             group
@@ -228,8 +226,8 @@ class SettingAside:
             and self._not_before.get(group.key, 0) <= now_ms
         ]
         for group in found:  # the first one that begins adds the group of the copies
-            heap, aside = group.state.redeliveries, group.state.aside
-            room = min(PASS_MESSAGES, self._limits.aside_per_group - aside.count)
+            heap, long_retries = group.state.redeliveries, group.state.long_retries
+            room = min(PASS_MESSAGES, self._limits.long_retries_per_group - long_retries.count)
             runs = heap.far(after_ms, max(0, room))
             if runs and self._begin(group, runs, now_ms):
                 return
@@ -237,10 +235,10 @@ class SettingAside:
                 self._not_before[group.key] = now_ms + PAUSE_MS
 
     def _begin(self, group: Group, runs: Sequence[Redelivery], now_ms: int) -> bool:
-        """Hand copies of these messages to the writer, as many as fit one frame."""
-        going = _Going(group=group, runs=[], ticket=self._next_ticket)
-        self._next_ticket += 1
-        records = self._copies(going, runs, now_ms)
+        """Submit copies of these messages to the writer, as many as fit one frame."""
+        pending = _Pending(group=group, runs=[], retry_id=self._next_retry_id)
+        self._next_retry_id += 1
+        records = self._copies(pending, runs, now_ms)
         if not records:
             return False
         frame = build_message_frame({COPIES: records}, kind=FrameKind.DELAYED, limits=LOG_LIMITS)
@@ -248,16 +246,16 @@ class SettingAside:
             self._back_group(now_ms)
             self._writer.submit(
                 parse_message_frame(frame, LOG_LIMITS, is_verified=True),
-                lambda outcome: self._on_done(going, outcome),
+                lambda outcome: self._on_done(pending, outcome),
             )
         except (BusyError, NoRoomError, PoisonedError) as error:
             self._store.refusals.note("long_retries", error)
             return False
-        self._going = going
+        self._pending = pending
         return True
 
-    def _copies(self, going: _Going, runs: Sequence[Redelivery], now_ms: int) -> list[bytes]:
-        state = going.group.state
+    def _copies(self, pending: _Pending, runs: Sequence[Redelivery], now_ms: int) -> list[bytes]:
+        state = pending.group.state
         queue = group_queue(self._store, state)
         records: list[bytes] = []
         room_bytes = self._limits.own_frame_bytes
@@ -278,7 +276,7 @@ class SettingAside:
                         error,
                     )
                     continue
-                copy = Copy(state.subject, state.group, sequence, going.ticket, record)
+                copy = Copy(state.subject, state.group, sequence, pending.retry_id, record)
                 records.append(
                     pack_copy(
                         copy,
@@ -287,34 +285,36 @@ class SettingAside:
                         due_at_ms=self._time.by_wall(run.retry_at_ms),
                     )
                 )
-                going.runs.append(run.cut(sequence, sequence + 1))
+                pending.runs.append(run.cut(sequence, sequence + 1))
         return records
 
-    def _on_done(self, going: _Going, outcome: Placed | Exception) -> None:
+    def _on_done(self, pending: _Pending, outcome: Placed | Exception) -> None:
         """The copies are durable, or they failed: then everything stays as it was."""
-        self._going = None
+        self._pending = None
         now_ms = self._time.now_ms()
         if isinstance(outcome, Exception):
-            self._not_before[going.group.key] = now_ms + PAUSE_MS
+            self._not_before[pending.group.key] = now_ms + PAUSE_MS
             self._store.refusals.note("long_retries", outcome)
             return
-        state = going.group.state
-        if self._delivery.registry.find(state.subject, state.group) is not going.group:
+        state = pending.group.state
+        if self._delivery.registry.find(state.subject, state.group) is not pending.group:
             return
         actions: list[Action] = []
         for first, next_ in _joined(
-            [run for run in going.runs if state.redeliveries.is_waiting(run)]
+            [run for run in pending.runs if state.redeliveries.is_waiting(run)]
         ):
-            actions.append(SetAside(now_ms, state.subject, state.group, first, next_, going.ticket))
+            actions.append(
+                SetAside(now_ms, state.subject, state.group, first, next_, pending.retry_id)
+            )
         try:
             self._delivery.journal.write(actions, state)
         except (
             NoRoomError
-        ) as error:  # the copies belong to nobody and are ignored when they come back
-            self._not_before[going.group.key] = now_ms + PAUSE_MS
+        ) as error:  # no group names the copies: they are ignored when they are released
+            self._not_before[pending.group.key] = now_ms + PAUSE_MS
             self._store.refusals.note("long_retries", error)
             return
-        self._delivery.after_change(going.group, now_ms)
+        self._delivery.after_change(pending.group, now_ms)
         self._next_ms = now_ms  # there may be more
 
     def _back_group(self, now_ms: int) -> Group:
@@ -330,7 +330,7 @@ class SettingAside:
             try:
                 (record,) = self._store.read_records([entry], subject=COPIES)
                 found.append((sequence, unpack_copy(record)))
-            except CorruptionError as error:  # one message; the others come back
+            except CorruptionError as error:  # one message; the others are redelivered
                 _log.error(
                     "message not redelivered after its long retry: copy=%d reason=%s",
                     sequence,
