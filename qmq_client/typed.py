@@ -22,15 +22,15 @@ DECODERS_MAX: Final = 1024
 _FORK_S_MAX: Final = 5.0
 
 
-#: Whose turn it is to make a decoder. Reentrant: evaluating annotations may run the application's code.
-_TURN: Final = threading.RLock()
-# A fork takes its turn, too: a child could inherit one that nobody gives back, and a type that is half
+#: Held while a decoder is made. Reentrant: evaluating annotations may run the application's code.
+_MAKING: Final = threading.RLock()
+# A fork takes the lock, too: a child could inherit it locked forever, and a type that is half
 # known for good. None of the three is written in Python, where a signal handler could raise between
-# two steps and leave the turn taken.
+# two steps and leave it locked.
 os.register_at_fork(
-    before=partial(_TURN.acquire, timeout=_FORK_S_MAX),
-    after_in_parent=_TURN.release,
-    after_in_child=_TURN._at_fork_reinit,  # type: ignore[attr-defined]  # as the standard library does
+    before=partial(_MAKING.acquire, timeout=_FORK_S_MAX),
+    after_in_parent=_MAKING.release,
+    after_in_child=_MAKING._at_fork_reinit,  # type: ignore[attr-defined]  # as the standard library does
 )
 
 
@@ -45,7 +45,7 @@ def json_as(data: bytes, kind: Any) -> Any:
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """A decoder of its own for type `kind`; raises `TypeError` for what cannot be decoded."""
-    with _TURN:
+    with _MAKING:
         return msgspec.json.Decoder(kind)
 
 

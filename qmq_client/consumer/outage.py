@@ -222,7 +222,7 @@ class InboxOutage:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._log = OutageLog("inbox", clock)
-        self._turn = threading.Lock()
+        self._probe_lock = threading.Lock()
         self._failures = 0
         #: What a probe found that failed holds until then.
         self._again_at_s = float("-inf")
@@ -238,21 +238,23 @@ class InboxOutage:
         """After an error of the inbox: whether the database is unreachable, for whatever message."""
         if self.is_open:
             return True
-        with self._turn:
+        with self._probe_lock:
             return self._is_away(prober)
 
     def pause_s(self, prober: Prober) -> float:
         """How long to wait before the next pull: nothing unless the database is still away."""
         if not self.is_open:
             return 0.0
-        if not self._turn.acquire(blocking=False):  # a probe may take as long as a driver waits
+        if not self._probe_lock.acquire(
+            blocking=False
+        ):  # a probe may take as long as a driver waits
             return PROBE_BACKOFF.first_ms / 1000
         try:
             self.puller = None if prober.can_be_cancelled else threading.current_thread()
             return max(_PAUSE_S_MIN, self._left_s()) if self._is_away(prober) else 0.0
         finally:
             self.puller = None
-            self._turn.release()
+            self._probe_lock.release()
 
     def _is_away(self, prober: Prober) -> bool:
         """What the last probe found, while that holds, and else the next one."""

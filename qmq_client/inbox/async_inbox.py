@@ -46,18 +46,18 @@ class AsyncInbox:
         self._notes = Notes(engine, table, group)
         self.group = self._notes.group
         # A database in memory has one connection for all tasks.
-        self._turn: AbstractAsyncContextManager[Any] = (
+        self._connection_lock: AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if isinstance(engine.pool, StaticPool) else nullcontext()
         )
 
     async def check(self) -> None:
         """Raise when the inbox table is missing or the connection would commit by itself."""
-        async with self._turn, self._session_factory() as session:
+        async with self._connection_lock, self._session_factory() as session:
             await session.run_sync(self._notes.check)
 
     async def probe(self) -> None:
         """Raise unless an id can be noted now. Leaves none behind."""
-        async with self._turn, self._session_factory() as session:
+        async with self._connection_lock, self._session_factory() as session:
             await session.run_sync(self._notes.probe)
             await session.rollback()
 
@@ -67,7 +67,7 @@ class AsyncInbox:
 
         Raises `InboxTransactionError` when the block ended the transaction by itself.
         """
-        async with self._turn, self._session_factory() as session:
+        async with self._connection_lock, self._session_factory() as session:
             begun: Begun = await session.run_sync(self._notes.begin, message_ids)
             work = InboxWork(session=session, new=begun.new)
             yield work
@@ -78,7 +78,7 @@ class AsyncInbox:
         older_than_ms = purge_bounds(older_than, rows_max)
         purged = 0
         while limit := purge_limit(purged, rows_max):
-            async with self._turn, self._session_factory() as session:
+            async with self._connection_lock, self._session_factory() as session:
                 count = await session.run_sync(self._notes.purge, older_than_ms, limit)
             purged += count
             if count < limit:

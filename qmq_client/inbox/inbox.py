@@ -195,18 +195,18 @@ class Inbox:
         self._notes = Notes(engine, table, group)
         self.group = self._notes.group
         # A database in memory has one connection for all threads.
-        self._turn: AbstractContextManager[object] = (
+        self._connection_lock: AbstractContextManager[object] = (
             threading.Lock() if isinstance(engine.pool, StaticPool) else nullcontext()
         )
 
     def check(self) -> None:
         """Raise when the inbox table is missing or the connection would commit by itself."""
-        with self._turn, self._session_factory() as session:
+        with self._connection_lock, self._session_factory() as session:
             self._notes.check(session)
 
     def probe(self) -> None:
         """Raise unless an id can be noted now. Leaves none behind."""
-        with self._turn, self._session_factory() as session:
+        with self._connection_lock, self._session_factory() as session:
             self._notes.probe(session)
             session.rollback()
 
@@ -216,7 +216,7 @@ class Inbox:
 
         Raises `InboxTransactionError` when the block ended the transaction by itself.
         """
-        with self._turn, self._session_factory() as session:
+        with self._connection_lock, self._session_factory() as session:
             begun = self._notes.begin(session, message_ids)
             work = InboxWork(session=session, new=begun.new)
             yield work
@@ -230,7 +230,7 @@ class Inbox:
         older_than_ms = purge_bounds(older_than, rows_max)
         purged = 0
         while limit := purge_limit(purged, rows_max):
-            with self._turn, self._session_factory() as session:
+            with self._connection_lock, self._session_factory() as session:
                 count = self._notes.purge(session, older_than_ms, limit)
             purged += count
             if count < limit:

@@ -208,7 +208,7 @@ def refuse_autocommit_of_python(driver: Any) -> None:
     """Raise `ConfigurationError` for a SQLite connection that was opened with `autocommit`.
 
     Python 3.12 and later have two such modes: one ignores `commit`, the other is always in a
-    transaction, which has not asked for its turn to write.
+    transaction, which has not taken the write lock.
     """
     mode = getattr(driver, "autocommit", _LEGACY_CONTROL)
     if mode != _LEGACY_CONTROL:

@@ -1,7 +1,7 @@
-"""From the end of a transaction to the publisher: a bounded queue that never blocks and never raises.
+"""The publish queue: committed messages for the publisher; bounded, never blocks and never raises.
 
 What does not fit is dropped and counted: its rows are stored, fall due by themselves, and the
-watchdog sends them. That is the whole back-pressure of the direct path.
+watchdog sends them. The direct path has no other back-pressure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HintQueue:
         #: The taker is rung for when this many messages wait.
         self._wake_at = _NEVER
         self._is_closed = False
-        self.handed_over = 0
+        self.enqueued = 0
         self.dropped = 0
 
     def put(self, hint: Hint) -> None:
@@ -48,7 +48,7 @@ class HintQueue:
         """
         count = len(hint.rows)
         with self._lock:
-            self.handed_over += count
+            self.enqueued += count
             waiting = self._messages + count
             is_dropped = self._is_closed or (bool(self._waiting) and waiting > self._messages_max)
             if is_dropped:
@@ -63,7 +63,7 @@ class HintQueue:
             self._on_dropped(hint)
 
     def close(self) -> None:
-        """From now on drop everything: nobody will take it."""
+        """From now on drop everything: the publisher has ended."""
         with self._lock:
             self._is_closed = True
 

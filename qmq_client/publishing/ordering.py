@@ -1,4 +1,4 @@
-"""Which rows with an ordering key may be sent now, and which must wait.
+"""The sending order of rows with an ordering key: which are ready, and which are held.
 
 Rows of one subject and ordering key are accepted in the order in which their transactions committed
 (O4). The outbox knows that order: such a row is written under a lock of its key that is held until
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
-from qmq_client.publishing.publish import NOT_ITS_TURN, ordering_pair
+from qmq_client.publishing.publish import WAITS_FOR_EARLIER, ordering_pair
 from qmq_client.wire.shown import shorten
 
 #: A held row is tried again after this time, and this much later for each row before it, so that a
@@ -51,13 +51,13 @@ class HeldRow:
 
 
 @dataclass(slots=True)
-class Turns:
-    """A batch, divided."""
+class OrderedBatch:
+    """A batch, divided by the order of keys."""
 
-    #: May be sent now, in this order.
-    free: list[OutboxRow] = field(default_factory=list)
+    #: To be sent now, in this order.
+    ready: list[OutboxRow] = field(default_factory=list)
     held: list[HeldRow] = field(default_factory=list)
-    #: Keys with unsent rows that are not free: somebody must send them when the free ones are.
+    #: Keys that have more unsent rows than the ready ones.
     followed: set[Pair] = field(default_factory=set)
 
     def returned(self) -> BatchOutcome:
@@ -67,7 +67,7 @@ class Turns:
                 FailedRow(
                     message_id=each.row.message_id,
                     delay_ms=min(HELD_MS + each.place * HELD_MS_PER_PLACE, HELD_MS_MAX),
-                    error=NOT_ITS_TURN,
+                    error=WAITS_FOR_EARLIER,
                     is_attempt=False,
                 )
                 for each in self.held
@@ -75,23 +75,23 @@ class Turns:
         )
 
 
-def turns_of(
+def order_batch(
     rows: Sequence[OutboxRow], store: WaitingRows, *, accepted: Collection[bytes] = ()
-) -> Turns:
-    """Divide `rows` into those that may be sent now and those that wait for others.
+) -> OrderedBatch:
+    """Divide `rows` into ready and held ones.
 
     `accepted`: ids whose rows still exist although the broker has them. Asks the store only if a
-    row has an ordering key. A row that is no longer among the waiting ones is held: somebody else
-    has sent it, or a person removed it.
+    row has an ordering key. A row that the store no longer has is held: another process has sent
+    it, or a person removed it.
     """
     pairs = {pair for row in rows if (pair := ordering_pair(row)) is not None}
     if not pairs:
-        return Turns(free=list(rows))
+        return OrderedBatch(ready=list(rows))
     waiting = {
         pair: [id_ for id_ in ids if id_ not in accepted]
         for pair, ids in store.waiting_before(sorted(pairs)).items()
     }
-    return sort_out(rows, waiting)
+    return order_rows(rows, waiting)
 
 
 def accepted_pairs(rows: Sequence[OutboxRow], sent: Collection[bytes]) -> set[Pair]:
@@ -102,16 +102,16 @@ def accepted_pairs(rows: Sequence[OutboxRow], sent: Collection[bytes]) -> set[Pa
 
 
 class WaitsForWatchdog:
-    """What is logged of ordered rows that one sender gave back; for one thread at a time.
+    """Logs ordered rows that one sender gave back; for one thread at a time.
 
-    Told at the 1st, 2nd, 4th, 8th … row: where no watchdog runs, such a key stands still.
+    At the 1st, 2nd, 4th, 8th … row: without a watchdog no message of such a key is sent.
     """
 
     def __init__(self) -> None:
         self._rows = 0
 
     def returned(self, rows: Sequence[OutboxRow]) -> None:
-        """These wait for an earlier row of their key that this sender does not have."""
+        """Count rows that wait for an earlier row of their key, which this sender does not have."""
         before, self._rows = self._rows, self._rows + len(rows)
         if before.bit_length() == self._rows.bit_length():
             return
@@ -124,28 +124,28 @@ class WaitsForWatchdog:
         )
 
 
-def sort_out(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> Turns:
+def order_rows(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> OrderedBatch:
     """The same, given the unsent ids of each subject and key."""
     here = {row.message_id: row for row in rows if row.ordering_key is not None}
     # Rows of a key take the places of that key's rows in the batch, in their own order.
-    next_free = {pair: iter(_unbroken(ids, here)) for pair, ids in waiting.items()}
+    next_ready = {pair: iter(_unbroken(ids, here)) for pair, ids in waiting.items()}
     places = {pair: {id_: place for place, id_ in enumerate(ids)} for pair, ids in waiting.items()}
-    free_ids: set[bytes] = set()
-    turns = Turns()
+    ready_ids: set[bytes] = set()
+    ordered = OrderedBatch()
     for row in rows:
         pair = ordering_pair(row)
         if pair is None:
-            turns.free.append(row)
-        elif (free_id := next(next_free.get(pair, iter(())), None)) is not None:
-            turns.free.append(here[free_id])
-            free_ids.add(free_id)
+            ordered.ready.append(row)
+        elif (ready_id := next(next_ready.get(pair, iter(())), None)) is not None:
+            ordered.ready.append(here[ready_id])
+            ready_ids.add(ready_id)
     for row in rows:
         pair = ordering_pair(row)
-        if pair is not None and row.message_id not in free_ids:
+        if pair is not None and row.message_id not in ready_ids:
             known = places.get(pair, {})
-            turns.held.append(HeldRow(row, known.get(row.message_id, len(known))))
-    turns.followed = {pair for pair, ids in waiting.items() if not free_ids.issuperset(ids)}
-    return turns
+            ordered.held.append(HeldRow(row, known.get(row.message_id, len(known))))
+    ordered.followed = {pair for pair, ids in waiting.items() if not ready_ids.issuperset(ids)}
+    return ordered
 
 
 def _unbroken(ids: Sequence[bytes], here: Collection[bytes]) -> list[bytes]:

@@ -73,7 +73,7 @@ _TOO_LARGE_STATUS: Final = 413
 _KNOWN_STATUS: Final = 409
 _KNOWN_CODE: Final = "id_conflict"
 #: Why a row with an ordering key was given back untried.
-NOT_ITS_TURN: Final = "waits for an earlier message of its ordering key"
+WAITS_FOR_EARLIER: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
 #: Only a person can grant a missing role, or a larger limit; asking more often only fills logs.
 _FORBIDDEN_DELAY_MS: Final = 10_000
@@ -108,7 +108,7 @@ def publish_rows(
     whole = [row for row in alone if batch.is_whole(row, limits)]
     groups = deque(_groups(whole, limits))
     while groups:
-        group = batch.in_turn(groups.popleft())
+        group = batch.ready(groups.popleft())
         if batch.unreachable:
             batch.put_off(group, batch.last_error)
         elif group:
@@ -139,7 +139,7 @@ class _Batch:
 
         Rows are checked in order, so those after a parked one of their key are given back.
         """
-        if self.held and not self.in_turn([row]):
+        if self.held and not self.ready([row]):
             return False
         if len(row.record) > limits.record_bytes:
             self.park(row, f"record of {len(row.record)} bytes; allowed: {limits.record_bytes}")
@@ -154,16 +154,16 @@ class _Batch:
             return False
         return True
 
-    def in_turn(self, rows: list[OutboxRow]) -> list[OutboxRow]:
+    def ready(self, rows: list[OutboxRow]) -> list[OutboxRow]:
         """The rows with no earlier unsent one of their ordering key; gives the others back."""
         if not self.held:
             return rows
-        turns = [(row, ordering_pair(row) not in self.held) for row in rows]
-        for row, is_its_turn in turns:
-            if not is_its_turn:
+        checked = [(row, ordering_pair(row) not in self.held) for row in rows]
+        for row, is_ready in checked:
+            if not is_ready:
                 delay_ms = self.backoff.delay_ms(1, self.random())
-                self._give_back(row, delay_ms, NOT_ITS_TURN, is_attempt=False)
-        return [row for row, is_its_turn in turns if is_its_turn]
+                self._give_back(row, delay_ms, WAITS_FOR_EARLIER, is_attempt=False)
+        return [row for row, is_ready in checked if is_ready]
 
     def send(
         self, rows: list[OutboxRow], transport: Transport, limits: Limits

@@ -36,11 +36,11 @@ from qmq_client.publishing.forbidden import ForbiddenSubjects
 from qmq_client.publishing.hint_queue import HintQueue
 from qmq_client.publishing.ordering import (
     HeldRow,
+    OrderedBatch,
     Pair,
-    Turns,
     WaitsForWatchdog,
     accepted_pairs,
-    turns_of,
+    order_batch,
 )
 from qmq_client.publishing.publish import ordering_pair, publish_rows
 from qmq_client.publishing.receipts import Receipts, SendOutcome
@@ -118,9 +118,9 @@ _Result = TypeVar("_Result")
 _LOOK_AGAIN_S: Final = (0.005, 0.05, 0.5)
 #: When to look first if the COMMIT is only about to be sent.
 _EARLY_S: Final = 0.001
-#: When to look again whether it is the turn of a row with an ordering key. Where processes take turns at a
-#: key, each change of hands waits for one look.
-_TURN_DELAYS_S: Final = (*(0.02,) * 5, *(0.05,) * 22)
+#: When to look again whether a held row is ready. Where processes alternate at a key, each change waits
+#: for one look.
+_HOLD_DELAYS_S: Final = (*(0.02,) * 5, *(0.05,) * 22)
 #: Part of the takeover time after which a row is claimed again: what is left is for the request.
 _FRESH_SHARE: Final = 0.5
 #: How long deletes wait for a moment in which the application uses no connection to its SQLite file.
@@ -139,7 +139,7 @@ class _Wanted:
     due_s: float
     #: How often it was not there.
     looks: int = 0
-    #: How often it was not its turn.
+    #: How often it was held.
     holds: int = 0
 
 
@@ -185,7 +185,7 @@ class Publisher:
         queue = self.queue
         return PublisherStats(
             **self._counts,
-            handed_over=queue.handed_over,
+            enqueued=queue.enqueued,
             dropped=queue.dropped,
             undeleted=self._store.undeleted,
             queued=len(queue) + len(self._wanted),
@@ -252,7 +252,7 @@ class Publisher:
             self._leave_in_outage([each.row for each in batch])
             return BatchOutcome()
         try:
-            rows = self._in_turn(self._there(batch, now_s), now_s)
+            rows = self._ready(self._there(batch, now_s), now_s)
             # Without those that wait: what the broker accepts now may make them due at once.
             batch = [each for each in batch if each.due_s <= now_s]
             return self._publish(rows, now_s)
@@ -354,14 +354,14 @@ class Publisher:
         return outcome
 
     def _follow(self, accepted: set[Pair], now_s: float) -> None:
-        """What was held after accepted rows is due at once, also what was given back before."""
+        """Make rows held after accepted ones due at once, also those given back before."""
         for each in self._wanted.values():
             if each.holds and ordering_pair(each.row) in accepted:
                 each.due_s, each.holds = now_s, 0
         self._take_unowned(accepted & self._followed, now_s)
 
     def _take_unowned(self, pairs: set[Pair], now_s: float) -> None:
-        """Claim rows of these keys that belong to nobody, such as those that were given back."""
+        """Claim rows of these keys that no process owns, such as those that were given back."""
         keys = sorted({key for _, key in pairs})
         if not keys:
             return
@@ -373,37 +373,39 @@ class Publisher:
         for row in claimed or ():
             self._wanted[row.message_id] = _Wanted(row, now_s, now_s)
 
-    def _in_turn(self, batch: list[_Wanted], now_s: float) -> list[OutboxRow]:
-        """The rows that pass no earlier one of their ordering key; the others wait a little."""
+    def _ready(self, batch: list[_Wanted], now_s: float) -> list[OutboxRow]:
+        """The rows that may be sent now by the order of their keys; the others are held."""
         rows = [each.row for each in batch]
         if all(row.ordering_key is None for row in rows):
             return rows
         accepted = frozenset(self._deletes.message_ids)
-        turns = self._asked(
-            "look for turns", lambda: turns_of(rows, self._store, accepted=accepted)
+        ordered = self._asked(
+            "look for earlier rows", lambda: order_batch(rows, self._store, accepted=accepted)
         )
-        free = [row for row in rows if row.ordering_key is None] if turns is None else turns.free
-        self._followed = set() if turns is None else turns.followed
-        free_ids = {row.message_id for row in free}
-        self._hold([each for each in batch if each.row.message_id not in free_ids], now_s)
-        return free
+        ready = (
+            [row for row in rows if row.ordering_key is None] if ordered is None else ordered.ready
+        )
+        self._followed = set() if ordered is None else ordered.followed
+        ready_ids = {row.message_id for row in ready}
+        self._hold([each for each in batch if each.row.message_id not in ready_ids], now_s)
+        return ready
 
     def _hold(self, batch: list[_Wanted], now_s: float) -> None:
         self._count(held=len(batch))
         given_up: list[OutboxRow] = []
         new = {pair for each in batch if not each.holds and (pair := ordering_pair(each.row))}
-        self._take_unowned(new, now_s)  # the rows before them, if nobody has those
+        self._take_unowned(new, now_s)  # the rows before them, if no process has those
         for each in batch:
-            if each.holds == len(_TURN_DELAYS_S):
+            if each.holds == len(_HOLD_DELAYS_S):
                 given_up.append(each.row)
                 continue
-            each.due_s = now_s + _TURN_DELAYS_S[each.holds]
+            each.due_s = now_s + _HOLD_DELAYS_S[each.holds]
             each.holds += 1
         if given_up:
             self._give_back(given_up)
 
     def _give_back(self, rows: list[OutboxRow]) -> None:
-        """Let go of rows whose turn does not come: who sends the one before them takes them too."""
+        """Disown rows that were held too long: the process that sends the one before them takes them too."""
         self._leave(rows)
         self._waits_for_watchdog.returned(rows)
         self._disown(rows)
@@ -415,8 +417,8 @@ class Publisher:
             self._disown(ordered)
 
     def _disown(self, rows: list[OutboxRow]) -> None:
-        turns = Turns(held=[HeldRow(row, 0) for row in rows])
-        self._asked("give back", lambda: self._store.settle(turns.returned(), token=self.token))
+        ordered = OrderedBatch(held=[HeldRow(row, 0) for row in rows])
+        self._asked("give back", lambda: self._store.settle(ordered.returned(), token=self.token))
 
     def _settle(self, outcome: BatchOutcome, now_s: float) -> None:
         self._sent_at_s = now_s

@@ -130,7 +130,7 @@ class Receipts:
         self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
 
     def open(self, message_id: bytes) -> Receipt:
-        """The receipt for a message that was not handed over yet; one for each message."""
+        """The receipt for a message that is not enqueued yet; one for each message."""
         with self._lock:
             receipt = self._open.get(message_id)
             if receipt is None or receipt.outcome is not None:

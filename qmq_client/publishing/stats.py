@@ -1,4 +1,4 @@
-"""What a publisher did, in numbers: in total, in one pass, and between two flushes."""
+"""Counters of a publisher: in total, of one pass, and between two flushes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class PublisherStats:
     """What a publisher did since it was made; counts of messages unless a line says otherwise."""
 
-    handed_over: int = 0
+    enqueued: int = 0
     #: Not taken because the queue was full.
     dropped: int = 0
     sent: int = 0
@@ -50,7 +50,7 @@ class Pass:
     parked: int = 0
     left: int = 0
     deleted: int = 0
-    #: Seconds until there is something to do; None until something is handed over.
+    #: Seconds until there is something to do; None until a message is enqueued.
     wait_s: float | None = None
     #: Messages that make it worth to wake up before that.
     wake_at_messages: int = 1
@@ -67,7 +67,7 @@ class Flushed:
     is_done: bool
     #: Messages that the broker accepted.
     accepted: int
-    #: Messages left to the watchdog: the broker was away, the queue was full, or an earlier message of
+    #: Messages left to the watchdog: the broker was unreachable, the queue full, or an earlier message of
     #: the same ordering key was not sent yet.
     left: int
     #: Messages that wait for a person.

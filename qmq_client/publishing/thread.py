@@ -1,10 +1,10 @@
-"""The thread around a publisher: sleeps, steps, stops within a deadline. No decision is made here.
+"""The thread of a publisher: it sleeps, steps, stops within a deadline, and decides nothing.
 
 Started by the first send, so a process that never sends has no thread, and a forked child gets its
 own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
 the work.
 
-The thread that steps the publisher, its own or a caller's, takes the *turn* lock first.
+The thread that steps the publisher, its own or a caller's, takes the step lock first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("qmq.publisher")
 _PAUSE_S = 1.0
 #: How long a thread may take to notice that its connections are gone.
 _ABORT_S = 1.0
-#: How long the thread of a producer that nobody holds any more continues.
+#: How long the thread of a producer that was garbage collected continues.
 _ABANDONED_S = 10.0
 #: How often a caller of `flush` looks whether the thread is still there.
 _LOOK_S = 0.25
@@ -51,7 +51,7 @@ class PublisherThread:
         self._is_background = is_background
         #: Held by the thread that steps the publisher: its own while it lives, or a caller's for a while.
         #: Reentrant for a callback in the middle of a caller's step, which finds `_is_at_work`.
-        self._turn = threading.RLock()
+        self._step_lock = threading.RLock()
         self._is_at_work = False
         #: Of callers that start one, so that they do not start many; a thread that is one too many ends.
         self._starting = threading.RLock()
@@ -139,12 +139,12 @@ class PublisherThread:
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, deadline_s))
-        if not self._turn.acquire(timeout=max(0.0, end_s - self._clock.monotonic_s())):
+        if not self._step_lock.acquire(timeout=max(0.0, end_s - self._clock.monotonic_s())):
             return False
         try:
             self._work_here(end_s)
         finally:
-            self._turn.release()
+            self._step_lock.release()
         return True
 
     def end_soon(self) -> None:
@@ -164,7 +164,7 @@ class PublisherThread:
         return not len(self._publisher.queue) and self._is_idle
 
     def _work_here(self, end_s: float) -> bool:
-        with self._turn:
+        with self._step_lock:
             if self._is_at_work:
                 return False  # a callback in the middle of it
             self._is_at_work = True
@@ -188,7 +188,7 @@ class PublisherThread:
         return True
 
     def _run(self) -> None:
-        if not self._turn.acquire(blocking=False):
+        if not self._step_lock.acquire(blocking=False):
             return  # another one was faster
         try:
             self._thread = threading.current_thread()
@@ -196,7 +196,7 @@ class PublisherThread:
             self._step_until_closed()
         finally:
             self.is_running, self._is_idle = False, True  # a dead thread does no more
-            self._turn.release()
+            self._step_lock.release()
 
     def _step_until_closed(self) -> None:
         publisher = self._publisher

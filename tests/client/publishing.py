@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from qmq_client.outbox.row import BatchOutcome
-from qmq_client.publishing.ordering import turns_of
+from qmq_client.publishing.ordering import order_batch
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.retry import Backoff
@@ -59,10 +59,10 @@ def sibling_statements(world: World) -> Statements:
 def sweep(world: World, *, keep_ms: int | None = None) -> BatchOutcome:
     """What a watchdog does with whatever is due."""
     rows = world.store.claim(token=WATCHDOG, limit=1000, lease_ms=5000)
-    turns = turns_of(rows, world.store)
-    world.store.settle(turns.returned(), token=WATCHDOG)
+    ordered = order_batch(rows, world.store)
+    world.store.settle(ordered.returned(), token=WATCHDOG)
     outcome = publish_rows(
-        turns.free,
+        ordered.ready,
         transport=world.transport,
         backoff=Backoff(),
         max_attempts=50,

@@ -16,8 +16,8 @@ from qmq_client.publishing.ordering import (
     Pair,
     WaitsForWatchdog,
     accepted_pairs,
-    sort_out,
-    turns_of,
+    order_batch,
+    order_rows,
 )
 from tests.wire.hostile import examples
 
@@ -57,49 +57,49 @@ class Outbox:
 
 def test_O4_rows_without_a_key_are_free_and_cost_no_question() -> None:
     outbox = Outbox([])
-    turns = turns_of([row(2, None), row(1, None)], outbox)
-    assert (numbers(turns.free), turns.held, outbox.questions) == ([2, 1], [], 0)
+    ordered = order_batch([row(2, None), row(1, None)], outbox)
+    assert (numbers(ordered.ready), ordered.held, outbox.questions) == ([2, 1], [], 0)
 
 
 def test_O4_rows_of_a_key_go_in_the_order_of_their_commits() -> None:
-    turns = sort_out(
+    ordered = order_rows(
         [row(3), row(9, None), row(1), row(7, "other"), row(2)],
         {("s", "k"): ids(1, 2, 3), ("s", "other"): ids(7)},
     )
-    assert (numbers(turns.free), turns.held) == ([1, 9, 2, 7, 3], [])
+    assert (numbers(ordered.ready), ordered.held) == ([1, 9, 2, 7, 3], [])
 
 
 def test_O4_a_row_waits_for_an_earlier_one_that_is_not_in_the_batch() -> None:
-    turns = sort_out([row(1), row(3), row(4)], {("s", "k"): ids(1, 2, 3, 4)})
-    assert numbers(turns.free) == [1]
-    assert [(numbers([each.row]), each.place) for each in turns.held] == [([3], 2), ([4], 3)]
+    ordered = order_rows([row(1), row(3), row(4)], {("s", "k"): ids(1, 2, 3, 4)})
+    assert numbers(ordered.ready) == [1]
+    assert [(numbers([each.row]), each.place) for each in ordered.held] == [([3], 2), ([4], 3)]
 
 
 def test_O4_a_key_belongs_to_its_subject() -> None:
-    turns = sort_out(
+    ordered = order_rows(
         [row(2, subject="a"), row(3, subject="b")],
         {("a", "k"): ids(1, 2), ("b", "k"): ids(3)},
     )
-    assert numbers(turns.free) == [3]
+    assert numbers(ordered.ready) == [3]
 
 
 def test_O4_accepted_rows_that_are_not_deleted_yet_stop_nobody() -> None:
     outbox = Outbox([row(1), row(2)])
-    assert numbers(turns_of([row(2)], outbox).free) == []
-    assert numbers(turns_of([row(2)], outbox, accepted=set(ids(1))).free) == [2]
+    assert numbers(order_batch([row(2)], outbox).ready) == []
+    assert numbers(order_batch([row(2)], outbox, accepted=set(ids(1))).ready) == [2]
 
 
 def test_O4_a_row_that_is_not_there_any_more_is_held() -> None:
-    turns = sort_out([row(5)], {})
-    assert ([numbers([each.row]) for each in turns.held], turns.free) == ([[5]], [])
+    ordered = order_rows([row(5)], {})
+    assert ([numbers([each.row]) for each in ordered.held], ordered.ready) == ([[5]], [])
 
 
 def test_O4_held_rows_are_given_back_without_an_attempt_and_later_the_further_they_wait() -> None:
-    outcome = sort_out([row(2), row(9)], {("s", "k"): ids(1, 2, 3, 4, 5, 9)}).returned()
+    outcome = order_rows([row(2), row(9)], {("s", "k"): ids(1, 2, 3, 4, 5, 9)}).returned()
     assert [each.is_attempt for each in outcome.failed] == [False, False]
     first, last = (each.delay_ms for each in outcome.failed)
     assert HELD_MS < first < last < HELD_MS_MAX
-    far = sort_out([row(10**6)], {("s", "k"): ids(*range(100_000))}).returned()
+    far = order_rows([row(10**6)], {("s", "k"): ids(*range(100_000))}).returned()
     assert far.failed[0].delay_ms == HELD_MS_MAX
 
 
@@ -120,12 +120,12 @@ def test_O4_whatever_batch_is_sent_no_row_passes_an_earlier_one_of_its_key(
         if not left:
             break
         batch = random.sample(left, random.randint(1, len(left)))
-        turns = turns_of(batch, Outbox(left))
-        assert sorted(numbers(turns.free) + numbers([each.row for each in turns.held])) == sorted(
-            numbers(batch)
-        )
-        sent += turns.free
-        left = [each for each in left if each not in turns.free]
+        ordered = order_batch(batch, Outbox(left))
+        assert sorted(
+            numbers(ordered.ready) + numbers([each.row for each in ordered.held])
+        ) == sorted(numbers(batch))
+        sent += ordered.ready
+        left = [each for each in left if each not in ordered.ready]
     else:
         raise AssertionError("no end")
     for pair in {(each.subject, each.ordering_key) for each in sent if each.ordering_key}:
@@ -134,11 +134,11 @@ def test_O4_whatever_batch_is_sent_no_row_passes_an_earlier_one_of_its_key(
 
 
 def test_O4_keys_whose_other_rows_are_not_free_are_followed() -> None:
-    turns = sort_out(
+    ordered = order_rows(
         [row(1), row(2, "other"), row(4, "last")],
         {("s", "k"): ids(1, 3), ("s", "other"): ids(2), ("s", "last"): ids(0, 4)},
     )
-    assert turns.followed == {("s", "k"), ("s", "last")}
+    assert ordered.followed == {("s", "k"), ("s", "last")}
 
 
 def test_O4_what_waits_behind_accepted_rows_is_due() -> None:

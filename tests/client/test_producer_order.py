@@ -94,7 +94,7 @@ def test_O4_what_waited_too_long_is_left_and_sent_in_order_by_the_watchdog(world
     dead.close()
 
 
-def test_O4_commits_that_are_handed_over_the_other_way_round_are_sorted(world: World) -> None:
+def test_O4_commits_enqueued_the_other_way_round_are_sorted(world: World) -> None:
     for i in range(3):
         send(world, f"{i}")
     queue = world.producer._publisher.queue
@@ -106,7 +106,7 @@ def test_O4_commits_that_are_handed_over_the_other_way_round_are_sorted(world: W
     assert world.producer.stats.held == 0
 
 
-def test_O4_a_commit_that_is_handed_over_late_holds_the_next_one_back(world: World) -> None:
+def test_O4_a_commit_enqueued_late_holds_the_next_one_back(world: World) -> None:
     send(world, "0")
     publisher = world.producer._publisher
     (late,) = publisher.queue.take(1)
@@ -338,7 +338,7 @@ def test_O4_uncontended_messages_take_the_direct_path(world: World) -> None:
         producer.flush(DEADLINE_S)
         stats = producer.stats
     total = threads_count * each_count
-    assert stats.handed_over == total
+    assert stats.enqueued == total
     assert stats.sent > 0.95 * total, stats
     assert stats.failed == stats.parked == stats.dropped == 0
     for key in {"shared", *(f"own {name}" for name in range(threads_count))}:

@@ -31,7 +31,7 @@ def test_S5_a_full_queue_drops_and_the_watchdog_sends(tmp_path: Path) -> None:
     with a_world(tmp_path, queue_messages=5) as world:
         send_each(world, 8)
         stats = world.producer.stats
-        assert (stats.handed_over, stats.dropped, stats.queued) == (8, 3, 5)
+        assert (stats.enqueued, stats.dropped, stats.queued) == (8, 3, 5)
         assert world.producer.flush().is_done
         assert world.sent() == ["0", "1", "2", "3", "4"]
         world.make_due()

@@ -21,7 +21,7 @@ from qmq_client.message import Message
 from qmq_client.outbox.row import OutboxRow
 from qmq_client.producer import Producer
 from qmq_client.publishing import publish, publisher
-from qmq_client.publishing.ordering import Turns
+from qmq_client.publishing.ordering import OrderedBatch
 from qmq_client.publishing.publisher import Publisher
 from qmq_watchdog import sweep
 
@@ -39,11 +39,11 @@ def hints_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_pass_earlier_ones_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    def turns_of(rows: Sequence[OutboxRow], *_: Any, **__: Any) -> Turns:
-        return Turns(free=list(rows))
+    def order_batch(rows: Sequence[OutboxRow], *_: Any, **__: Any) -> OrderedBatch:
+        return OrderedBatch(ready=list(rows))
 
-    monkeypatch.setattr(publisher, "turns_of", turns_of)
-    monkeypatch.setattr(sweep, "turns_of", turns_of)
+    monkeypatch.setattr(publisher, "order_batch", order_batch)
+    monkeypatch.setattr(sweep, "order_batch", order_batch)
 
 
 def the_inbox_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

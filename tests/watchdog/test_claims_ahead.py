@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import create_tables
-from qmq_client.publishing.ordering import turns_of
+from qmq_client.publishing.ordering import order_batch
 from qmq_client.settings.sections import DatabaseSection
 from qmq_client.transport.memory import MemoryBroker
 from qmq_watchdog.claiming import Claim
@@ -150,9 +150,9 @@ class HeldClaims(ThreadPoolExecutor):
         self.held = threading.local()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-        if work is turns_of:
+        if work is order_batch:
             self.let_go.set()
-        is_held = self.is_holding and work is not turns_of and "settle" not in work.__name__
+        is_held = self.is_holding and work is not order_batch and "settle" not in work.__name__
 
         def held() -> Any:
             self.held.here = is_held
@@ -168,7 +168,7 @@ class HeldClaims(ThreadPoolExecutor):
             assert self.let_go.wait(DEADLINE_S)
 
 
-def test_a_sweep_has_two_connections_and_no_third_also_where_rows_wait_for_their_turn(
+def test_a_sweep_has_two_connections_and_no_third_also_where_rows_are_held(
     a_server_database: ServedDatabase, broker: MemoryBroker
 ) -> None:
     create_tables(a_server_database.engine())

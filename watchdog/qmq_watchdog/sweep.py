@@ -24,7 +24,7 @@ from qmq_client.database.errors import database_errors
 from qmq_client.errors import DatabaseUnavailableError, OutboxMissingError, QmqError
 from qmq_client.outbox.row import BatchOutcome, FailedRow, OutboxRow
 from qmq_client.publishing.forbidden import ForbiddenSubjects
-from qmq_client.publishing.ordering import Turns, accepted_pairs, turns_of
+from qmq_client.publishing.ordering import OrderedBatch, accepted_pairs, order_batch
 from qmq_client.publishing.publish import publish_rows
 from qmq_client.retry import Backoff
 from qmq_client.settings.sections import WatchdogSection
@@ -276,11 +276,11 @@ class Sweep:
         return min(limit, allowed)
 
     def _send(self, claim: Claim, counts: SweepCounts, started_s: float) -> BatchOutcome:
-        """Publish the rows whose turn it is, and settle all of them."""
+        """Publish the rows that are ready, and settle all of them."""
         is_keyed = any(row.ordering_key is not None for row in claim.rows)
-        turns = self._turns(claim.rows, counts) if is_keyed else Turns(free=claim.rows)
+        ordered = self._order(claim.rows, counts) if is_keyed else OrderedBatch(ready=claim.rows)
         outcome = publish_rows(
-            turns.free,
+            ordered.ready,
             transport=self._transport,
             backoff=self._options.backoff,
             max_attempts=self._options.max_attempts,
@@ -290,7 +290,7 @@ class Sweep:
         counts.add(outcome)
         sent_s = self._clock.monotonic_s()
         self._batch_s = sent_s - started_s
-        self._adapt_to_line(turns.free, outcome)
+        self._adapt_to_line(ordered.ready, outcome)
         if self._claims.is_ahead and claim.is_full and not is_keyed and not outcome.unreachable:
             self._look_ahead(counts)
         self._settle(
@@ -298,13 +298,13 @@ class Sweep:
                 token=claim.token,
                 rows=claim.rows if sent_s < claim.lease_end_s else (),
                 outcome=outcome,
-                held=turns.returned(),
+                held=ordered.returned(),
             ),
             counts,
         )
-        counts.held += len(turns.held)
+        counts.held += len(ordered.held)
         if len(self._keys) < KEYS_KEPT_MAX:
-            accepted = accepted_pairs(turns.free, outcome.sent)
+            accepted = accepted_pairs(ordered.ready, outcome.sent)
             self._keys |= dict.fromkeys(key for _, key in sorted(accepted))
         return outcome
 
@@ -313,12 +313,12 @@ class Sweep:
         rows_left = self._options.rows_max - counts.claimed - self._claims.rows_ahead_max
         self._claims.look_ahead(min(self._limit_rows, rows_left), batch_s=self._batch_s)
 
-    def _turns(self, rows: Sequence[OutboxRow], counts: SweepCounts) -> Turns:
-        """Whose turn it is among rows with an ordering key."""
+    def _order(self, rows: Sequence[OutboxRow], counts: SweepCounts) -> OrderedBatch:
+        """Divide rows by the order of their keys."""
         counts.lost += self._settlements.wait()  # the state of earlier rows must be final
         if self._claims.is_ahead:
-            return self._beside.submit(turns_of, rows, self.database.store).result()
-        return turns_of(rows, self.database.store)
+            return self._beside.submit(order_batch, rows, self.database.store).result()
+        return order_batch(rows, self.database.store)
 
     def _give_back_ahead(self, counts: SweepCounts) -> None:
         """Give back rows claimed ahead that this sweep will not send: they are due again soon."""

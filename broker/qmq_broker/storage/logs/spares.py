@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 STEP_BYTES: Final = 1024 * 1024
 #: A spare is begun when this share of the active segment is used …
 BEGUN_AT: Final = 1 / 2
-#: … and handed over as it is when no more than this share is left.
+#: … and finished as it is when no more than this share is left.
 NEEDED_AT: Final = 1 / 8
 
 
@@ -92,7 +92,7 @@ class SpareMaker:
                 self._begin(segment_bytes)
             return self._draft is not None
         if left_bytes <= segment_bytes * NEEDED_AT or self._written >= segment_bytes:
-            self._hand_over()
+            self._finish()
             return False
         if is_busy:
             return False
@@ -119,7 +119,7 @@ class SpareMaker:
         self._draft.allocate(segment_bytes)
         self._draft.sync()
 
-    def _hand_over(self) -> None:
+    def _finish(self) -> None:
         assert self._draft is not None
         self._draft.sync()
         self.close()
