@@ -18,6 +18,7 @@ from traceback import walk_tb
 from typing import Final
 
 from qmq_client.clock import Clock
+from qmq_client.group.history import TEXTS_MAX, joined_texts
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable
 
@@ -27,15 +28,12 @@ ERROR_CHARACTERS_MAX: Final = 500
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
 #: Of an error, this many causes are followed.
 _CAUSES_MAX: Final = 10
-#: An error and its causes whose texts go to the history: the bound leaves no room for more.
-_TEXTS_MAX: Final = 3
-_CAUSED_BY: Final = "; caused by "
 
 
 def error_text(error: BaseException) -> str:
     """Type and text of an error and of its causes, bounded, without SQLAlchemy's statement parameters."""
     texts: list[str] = []
-    for one in islice(with_causes(error), _TEXTS_MAX):
+    for one in islice(with_causes(error), TEXTS_MAX):
         if type(one).__name__.startswith("_"):
             continue  # carries another one within our own code
         text = _own_text(one)
@@ -49,11 +47,7 @@ def error_text(error: BaseException) -> str:
 
 def caused_by(*texts: str) -> str:
     """A text and those of its causes as one, bounded; each keeps its share."""
-    whole = _CAUSED_BY.join(texts)
-    if len(whole) <= ERROR_CHARACTERS_MAX:
-        return whole
-    each_max = (ERROR_CHARACTERS_MAX - len(_CAUSED_BY) * (len(texts) - 1)) // len(texts)
-    return _CAUSED_BY.join(text[:each_max] for text in texts)
+    return joined_texts(texts, ERROR_CHARACTERS_MAX)
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:

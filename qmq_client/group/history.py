@@ -2,12 +2,14 @@
 
 Derived from actions as they are applied, so a replay gives the same. Messages that were delivered
 and came back together share one history. It is bounded: beyond `ATTEMPTS_KEPT_MAX` attempts the
-oldest are forgotten, and of all but the last only the beginning of the error is kept. A group where
-very many messages fail keeps less of each, so that memory and snapshots stay small.
+oldest are forgotten, and of all but the last only the beginning of the error and of its causes is
+kept. A group where very many messages fail keeps less of each, so that memory and snapshots stay
+small.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,8 +18,13 @@ import msgspec
 ATTEMPTS_KEPT_MAX: Final = 16
 #: Attempts kept in one group, roughly: 200 bytes each in memory, less in a snapshot.
 ATTEMPTS_PER_GROUP: Final = 100_000
-#: Characters kept of the errors before the last one: the type and the first words.
+#: Characters kept of the errors before the last one: types and first words.
 OLD_ERROR_CHARACTERS_MAX: Final = 100
+
+#: Stands before each cause in the text of an error.
+CAUSED_BY: Final = "; caused by "
+#: An error and its causes of which something is kept: the bound leaves no room for more.
+TEXTS_MAX: Final = 3
 
 NACKED: Final = "nacked"
 LEASE_ENDED: Final = "lease ended"
@@ -57,9 +64,21 @@ def kept_of_each(messages: int) -> int:
 def extended(history: History, attempt: Attempt, kept_max: int = ATTEMPTS_KEPT_MAX) -> History:
     """The history with one more attempt: the newest ones, at most `kept_max`."""
     if history and len(history[-1].error) > OLD_ERROR_CHARACTERS_MAX:
-        shortened = msgspec.structs.replace(
-            history[-1], error=history[-1].error[:OLD_ERROR_CHARACTERS_MAX]
-        )
+        texts = history[-1].error.split(CAUSED_BY, TEXTS_MAX - 1)
+        error = joined_texts(texts, OLD_ERROR_CHARACTERS_MAX)
+        shortened = msgspec.structs.replace(history[-1], error=error)
         history = (*history[:-1], shortened)
     whole = (*history, attempt)
     return whole[max(0, len(whole) - kept_max) :]
+
+
+def joined_texts(texts: Sequence[str], characters_max: int) -> str:
+    """The text of an error and those of its causes as one; where that is too long, each has its share.
+
+    Requires: at most `TEXTS_MAX` texts.
+    """
+    whole = CAUSED_BY.join(texts)
+    if len(whole) <= characters_max:
+        return whole
+    each_max = (characters_max - len(CAUSED_BY) * (len(texts) - 1)) // len(texts)
+    return CAUSED_BY.join(text[:each_max] for text in texts)

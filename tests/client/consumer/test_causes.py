@@ -124,6 +124,25 @@ def test_W8_a_retry_for_an_error_is_logged_once_per_kind_with_counts_and_a_wish_
     assert "failures=20 unlogged=10" in told[10]
 
 
+def test_W8_of_each_attempt_the_cause_is_kept_behind_however_long_a_text(bench: Bench) -> None:
+    @consumer(SUBJECT, group=GROUP, max_attempts=3)
+    def handler(body: str) -> None:
+        try:
+            call()
+        except ConnectionError as error:
+            raise RuntimeError("not mailed: " + "x" * 2 * ERROR_CHARACTERS_MAX) from error
+
+    bench.put("17")
+    for _ in range(3):
+        bench.drain(handler)
+        bench.clock.advance(3_600_000)
+    (dead,) = bench.broker.dead_letters(SUBJECT, GROUP)
+    assert [past.attempt for past in dead.history] == [1, 2, 3]
+    for past in dead.history:
+        assert past.error.startswith("RuntimeError: not mailed: x")
+        assert "; caused by ConnectionError: 421" in past.error
+
+
 def test_a_long_text_leaves_its_cause_a_share_of_the_bound() -> None:
     error = RuntimeError("x" * 2 * ERROR_CHARACTERS_MAX)
     error.__cause__ = ConnectionError("y" * 2 * ERROR_CHARACTERS_MAX)
