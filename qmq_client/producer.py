@@ -333,7 +333,7 @@ class Producer:
             token=new_token(),
             options=self.options,
         )
-        self._flush_lock = threading.Lock()
+        self._flush_lock = threading.RLock()  # a signal handler may flush, too
         self._flushed = PublisherStats()
         is_own = isinstance(self._broker, str | BrokerAddress)
         self._thread = PublisherThread(

@@ -99,8 +99,8 @@ class Consumers:
         self._abandoned = threading.Event()
         #: What a handler raised to end the interpreter.
         self.exit_error: BaseException | None = None
-        #: Of a start and a stop, neither of which runs in the middle of the other.
-        self._lock = threading.Lock()
+        #: Of a start and a stop. Reentrant: a signal handler may stop in the middle of either.
+        self._lock = threading.RLock()
         #: When a stop ends, and how long the shortest one that was asked for may take.
         self._ends_at_s = self._deadline_s = float("inf")
         self._report: StopReport | None = None
@@ -194,7 +194,8 @@ class Consumers:
         self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
         with self._lock:
             if self._report is None:
-                self._report = self._stop_here()
+                report = self._stop_here()
+                self._report = self._report or report  # a signal handler's came first
             return self._report
 
     def _stop_here(self) -> StopReport:

@@ -207,7 +207,7 @@ class Publisher:
         self._delete(now_s, is_hurried)
         done = self._counts
         wait_s, wake_at = self._next_due(now_s, is_hurried)
-        call_back(self._options, outcome, self.receipts)
+        call_back(self._options, outcome)
         return Pass(
             sent=done["sent"] - before["sent"],
             failed=done["failed"] - before["failed"],

@@ -126,7 +126,8 @@ class Receipts:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: Reentrant: the garbage collector may close a producer in the middle of `open`.
+        self._lock = threading.RLock()
         self._open: WeakValueDictionary[bytes, Receipt] = WeakValueDictionary()
 
     def open(self, message_id: bytes) -> Receipt:

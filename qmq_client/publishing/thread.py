@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from qmq_client.clock import Clock
-from qmq_client.publishing.callbacks import is_called_by, waits_for_itself
+from qmq_client.publishing.callbacks import called_by, is_called_by, waits_for_itself
 from qmq_client.publishing.publisher import Publisher
 from qmq_client.publishing.stats import Pass
 
@@ -101,7 +101,7 @@ class PublisherThread:
     def flush(self, deadline_s: float) -> bool:
         """Wait until nothing is left to do, hurrying; whether that was so before the deadline.
 
-        Raises `ConfigurationError` in a callback of this publisher.
+        Raises `ConfigurationError` in a step of this publisher, as in a callback.
         """
         if is_called_by(self._publisher.receipts):
             raise waits_for_itself("flush")
@@ -135,7 +135,7 @@ class PublisherThread:
             self._close_at_s = end_s
         self._publisher.queue.wake()
         if is_called_by(self._publisher.receipts):
-            return True  # in a callback: the loop ends after this step
+            return True  # in the middle of a step: the loop ends after it
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, deadline_s))
@@ -169,7 +169,8 @@ class PublisherThread:
                 return False  # a callback in the middle of it
             self._is_at_work = True
             try:
-                return self._step_until_idle(end_s)
+                with called_by(self._publisher.receipts):
+                    return self._step_until_idle(end_s)
             finally:
                 self._is_at_work = False
                 if (
@@ -193,7 +194,8 @@ class PublisherThread:
         try:
             self._thread = threading.current_thread()
             self.is_running = True
-            self._step_until_closed()
+            with called_by(self._publisher.receipts):
+                self._step_until_closed()
         finally:
             self.is_running, self._is_idle = False, True  # a dead thread does no more
             self._step_lock.release()

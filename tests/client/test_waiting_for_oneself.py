@@ -1,8 +1,9 @@
-"""A callback of a producer that would wait for the producer's own publisher."""
+"""Code in a step of a producer's own publisher, as a callback, that would wait for that publisher."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from qmq_client.message import Message
 from qmq_client.options import ProducerOptions
 from qmq_client.producer import Producer
 from qmq_client.publishing.receipts import Receipt
+from qmq_client.testing import MemoryTransport
+from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import publisher_threads
 from tests.client.world import SUBJECT, World
 
@@ -65,4 +68,68 @@ def test_S12_close_async_in_a_callback_returns_at_once(world: World, background:
     with producer_of(world, on_sent=on_sent, background=background) as producer:
         producer.send_now(Message(SUBJECT, "a"))
         assert producer.flush(deadline_s=DEADLINE_S) or background
+    assert publisher_threads() == []
+
+
+class HookedTransport(MemoryTransport):
+    """Calls a function of the test once, in the middle of a step."""
+
+    in_step: Callable[[], object] | None = None
+
+    def send(self, frame: bytes) -> SendAnswer:
+        in_step, self.in_step = self.in_step, None
+        if in_step is not None:
+            in_step()
+        return super().send(frame)
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("way", ["flush", "flush_async", "receipt"])
+def test_S12_what_runs_in_the_middle_of_a_step_and_would_wait_for_it_is_refused_at_once(
+    world: World, way: str, background: bool
+) -> None:
+    """As an event of the database engine does."""
+    transport = HookedTransport(world.memory.broker)
+    options = ProducerOptions(background=background)
+    refusals: list[str] = []
+    with Producer(world.engine, transport, options=options) as producer:
+
+        def in_step() -> None:
+            with pytest.raises(ConfigurationError) as refused:
+                wait_by(way, producer, receipt)
+            refusals.append(str(refused.value))
+
+        transport.in_step = in_step
+        with Session(producer.engine) as session, session.begin():
+            message_id = producer.send(Message(SUBJECT, "a"), session=session)
+            receipt = producer.receipt(message_id, session=session)
+        assert producer.flush(deadline_s=DEADLINE_S)
+    assert len(refusals) == 1
+    assert world.sent() == ["a"]
+
+
+class Owner:
+    """Closes its producer when it is collected, which may be in any thread at any moment."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+
+    def __del__(self) -> None:
+        self.producer.close(deadline_s=10 * DEADLINE_S)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("background", [True, False])
+def test_S12_a_finalizer_that_closes_in_the_middle_of_a_step_returns_at_once(
+    world: World, background: bool
+) -> None:
+    transport = HookedTransport(world.memory.broker)
+    options = ProducerOptions(background=background)
+    producer = Producer(world.engine, transport, options=options)
+    transport.in_step = lambda: Owner(producer)
+    with Session(producer.engine) as session, session.begin():
+        producer.send(Message(SUBJECT, "a"), session=session)
+    producer.flush(deadline_s=DEADLINE_S)
+    producer.close(deadline_s=DEADLINE_S)
+    assert world.sent() == ["a"]
     assert publisher_threads() == []

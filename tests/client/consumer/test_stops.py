@@ -113,6 +113,31 @@ def test_C8_an_async_handler_may_end_what_it_does_also_when_a_stop_is_hurried(
     ending.join(WAIT_S)
 
 
+def test_C8_a_signal_handler_that_stops_in_the_middle_of_a_stop_completes_it() -> None:
+    """As when a second SIGTERM comes: it would wait for the stop that it interrupted, forever."""
+    shop = Shop()
+    may_end = threading.Event()
+    shop.on_handled = lambda: may_end.wait(WAIT_S)
+    shop.consumers.start()
+    assert shop.handled.wait(WAIT_S)
+    reports: list[Any] = []
+
+    def stop(_: int, __: object) -> None:
+        may_end.set()
+        reports.append(shop.consumers.stop(WAIT_S))
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        reports.append(shop.consumers.stop(2 * WAIT_S))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert reports[0] is reports[1]
+    assert reports[0].is_clean
+    assert not shop.consumers._threads.alive("pull", "work", "settle")
+    assert shop.broker.lag(SUBJECT, GROUP) == 0
+
+
 def test_C8_a_stop_that_a_signal_handler_interrupts_is_continued_by_the_next_one() -> None:
     shop = Shop()
     may_end = threading.Event()
