@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from qmq_client.commands.broker_json import broker_address, broker_options, get_json, print_json
 from qmq_client.commands.exit_codes import ATTENTION, UNREACHABLE
@@ -24,7 +25,7 @@ from qmq_client.commands.message_view import (
     why_text,
 )
 from qmq_client.commands.named import MESSAGE_ID, SUBJECT
-from qmq_client.commands.outbox import row_told, rows_of_message
+from qmq_client.commands.outbox import RowsFound, row_told, rows_of_message
 from qmq_client.commands.settings import database_option, loaded
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
@@ -34,7 +35,7 @@ from qmq_client.errors import (
     ConfigurationError,
     TransportError,
 )
-from qmq_client.settings.sections import DatabaseSection
+from qmq_client.settings.sections import Config, RegistrySection
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.shown import printable
@@ -338,15 +339,15 @@ def _tell(
     answer: Mapping[str, Any],
     blocks: Sequence[Iterable[str]],
     delayed: Mapping[str, Any] | None,
-    outboxes: Sequence[DatabaseSection],
+    outboxes: Config,
     as_json: bool,
 ) -> None:
     """Print what the broker has of a message; if nothing, its rows in outboxes, or that there are none."""
     if delayed is not None:
         answer = {**answer, "delayed": delayed}
         blocks = [*blocks, *(waiting_lines(*one) for one in by_subject(delayed))]
-    found = ([], []) if blocks else rows_of_message(parse_message_id(message_id), outboxes)
-    rows, unread = found
+    found = RowsFound() if blocks else rows_of_message(parse_message_id(message_id), outboxes)
+    rows, unread = found.rows, found.unread
     if as_json:
         print_json({**answer, "outbox": rows} if rows else answer)
     else:
@@ -365,30 +366,32 @@ def _print(blocks: Sequence[Iterable[str]]) -> None:
             click.echo(line)
 
 
-def _outboxes(database: str | None, config_file: Path | None) -> Sequence[DatabaseSection]:
-    """The databases in which a message may wait that no broker has."""
-    return loaded(config_file, () if database is None else (database,)).config.databases
+def _outboxes(database: str | None, config_file: Path | None) -> Config:
+    """The databases in which a message may wait that no broker has: the one given, or all."""
+    if database is None:
+        return loaded(config_file).config
+    config = loaded(config_file, (database,)).config
+    return msgspec.structs.replace(config, registry=RegistrySection())
 
 
 @contextmanager
-def _outbox_without_broker(
-    message_id: str, outboxes: Sequence[DatabaseSection], as_json: bool
-) -> Iterator[None]:
+def _outbox_without_broker(message_id: str, outboxes: Config, as_json: bool) -> Iterator[None]:
     """Where the broker does not answer, tell what the outboxes have; then the error continues."""
     try:
         yield
     except (BrokerRefusedError, BrokerOlderError):  # it was asked
         raise
     except TransportError:
-        rows, unread = rows_of_message(parse_message_id(message_id), outboxes)
-        if as_json and outboxes:
-            print_json({"outbox": rows})
-        for row in () if as_json else rows:
+        found = rows_of_message(parse_message_id(message_id), outboxes)
+        was_looked_at = bool(found.read or found.unread)
+        if as_json and was_looked_at:
+            print_json({"outbox": found.rows})
+        for row in () if as_json else found.rows:
             click.echo(row_told(row))
-        names = ", ".join(one.name for one in outboxes if one.name not in unread)
-        if names and not rows:
+        if found.read and not found.rows:
+            names = ", ".join(found.read)
             click.echo(f"{message_id} is not in the outbox of {names}", err=True)
-        if not outboxes:
+        if not was_looked_at:
             click.echo("no outbox was looked at: give --database", err=True)
         click.echo("the broker could not be asked:", err=True)
         raise
@@ -399,7 +402,8 @@ def _not_here(message_id: str, unread: Sequence[str]) -> str:
     if unread:
         return f"{here}it may be in an outbox that could not be read: {', '.join(unread)}"
     return (
-        f"{here}nor is it in the outbox of a database that is configured or given with --database"
+        f"{here}nor is it in the outbox of a database that is configured, registered or given with "
+        "--database"
     )
 
 

@@ -18,6 +18,8 @@ NO_GROUP: Final = (
     "none on this subject: no consumer has ever asked for it, or the group was removed"
 )
 _COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
+#: The broker does not remember which; the history of the group does.
+_PASSED: Final = "acked, or the group starts after it; `qmq message trace` says which"
 _STILL_TO_COME: Final = ("not yet", "waiting", "held")
 _BODY_SHOWN_CHARACTERS: Final = 60
 _HEX_SHOWN_BYTES: Final = 64
@@ -105,6 +107,8 @@ def _group(found: Mapping[str, Any]) -> str:
         "why": why_text(found),
     }
     parts = [f"{name}={value}" for name, value in said.items() if value]
+    if found["state"] == "passed" and not parts:
+        parts = [_PASSED]
     return f"{found['group']}: {found['state']}" + (f" ({', '.join(parts)})" if parts else "")
 
 

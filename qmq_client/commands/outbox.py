@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,11 +26,12 @@ from qmq_client.commands.settings import database_options, json_option, the_data
 from qmq_client.commands.table import table_lines
 from qmq_client.database.engine import open_engine, section_tables
 from qmq_client.database.errors import database_errors
+from qmq_client.database.registry import Registry
 from qmq_client.errors import ConfigurationError, QmqError
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.row import ROW_FILTER_IDS_MAX, RowFilter, StoredRow
 from qmq_client.outbox.table import LIVE, PARKED, SENT
-from qmq_client.settings.sections import DatabaseSection
+from qmq_client.settings.sections import Config, DatabaseSection
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.record import BodyKind, Record, decode_record
@@ -374,25 +376,50 @@ def open_outbox(section: DatabaseSection) -> Iterator[OutboxStore]:
             engine.dispose()
 
 
-def rows_of_message(
-    message_id: bytes, databases: Iterable[DatabaseSection]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a message in these databases, and the names of those that could not be read.
+@dataclass(kw_only=True)
+class RowsFound:
+    """The rows of a message in several outboxes."""
 
-    Why they could not is said on standard error.
-    """
-    found: list[dict[str, Any]] = []
-    unread: list[str] = []
-    for section in databases:
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    #: Names of the databases that were looked at.
+    read: list[str] = field(default_factory=list)
+    #: Names of those that could not be read.
+    unread: list[str] = field(default_factory=list)
+
+    def could_not_read(self, name: str, error: QmqError) -> None:
+        """Note it, and say why on standard error."""
+        click.echo(f"{name}: {error}", err=True)
+        self.unread.append(name)
+
+
+def rows_of_message(message_id: bytes, config: Config) -> RowsFound:
+    """The rows of a message in all databases of the configuration and of its registry."""
+    found = RowsFound()
+    for section in _all_databases(config, found):
         try:
             with open_outbox(section) as store:
                 rows = store.list_rows(RowFilter(message_ids=[message_id]))
         except QmqError as error:  # the others are looked at nevertheless
-            click.echo(f"{section.name}: {error}", err=True)
-            unread.append(section.name)
+            found.could_not_read(section.name, error)
             continue
-        found += [{"database": section.name, **row_values(row)} for row in rows]
-    return found, unread
+        found.read.append(section.name)
+        found.rows += [{"database": section.name, **row_values(row)} for row in rows]
+    return found
+
+
+def _all_databases(config: Config, found: RowsFound) -> Iterable[DatabaseSection]:
+    """A database of the configuration wins over one of the registry with its name."""
+    sections = {section.name: section for section in config.databases}
+    if not config.registry.url:
+        return sections.values()
+    try:
+        content = Registry(config.registry, os.environ).read()
+    except QmqError as error:
+        found.could_not_read("[registry]", error)
+        return sections.values()
+    for name, refused in content.refused.items():
+        found.could_not_read(name, refused)
+    return ({each.section.name: each.section for each in content.databases} | sections).values()
 
 
 def row_told(row: dict[str, Any]) -> str:

@@ -193,10 +193,7 @@ class Consumers:
         deadline_s = checked_deadline_s("deadline_s of stop", deadline_s)
         self._end_within(max(0.0, deadline_s), SYSTEM_CLOCK.monotonic_s())
         with self._lock:
-            if self._report is None:
-                report = self._stop_here()
-                self._report = self._report or report  # a signal handler's came first
-            return self._report
+            return self._report or self._stop_here()
 
     def _stop_here(self) -> StopReport:
         began_at_s = SYSTEM_CLOCK.monotonic_s()
@@ -366,7 +363,9 @@ class Consumers:
         for thread in self._threads.alive("pull", "settle"):
             thread.join(_JOIN_S)  # woken by the close
         alive = set(self._threads.alive("pull", "settle", "work")) - self._inbox_outages.pullers()
-        report = StopReport(
+        if self._report is not None:
+            return self._report  # a signal handler's stop came first
+        self._report = report = StopReport(
             is_clean=not alive and not any(len(member.ledger) for member in self.members),
             running=sum(len(member.prefetch.running()) for member in self.members),
             unsettled=sum(len(member.ledger) for member in self.members),

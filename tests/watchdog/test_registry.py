@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qmq_client.commands.root import root
+from qmq_client.database.registry import Registry
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.config import DATABASES_MAX
 from qmq_client.settings.sections import (
@@ -25,7 +26,6 @@ from qmq_client.settings.sections import (
 )
 from qmq_client.signal_flag import SignalFlag
 from qmq_watchdog.collector import WatchdogCollector
-from qmq_watchdog.registry import Registry
 from qmq_watchdog.service import Service
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from qmq_client.database.registry import Registry
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.sections import DatabaseSection, RegistrySection
 from qmq_watchdog.daemon import Daemon
 from qmq_watchdog.fleet import Fleet, RegistryJob
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.registry import Registry
 
 
 def open_well(section: DatabaseSection) -> Any:

@@ -15,18 +15,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from qmq_client.database.engine import open_engine, section_tables
+from qmq_client.database.registry import Registry
 from qmq_client.outbox.checking.rights import WATCHDOG, WATCHDOG_OF_INBOX, Role
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.database.sqlite_file import follow_file
 from qmq_client.outbox.table import DEFAULT_TABLES
-from qmq_client.settings.sections import DatabaseSection, WatchdogSection
+from qmq_client.settings.sections import Config, DatabaseSection, WatchdogSection
 from qmq_watchdog.claiming import THREADS
 
 #: Statements that the longest of our transactions may wait for, each up to its own limit.
@@ -95,6 +97,12 @@ def open_database(
         keep_sent_ms=_kept_ms(section.keep_sent_s),
         keep_inbox_ms=_kept_ms(section.keep_inbox_s),
     )
+
+
+def open_registry(config: Config, environment: Mapping[str, str]) -> Registry:
+    """The table of further databases, with the same limits. Connects to nothing."""
+    prepare = partial(limit_in_time, limits=config.watchdog)
+    return Registry(config.registry, environment, prepare)
 
 
 def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:

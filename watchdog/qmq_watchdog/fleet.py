@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from qmq_client.database.registry import Registry
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError
 from qmq_client.settings.sections import DatabaseSection
 from qmq_watchdog.daemon import Daemon, Job
 from qmq_watchdog.events import log_event
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.outage import FAULT, Outage, kind_of
-from qmq_watchdog.registry import Registry
 
 
 class Fleet:

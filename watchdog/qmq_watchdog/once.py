@@ -15,10 +15,9 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import ConfigurationError, DatabaseUnavailableError, QmqError
 from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import Config, WatchdogSection
-from qmq_watchdog.databases import Database, open_database
+from qmq_watchdog.databases import Database, open_database, open_registry
 from qmq_watchdog.events import LOGGER
 from qmq_watchdog.fleet import REGISTRY_JOB
-from qmq_watchdog.registry import Registry
 from qmq_watchdog.sweep import Sweep, SweepCounts
 from qmq_watchdog.workers import Workers
 
@@ -31,7 +30,7 @@ def open_all(
     refused: dict[str, QmqError] = {}
     if config.registry.url:
         try:
-            content = Registry(config.registry, environment, config.watchdog).read()
+            content = open_registry(config, environment).read()
         except (ConfigurationError, DatabaseUnavailableError) as error:
             refused[REGISTRY_JOB] = error
         else:

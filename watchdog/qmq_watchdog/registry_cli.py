@@ -15,9 +15,10 @@ import msgspec
 
 from qmq_client.commands.exit_codes import ATTENTION
 from qmq_client.commands.settings import config_option, json_option, loaded
+from qmq_client.database.registry import Registry
 from qmq_client.errors import ConfigurationError
 from qmq_client.settings.sections import DatabaseSection
-from qmq_watchdog.registry import Registry
+from qmq_watchdog.databases import open_registry
 
 
 @click.group()
@@ -151,7 +152,7 @@ def _registry(config_file: Path | None) -> Registry:
             value="none is configured",
             remedy="Write [registry] with a url into qmq.toml, or set QMQ_REGISTRY_URL.",
         )
-    return Registry(config.registry, os.environ, config.watchdog)
+    return open_registry(config, os.environ)
 
 
 def _report(name: str, is_found: bool, done: str, as_json: bool) -> None:

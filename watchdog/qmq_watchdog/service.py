@@ -22,13 +22,17 @@ from qmq_client.signal_flag import SignalFlag
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_watchdog.daemon import Daemon
-from qmq_watchdog.databases import CONNECTIONS_PER_RUN, ConnectionBudget, open_database
+from qmq_watchdog.databases import (
+    CONNECTIONS_PER_RUN,
+    ConnectionBudget,
+    open_database,
+    open_registry,
+)
 from qmq_watchdog.endpoint import Endpoint, Health
 from qmq_watchdog.events import log_event
 from qmq_watchdog.fleet import Fleet, RegistryJob
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.outage import BrokerGate
-from qmq_watchdog.registry import Registry
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
 
@@ -150,13 +154,11 @@ class Service:
         )
 
     def _registry_job(self) -> RegistryJob:
-        section = self._config.registry
-        registry = Registry(section, self._environment, self._config.watchdog)
         return RegistryJob(
-            registry,
+            open_registry(self._config, self._environment),
             self.fleet,
             self._options,
-            refresh_s=section.refresh_s,
+            refresh_s=self._config.registry.refresh_s,
             random=random,
         )
 

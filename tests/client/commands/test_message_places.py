@@ -15,7 +15,9 @@ from sqlalchemy.orm import Session
 
 from qmq_client import Message, Producer, create_tables
 from qmq_client.commands.root import root
+from qmq_client.database.registry import Registry
 from qmq_client.errors import BrokerRefusedError
+from qmq_client.settings.sections import DatabaseSection, RegistrySection
 from qmq_client.wire.requests import ErrorAnswer
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.waiting import DEADLINE_S, wait_for
@@ -164,6 +166,43 @@ def test_without_a_broker_the_outbox_is_looked_into_all_the_same(
     assert (row["message_id"], row["database"]) == (message_id, "shop")
     ended = run(NOWHERE, "message", command, "0" * 32, "--database", url, code=3)
     assert (ended.stdout, "is not in the outbox of shop" in ended.stderr) == ("", True)
+
+
+@pytest.fixture
+def registry(
+    database: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Registry:
+    """The only configured place, with that database and one that cannot be read."""
+    url = f"sqlite:///{tmp_path / 'control.db'}"
+    (tmp_path / "qmq.toml").write_text(f'[registry]\nurl = "{url}"\n')
+    monkeypatch.chdir(tmp_path)
+    made = Registry(RegistrySection(url=url), {})
+    made.create()
+    made.add(DatabaseSection(name="shop", url=database[0]))
+    return made
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_databases_of_the_registry_are_looked_into(
+    broker: BrokerProcess, database: tuple[str, str], registry: Registry, command: str
+) -> None:
+    _, message_id = database
+    told = f"{message_id} is in the outbox of shop: live, due "
+    assert told in run(broker, "message", command, message_id).stdout
+    assert told in run(NOWHERE, "message", command, message_id, code=3).stdout
+    run(broker, "message", command, "0" * 32, code=1)
+    registry.add(DatabaseSection(name="gone", url="sqlite:////nowhere/gone.db"))
+    ended = run(broker, "message", command, "0" * 32, code=3)
+    assert "it may be in an outbox that could not be read: gone" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "trace"])
+def test_a_registry_that_cannot_be_read_is_told(
+    broker: BrokerProcess, registry: Registry, command: str
+) -> None:
+    Path("control.db").unlink()
+    ended = run(broker, "message", command, "0" * 32, code=3)
+    assert "it may be in an outbox that could not be read: [registry]" in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["show", "trace"])

@@ -1,4 +1,4 @@
-"""The registry: a table of databases that come and go while the watchdog runs.
+"""The registry: a table of databases with outboxes, which come and go while a watchdog runs.
 
 It holds no secret. A row names the environment variable or the file with a password, and a URL that
 contains a password is refused, both when it is written and when it is read. Everybody who may write the
@@ -10,7 +10,7 @@ directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,7 @@ from qmq_client.database.errors import database_errors
 from qmq_client.errors import ConfigurationError, OutboxMissingError
 from qmq_client.settings.config import DATABASES_MAX
 from qmq_client.settings.masking import mask_secrets
-from qmq_client.settings.sections import DatabaseSection, RegistrySection, WatchdogSection
-from qmq_watchdog.databases import limit_in_time
+from qmq_client.settings.sections import DatabaseSection, RegistrySection
 
 _PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")
 _NAME: Final = "registry"
@@ -66,11 +65,12 @@ class Registry:
         self,
         section: RegistrySection,
         environment: Mapping[str, str],
-        limits: WatchdogSection | None = None,
+        prepare: Callable[[sa.Engine], object] = lambda _: None,
     ) -> None:
+        """`prepare`: what to do with each engine before its use, as to limit it in time."""
         self._section = section
         self._environment = environment
-        self._limits = WatchdogSection() if limits is None else limits
+        self._prepare = prepare
         self._table = _table(section)
 
     def create(self) -> bool:
@@ -135,7 +135,7 @@ class Registry:
             password_file=self._section.password_file,
         )
         engine = open_engine(section, self._environment, may_create=may_create)
-        limit_in_time(engine, self._limits)
+        self._prepare(engine)
         try:
             with database_errors(_NAME, remedy=""), engine.begin() as connection:
                 yield connection
