@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ from tests.pipeline.world import DataDirectory
 MADE_UP_ID = 1_987_654_321
 UP = ("-m", "qmq_client", "up")
 WATCHDOG = ("-m", "qmq_client", "watchdog", "run")
+CONSUME = ("-m", "qmq_client", "consume", "shop")
+SHOP = ("--database", "sqlite:///shop.db")
+NOWHERE = ("--broker", "http://127.0.0.1:9")
+HANDLERS = """
+from qmq_client import consumer
+
+@consumer("orders", group="audit")
+def audit(body: str) -> None:
+    print("handled", body, flush=True)
+"""
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 
@@ -49,14 +60,28 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("db", "migrate", "--database", "sqlite:///shop.db"), "shop: empty ->"),
+        (("--version",), "qmq"),
+        (("doctor", *SHOP), "shop: sound"),
+        (("db", "check", *SHOP), "shop: as it should be"),
+        (("db", "sql", *SHOP), "CREATE TABLE"),
+        (("outbox", "list", *SHOP), "live 0"),
+        (("watchdog", "sweep", *SHOP, *NOWHERE), "sweep database=shop"),
+        (("watchdog", "databases", "init"), "registry.url: none is configured"),
+        (("message", "show", "0" * 32, *SHOP, *NOWHERE), "the broker could not be asked"),
+        (("broker", "status", *NOWHERE), "no connection"),
         (("config", "show"), "broker"),
         (("store", "verify", "none"), "none"),
+        (
+            ("broker", "token", "add", "app", "--tokens", "tokens.json", "--role", "producer"),
+            "app",
+        ),
     ],
+    ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else "",
 )
 def test_a_command_works_or_says_what_is_missing(
     folder: Path, command: tuple[str, ...], said: str
 ) -> None:
+    assert "shop: empty ->" in as_that_user(folder, "db", "migrate", *SHOP)
     ran = run(folder, "-m", "qmq_client", *command)
     assert said in ran.stdout + ran.stderr
     assert "unexpected" not in ran.stderr
@@ -133,27 +158,41 @@ def test_up_runs_a_broker_and_a_watchdog(folder: Path) -> None:
         assert "Traceback" not in running.log
 
 
-def test_a_watchdog_runs_as_a_service_of_its_own(folder: Path) -> None:
-    url = f"sqlite:///{folder / 'shop.db'}"
-    as_that_user(folder, "db", "migrate", "--database", url)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "watchdog")])
-    words = ("--database", url, "--broker", "http://127.0.0.1:9")
+@contextmanager
+def service(folder: Path, *words: str) -> Iterator[Callable[[], str]]:
+    """A program as that user; gives what it has written. It must end well on SIGTERM."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "watchdog"), str(folder)])
     said = folder / "said"
     with said.open("w") as log:
-        watchdog = subprocess.Popen(
-            [sys.executable, *WATCHDOG, *words],
+        running = subprocess.Popen(
+            [sys.executable, *words],
             cwd=folder,
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path},
             user=MADE_UP_ID,
             group=MADE_UP_ID,
             extra_groups=[],
+            stdout=log,
             stderr=log,
         )
     try:
-        wait_for(lambda: "watchdog.started" in said.read_text(), "the watchdog")
-        watchdog.send_signal(signal.SIGTERM)
-        assert watchdog.wait(60) == 0
+        yield said.read_text
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
     finally:
-        watchdog.kill()
-        watchdog.wait()
+        running.kill()
+        running.wait()
     assert "Traceback" not in said.read_text()
+
+
+def test_a_watchdog_runs_as_a_service_of_its_own(folder: Path) -> None:
+    as_that_user(folder, "db", "migrate", *SHOP)
+    with service(folder, *WATCHDOG, *SHOP, *NOWHERE) as said:
+        wait_for(lambda: "watchdog.started" in said(), "the watchdog")
+
+
+def test_consumers_run_as_a_service(folder: Path) -> None:
+    (folder / "shop.py").write_text(HANDLERS)
+    with serving(folder, command=SERVE) as broker:
+        as_that_user(folder, "send", "orders", "hello", "--broker", broker.url)
+        with service(folder, *CONSUME, "--broker", broker.url) as said:
+            wait_for(lambda: "handled hello" in said(), "the handler")
