@@ -70,6 +70,8 @@ class Deletes:
         self._refused_until_s = float("-inf")
         self._pause_s = 0.0
         self._held_until_s = float("-inf")
+        #: Whether the database refused the last time, so that nobody has to wait for them.
+        self.was_refused = False
 
     def add(self, message_ids: Sequence[bytes], now_s: float) -> None:
         """These were accepted."""
@@ -104,9 +106,11 @@ class Deletes:
         """All of them are gone."""
         self.message_ids = []
         self._pause_s = 0.0
+        self.was_refused = False
 
     def on_failure(self, now_s: float) -> None:
         """The database refused: wait longer than the last time."""
+        self.was_refused = True
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _PAUSE_S_MAX)
         self._due_s = self._refused_until_s = now_s + self._pause_s
 
@@ -193,8 +197,17 @@ class Publisher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to send, to look for or to delete. For the stepping thread."""
-        return not (len(self.queue) or self._wanted or self._deletes.message_ids)
+        """Whether nothing is left to send, to look for or to delete. For the stepping thread.
+
+        What the database refused to delete is not waited for: it may wait for a transaction of the
+        very caller that waits here, as with SQLite.
+        """
+        is_deleted = not self._deletes.message_ids or self._deletes.was_refused
+        return is_deleted and not (len(self.queue) or self._wanted)
+
+    def retry_deletes(self) -> None:
+        """Wait for what the database refused to delete, until it refuses again."""
+        self._deletes.was_refused = False
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
         """One bounded pass: at most one batch sent. Raises only what a callback ends the process with.
@@ -224,6 +237,7 @@ class Publisher:
         before = self._counts["left"]
         self._leave([each.row for each in self._wanted.values()])
         self._wanted.clear()
+        self._deletes.on_deleted()  # or not: the watchdog sends them again, and the broker knows them
         while hints := self.queue.take(self._options.batch_messages):
             self._leave([row for hint in hints for row in hint.rows])
         return self._counts["left"] - before

@@ -179,6 +179,7 @@ class PublisherThread:
                     self._end()
 
     def _step_until_idle(self, end_s: float) -> bool:
+        self._publisher.retry_deletes()
         while not self._publisher.is_idle:
             now_s = self._clock.monotonic_s()
             if now_s >= end_s:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from qmq_client.errors import ConfigurationError
@@ -17,7 +20,8 @@ from qmq_client.publishing.receipts import Receipt
 from qmq_client.testing import MemoryTransport
 from qmq_client.wire.requests import SendAnswer
 from tests.client.publishing import publisher_threads
-from tests.client.world import SUBJECT, World
+from tests.client.world import OUTBOX, SUBJECT, World, a_world
+from tests.kit.waiting import wait_for
 
 DEADLINE_S = 60.0
 
@@ -133,3 +137,29 @@ def test_S12_a_finalizer_that_closes_in_the_middle_of_a_step_returns_at_once(
     producer.close(deadline_s=DEADLINE_S)
     assert world.sent() == ["a"]
     assert publisher_threads() == []
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_S12_who_flushes_or_closes_in_a_transaction_that_keeps_others_from_writing_waits_little(
+    tmp_path: Path, call: str, background: bool
+) -> None:
+    """In SQLite its own transaction keeps the publisher from deleting what the broker has."""
+    with a_world(tmp_path) as world:
+        producer = producer_of(world, background=background)
+        with Session(world.engine) as session, session.begin():
+            producer.send(Message(SUBJECT, "a"), session=session)
+        began_at_s = monotonic()
+        with Session(world.engine) as session, session.begin():
+            session.execute(sa.text(f"UPDATE {OUTBOX} SET attempts = attempts"))
+            if call == "flush":
+                assert producer.flush(deadline_s=DEADLINE_S)
+            else:
+                producer.close(deadline_s=DEADLINE_S)
+        assert monotonic() - began_at_s < DEADLINE_S / 2
+        assert world.sent() == ["a"]
+        if call == "flush":
+            assert producer.flush(deadline_s=DEADLINE_S)
+            wait_for(lambda: not world.read(f"SELECT 1 FROM {OUTBOX}"), "it is not deleted")
+            producer.close()
+        assert publisher_threads() == []
