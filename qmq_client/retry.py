@@ -88,7 +88,7 @@ class Breaker:
             self._open_until_s = now_s + max(wait_s, at_least_s)
 
 
-class Retry(Exception):  # noqa: N818  # a handler's wish, not an error
+class Retry(Exception):  # noqa: N818  # a handler's request, not an error
     """Raised by a handler to give the message back for another delivery.
 
     `after` is a number of seconds or a `timedelta`, up to two years; None leaves the wait to the

@@ -25,7 +25,7 @@ from qmq_client.commands.message_view import (
     why_text,
 )
 from qmq_client.commands.named import MESSAGE_ID, SUBJECT
-from qmq_client.commands.outbox import RowsFound, row_told, rows_of_message
+from qmq_client.commands.outbox import RowsFound, row_text, rows_of_message
 from qmq_client.commands.settings import database_option, loaded
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
@@ -351,7 +351,7 @@ def _tell(
     if as_json:
         print_json({**answer, "outbox": rows} if rows else answer)
     else:
-        _print(blocks or [[row_told(row)] for row in rows])
+        _print(blocks or [[row_text(row)] for row in rows])
     if not blocks and not rows:
         if not as_json:
             click.echo(_not_here(message_id, unread), err=True)
@@ -387,7 +387,7 @@ def _outbox_without_broker(message_id: str, outboxes: Config, as_json: bool) -> 
         if as_json and was_looked_at:
             print_json({"outbox": found.rows})
         for row in () if as_json else found.rows:
-            click.echo(row_told(row))
+            click.echo(row_text(row))
         if found.read and not found.rows:
             names = ", ".join(found.read)
             click.echo(f"{message_id} is not in the outbox of {names}", err=True)

@@ -422,7 +422,7 @@ def _all_databases(config: Config, found: RowsFound) -> Iterable[DatabaseSection
     return ({each.section.name: each.section for each in content.databases} | sections).values()
 
 
-def row_told(row: dict[str, Any]) -> str:
+def row_text(row: dict[str, Any]) -> str:
     """Why a message of this row is not at the broker, in one line."""
     told = f"{row['message_id']} is in the outbox of {row['database']}: {row['state']}"
     told += f", due {row['due_at']}, attempts {row['attempts']}"

@@ -26,7 +26,7 @@ _COUNT_MAX: Final = 500
 #: Pause between requests for a subject without new messages.
 _LOOK_S: Final = 0.5
 #: Pause between requests to a broker that does not answer.
-_AWAY_S: Final = 1.0
+_UNREACHABLE_S: Final = 1.0
 
 
 @click.command()
@@ -67,24 +67,24 @@ def tail(
     left = None if follow else count
     #: After the last message that was printed.
     printed = 0
-    has_answered = is_away = False
+    has_answered = is_unreachable = False
     while left is None or left > 0:
         asked = _COUNT_MAX if left is None else min(left, _COUNT_MAX)
         try:
-            place = _place_now(address, subject, place, printed, was_away=is_away)
+            place = _place_now(address, subject, place, printed, was_unreachable=is_unreachable)
             messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
         except TransportError as error:
             # Nothing was printed of what failed, so to ask again repeats and skips nothing.
             if not (follow and has_answered) or exit_code_of(error) != UNREACHABLE:
                 raise
-            if not is_away:
+            if not is_unreachable:
                 click.echo(f"{error}; waiting for the broker", err=True)
-            is_away = True
-            SYSTEM_CLOCK.sleep(_AWAY_S)
+            is_unreachable = True
+            SYSTEM_CLOCK.sleep(_UNREACHABLE_S)
             continue
-        if is_away:
-            click.echo(f"the broker is back; going on with message {place}", err=True)
-        has_answered, is_away = True, False
+        if is_unreachable:
+            click.echo(f"the broker is back; continuing with message {place}", err=True)
+        has_answered, is_unreachable = True, False
         for found in messages:
             click.echo(_line({"subject": subject, **found}, as_json))
             printed = found["sequence"] + 1
@@ -109,10 +109,10 @@ def _last(address: BrokerAddress, subject: str, count: int) -> int:
 
 
 def _place_now(
-    address: BrokerAddress, subject: str, place: int, printed: int, *, was_away: bool
+    address: BrokerAddress, subject: str, place: int, printed: int, *, was_unreachable: bool
 ) -> int:
     """Where to continue: at the subject's end if the broker is back with an older copy of its data."""
-    if not was_away or (end := _last(address, subject, 0)) >= printed:
+    if not was_unreachable or (end := _last(address, subject, 0)) >= printed:
         return place
     click.echo(
         f"{subject} ends at message {end} now, and messages below {printed} were printed: the "

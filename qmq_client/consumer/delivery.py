@@ -1,4 +1,4 @@
-"""One delivery of a message: what came, what became of it, and the handler's grip on it.
+"""One delivery of a message: what was received, its outcome, and the object that a handler settles it with.
 
 `Received` is what the threads pass to each other, `Outcome` what the ledger keeps, `Delivery` what a
 handler may ask for.
@@ -25,7 +25,7 @@ from qmq_client.wire.record import record_message_id
 
 
 class Received(msgspec.Struct, eq=False, gc=False):
-    """A message as it was handed out. One object for its whole stay in this process.
+    """A message as the broker delivered it. One object for its whole stay in this process.
 
     A struct, as are the others that are made for every message: a dataclass costs several times as much.
     """
@@ -42,10 +42,10 @@ class Received(msgspec.Struct, eq=False, gc=False):
     lease_ends_at_s: float
     #: Whether an outcome went to the ledger, or the lease was given up.
     is_settled: bool = False
-    #: In a batch with an inbox: what the handler wants of this one, if all of it is committed.
-    wish: Outcome | None = None
-    #: Whether the handler may still say so.
-    takes_wishes: bool = False
+    #: In a batch with an inbox: the outcome that the handler set, for when the batch is committed.
+    outcome: Outcome | None = None
+    #: Whether the handler may still set it.
+    takes_outcome: bool = False
     #: Whether the handler was called with it.
     is_begun: bool = False
 
@@ -128,8 +128,8 @@ def unreadable(error: ProtocolError) -> Outcome:
     return nacked(text) if isinstance(error, UnknownVersionError) else rejected(text)
 
 
-class Grip:
-    """How a `Delivery` reaches the ledger: two calls that may come from any thread."""
+class Settler:
+    """Settles and extends the deliveries of one consumer, from any thread."""
 
     __slots__ = ("extend", "refusal", "settle")
 
@@ -152,11 +152,11 @@ class Delivery:
     The first outcome counts; a later one returns False and changes nothing.
     """
 
-    __slots__ = ("_grip", "_received", "message")
+    __slots__ = ("_received", "_settler", "message")
 
-    def __init__(self, received: Received, message: Message, grip: Grip) -> None:
+    def __init__(self, received: Received, message: Message, settler: Settler) -> None:
         self._received = received
-        self._grip = grip
+        self._settler = settler
         self.message = message
 
     @property
@@ -194,12 +194,12 @@ class Delivery:
                 value=str(lease_ms),
                 remedy=f"Give milliseconds from {LEASE_MS_MIN} to {LEASE_MS_MAX}.",
             )
-        self._grip.extend(self._received, lease_ms)
+        self._settler.extend(self._received, lease_ms)
 
     def _settle(self, outcome: Outcome) -> bool:
-        if self._grip.refusal:
-            raise ConfigurationError(setting="auto_ack", value="True", remedy=self._grip.refusal)
-        return self._grip.settle(self._received, outcome)
+        if self._settler.refusal:
+            raise ConfigurationError(setting="auto_ack", value="True", remedy=self._settler.refusal)
+        return self._settler.settle(self._received, outcome)
 
     def __repr__(self) -> str:
         received = self._received

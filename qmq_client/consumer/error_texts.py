@@ -1,4 +1,4 @@
-"""What is logged of an error and told to the broker: bounded, one line each, without parameters.
+"""The text of an error for the log and the broker: bounded, one line, without parameters.
 
 The text of an error may come from a message, or from a statement's parameters. While a handler's own
 peer is unreachable, its messages fail in the same way, perhaps a thousand per second: a few failures
@@ -130,7 +130,7 @@ def _hide_parameters(error: BaseException) -> None:
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Failures of one kind that are logged in one span. With fewer than this in a minute, all of them.
-TOLD_MAX: Final = 10
+LOGGED_MAX: Final = 10
 #: The first span, and how long none must fail before all is well. Each span that had too many is
 #: followed by one of twice its length, up to the second.
 _SPAN_S: Final = 60.0
@@ -166,7 +166,7 @@ class HandlerFailures:
         self._spans: dict[int, _Span] = {}
 
     def failed(self, error: BaseException, text: str) -> bool:
-        """One more; whether it is to be told."""
+        """Count one more; returns whether to log it."""
         kind = _kind(error)
         with self._lock:
             self._end_spans()
@@ -176,27 +176,27 @@ class HandlerFailures:
             span = self._spans.setdefault(kind, _Span(now_s, span_s=_SPAN_S, text=text))
             span.failures += 1
             span.failed_at_s, span.text = now_s, text
-            return span.failures <= TOLD_MAX
+            return span.failures <= LOGGED_MAX
 
     def look(self) -> None:
-        """Tell what was counted in spans that are over. Call it about once a second."""
+        """Log counts of spans that are over. Call it about once a second."""
         if self._spans:
             with self._lock:
                 self._end_spans()
 
     def close(self) -> None:
-        """Tell what was counted and not told: no look will come."""
+        """Log what was counted and not logged."""
         with self._lock:
             for span in self._spans.values():
-                self._tell_count(span)
+                self._log_count(span)
             self._spans.clear()
 
     def _end_spans(self) -> None:
         now_s = self._clock.monotonic_s()
         for kind, span in [one for one in self._spans.items() if one[1].is_over(now_s)]:
             del self._spans[kind]
-            if span.failures > TOLD_MAX:
-                self._tell_count(span)
+            if span.failures > LOGGED_MAX:
+                self._log_count(span)
                 longer_s = min(2 * span.span_s, _SPAN_S_MAX)
                 self._spans[kind] = _Span(now_s, span_s=longer_s, text=span.text)
             elif span.span_s > _SPAN_S:
@@ -206,8 +206,8 @@ class HandlerFailures:
                     in_one_line(span.text),
                 )
 
-    def _tell_count(self, span: _Span) -> None:
-        unlogged = span.failures - TOLD_MAX
+    def _log_count(self, span: _Span) -> None:
+        unlogged = span.failures - LOGGED_MAX
         if unlogged <= 0:
             return
         _LOG.warning(

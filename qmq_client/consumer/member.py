@@ -23,9 +23,9 @@ from qmq_client.clock import Clock
 from qmq_client.consumer.async_calls import AsyncCalls
 from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import (
-    Grip,
     Outcome,
     Received,
+    Settler,
     nacked,
     nacked_untried,
     received_of,
@@ -49,7 +49,7 @@ _BEGIN_SHARE: Final = 0.25
 #: For a cancelled handler to tell of it by itself.
 _CANCEL_GRACE_S: Final = 1.0
 _NOT_DONE: Final = "consumer stopped, and the handler was not done"
-_NOT_SETTLED: Final = "consumer stopped, and nobody had settled it"
+_NOT_SETTLED: Final = "consumer stopped before the message was settled"
 _NOT_BEGUN: Final = "no handler of this consumer could begin in time"
 _SLOW: Final = "the handlers of this consumer became slower than it was pulled for"
 
@@ -81,7 +81,7 @@ class Leases:
         self._held: set[Received] = set()
 
     def hold(self, batch: Sequence[Received]) -> None:
-        """A handler's last call has returned: what of it has no outcome yet stays in hand."""
+        """Note that a handler's last call has returned; messages without an outcome stay prefetched."""
         held = [one for one in batch if not one.is_settled]
         self._held.update(held)
         self._prefetch.finish(len(batch) - len(held))
@@ -198,7 +198,7 @@ _LOG: Final = logging.getLogger("qmq.consumer")
 #: Between two pulls that bring nothing, whatever `wait_ms` is: an idle consumer does not spin.
 _EMPTY_S: Final = 0.1
 _STOPPED: Final = "consumer stopped before the handler began"
-_INBOX_AWAY: Final = "the database of this consumer's inbox is away"
+_INBOX_UNREACHABLE: Final = "the database of this consumer's inbox is unreachable"
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -257,13 +257,13 @@ class Member:
         self._settle_failures = Failures("settle", self.options.name, outage)
         self._settling = Settling(handler, self.ledger, counters=self.counters, identity=identity)
         self._is_stopping = False
-        grip = Grip(
+        settler = Settler(
             settle=self._settle_by_hand,
             extend=self._extend_by_hand,
-            refusal=_grip_refusal(handler),
+            refusal=_manual_refusal(handler),
         )
         self._work = Work(
-            Calls(handler, grip, async_calls),
+            Calls(handler, settler, async_calls),
             self.ledger,
             inbox=self._inbox,
             inbox_outage=self._inbox_outage,
@@ -356,7 +356,7 @@ class Member:
         finally:
             self._leases.hold(running.received)
         if self._inbox_outage.is_open:
-            self._work.note(self.prefetch.take_waiting(), nacked_untried(_INBOX_AWAY))
+            self._work.note(self.prefetch.take_waiting(), nacked_untried(_INBOX_UNREACHABLE))
         return Pass(count=running.done + len(running.received))
 
     def settle_once(self) -> Pass:
@@ -387,18 +387,18 @@ class Member:
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
         lease_s = deliveries.head.lease_ms / 1000
         if self.options.at_most_once:
-            lease_s = math.inf  # nobody else ever gets them
+            lease_s = math.inf  # no other consumer ever gets them
         ends_at_s = lease_end_s(lease_s, asked_at_s=asked_at_s, now_s=self._clock.monotonic_s())
         received = received_of(deliveries, ends_at_s)
         self.counters.add("pulled", len(received))
         if self._inbox_outage.is_open:  # it began while the broker was asked
-            self._work.note(received, nacked_untried(_INBOX_AWAY))
+            self._work.note(received, nacked_untried(_INBOX_UNREACHABLE))
         elif received and not self.prefetch.put(received):
             self._work.note(received, nacked_untried(_STOPPED))
 
     def _settle_by_hand(self, received: Received, outcome: Outcome) -> bool:
         if self._inbox is not None:
-            return self._work.wish(received, outcome)
+            return self._work.set_outcome(received, outcome)
         is_first = self._work.note([received], outcome) == 1
         self._leases.release(received)
         return is_first
@@ -411,7 +411,7 @@ def _failed_pass(error: TransportError, pause_s: float) -> Pass:
     return Pass(count=0, pause_s=pause_s, has_failed=True, is_outage=is_outage(error))
 
 
-def _grip_refusal(handler: Handler) -> str:
+def _manual_refusal(handler: Handler) -> str:
     """Why deliveries of this handler cannot be settled by hand; nothing when they can."""
     if not handler.options.auto_ack or handler.options.batch_size > 1:
         return ""

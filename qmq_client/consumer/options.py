@@ -111,7 +111,7 @@ class ConsumerOptions:
     ordered: bool = False
     #: Ack messages before they are handled: each comes once or, if the process dies, is lost.
     at_most_once: bool = False
-    #: Every consumer gets every message: True while it runs; "named" also what came while it was away.
+    #: Every consumer gets every message: True while it runs; "named" also those stored while it was stopped.
     broadcast: bool | Literal["named"] = False
     #: How long the group waits before a message comes again; None for the broker's default.
     backoff: Backoff | None = None
@@ -200,8 +200,8 @@ class ConsumerOptions:
         return self.concurrency * self.batch_size
 
     @property
-    def in_hand_max(self) -> int:
-        """Most messages pulled ahead; with `at_most_once` few, since they are lost with the process."""
+    def prefetched_max(self) -> int:
+        """Most prefetched messages; with `at_most_once` few, since they are lost with the process."""
         if self.prefetch_max or self.at_most_once:
             return self.prefetch_max or self.working_set
         # Of large batches one with each worker, one that waits, and one that is being pulled.

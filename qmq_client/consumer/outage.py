@@ -99,7 +99,7 @@ class Outage:
 
 
 class OutageLog:
-    """What is said of failures and answers: a line, or nothing. One caller at a time.
+    """Decides what is logged of failures and answers: a line, or nothing. One caller at a time.
 
     An outage is logged when it begins, less and less often while it lasts, and when it ends. One that
     comes and goes is logged as rarely as one that lasts.
@@ -110,7 +110,7 @@ class OutageLog:
         self._clock = clock
         self._failures = 0
         self._began_at_s = 0.0
-        self._is_told = False
+        self._is_logged = False
         self._failed_at_s = self._quiet_until_s = float("-inf")
         self._quiet_s = _QUIET_S
 
@@ -127,17 +127,17 @@ class OutageLog:
             return ""
         self._quiet_until_s = now_s + self._quiet_s
         self._quiet_s = min(2 * self._quiet_s, _QUIET_S_MAX)
-        self._is_told = True
+        self._is_logged = True
         return (
             f"{self._who}_unreachable seconds={now_s - self._began_at_s:.1f} "
             f"failures={self._failures} {fields}"
         )
 
     def answered(self) -> str:
-        """The outage, if there was one, is over: the line to log, if any."""
+        """End the outage, if there is one: the line to log, if any."""
         seconds, failures = self._clock.monotonic_s() - self._began_at_s, self._failures
-        was_told, self._is_told, self._failures = self._is_told, False, 0
-        if not was_told:
+        was_logged, self._is_logged, self._failures = self._is_logged, False, 0
+        if not was_logged:
             return ""
         return f"{self._who}_reachable seconds={seconds:.1f} failures={failures}"
 
@@ -160,19 +160,19 @@ class Failures:
         self._count = 0
         #: Of the last ones of the row, those that are about this consumer alone.
         self._refusals = 0
-        self._is_told = False
+        self._is_logged = False
 
     def answered(self) -> None:
-        """The broker did what it was asked."""
+        """Note that a call succeeded."""
         self._outage.end()
-        if self._is_told:
+        if self._is_logged:
             _LOG.info("%s_resumed consumer=%s failures=%d", self._call, self._consumer, self._count)
-        self._is_told, self._count, self._refusals = False, 0, 0
+        self._is_logged, self._count, self._refusals = False, 0, 0
 
     def pause_s(self, error: TransportError, *, is_meant: bool = False) -> float:
         """How long to wait after this failure. A refusal is logged at the 1st, 2nd, 4th, 8th … of a row.
 
-        `is_meant`: we ended the call ourselves, and nobody needs to hear of it.
+        `is_meant`: this process ended the call itself, which is not logged.
         """
         self._count += 1
         is_of_all = is_outage(error)
@@ -182,10 +182,10 @@ class Failures:
         if isinstance(error, BrokerBusyError):
             pause_s = max(pause_s, error.retry_after_s)
         self._refusals = 0 if is_of_all else self._refusals + 1
-        is_told = not is_of_all and self._refusals & (self._refusals - 1) == 0
-        self._is_told = self._is_told or is_told
+        is_logged = not is_of_all and self._refusals & (self._refusals - 1) == 0
+        self._is_logged = self._is_logged or is_logged
         _LOG.log(
-            logging.WARNING if is_told else logging.DEBUG,
+            logging.WARNING if is_logged else logging.DEBUG,
             "%s_failed consumer=%s failures=%d again_in_s=%.1f error=%s",
             self._call,
             self._consumer,
@@ -226,7 +226,7 @@ class InboxOutage:
         self._failures = 0
         #: What a probe found that failed holds until then.
         self._again_at_s = float("-inf")
-        #: Of those that pull, the thread that probes just now and that nobody can end. It holds no message.
+        #: The thread that probes now instead of pulling and cannot be ended. It has no message.
         self.puller: threading.Thread | None = None
 
     @property
@@ -239,10 +239,10 @@ class InboxOutage:
         if self.is_open:
             return True
         with self._probe_lock:
-            return self._is_away(prober)
+            return self._is_unreachable(prober)
 
     def pause_s(self, prober: Prober) -> float:
-        """How long to wait before the next pull: nothing unless the database is still away."""
+        """How long to wait before the next pull: nothing unless the database is still unreachable."""
         if not self.is_open:
             return 0.0
         if not self._probe_lock.acquire(
@@ -251,13 +251,13 @@ class InboxOutage:
             return PROBE_BACKOFF.first_ms / 1000
         try:
             self.puller = None if prober.can_be_cancelled else threading.current_thread()
-            return max(_PAUSE_S_MIN, self._left_s()) if self._is_away(prober) else 0.0
+            return max(_PAUSE_S_MIN, self._left_s()) if self._is_unreachable(prober) else 0.0
         finally:
             self.puller = None
             self._probe_lock.release()
 
-    def _is_away(self, prober: Prober) -> bool:
-        """What the last probe found, while that holds, and else the next one."""
+    def _is_unreachable(self, prober: Prober) -> bool:
+        """What the last probe found, while that is valid, else what a new one finds."""
         return self._left_s() >= _PAUSE_S_MIN or not self._is_over(prober)
 
     def _left_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Messages in hand: waiting for a worker or with one, and how many more to ask for.
+"""Prefetched messages: waiting for a worker or with one, and how many more to pull.
 
 The credit follows the handler: as many messages as all workers finish in a quarter of a second, at
 least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
@@ -9,7 +9,7 @@ slow is given back, which costs the broker a delivery, so that must stay rare.
 
 A worker of a quick handler takes a slice of messages and calls the handler with one after the other;
 locks, wake-ups and the credit cost once per slice. What it has not begun still counts as waiting:
-an idle worker and everybody who gives messages back take it out of the slice again.
+an idle worker, or a call that returns messages, takes it out of the slice again.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ class Prefetch:
         self._per_call = options.batch_size
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
-        self._in_hand = 0
-        #: How many of those no worker has any more, and nobody has settled.
+        self._count = 0
+        #: How many of those have neither a worker nor an outcome.
         self._held = 0
         self._message_s: float | None = None
         self._is_stopping = False
 
     @property
-    def in_hand(self) -> int:
+    def count(self) -> int:
         """Messages waiting, with a worker or left without an outcome."""
-        return self._in_hand - sum(running.done for running in list(self._running.values()))
+        return self._count - sum(running.done for running in list(self._running.values()))
 
     @property
     def idle(self) -> int:
@@ -140,7 +140,7 @@ class Prefetch:
                 self._oldest_at_s = self._clock.monotonic_s()
             self._waiting.extend(received)
             self._alone += alone
-            self._in_hand += len(received)
+            self._count += len(received)
             self._arrived.notify(len(received))
             if begin_now and self._wait_s() == 0.0:
                 self._taken.wait(self._begin_s)
@@ -303,10 +303,10 @@ class Prefetch:
 
     def _room(self) -> int:
         credit = self._credit()
-        limit = max(self._working_set, self._options.in_hand_max)
-        in_hand = self.in_hand
-        ahead = credit - (in_hand - self._held) - self._unfilled()
-        free = max(0, min(ahead, limit - in_hand))
+        limit = max(self._working_set, self._options.prefetched_max)
+        prefetched = self.count
+        ahead = credit - (prefetched - self._held) - self._unfilled()
+        free = max(0, min(ahead, limit - prefetched))
         return free if free * 3 >= credit or self._has_idle() else 0
 
     def _has_idle(self) -> bool:
@@ -316,7 +316,7 @@ class Prefetch:
         )
 
     def _unfilled(self) -> int:
-        """Places in batches under way that nothing can join: what came for them would only wait."""
+        """Places in batches under way that no message can join: one pulled for them would only wait."""
         per_call = self._per_call
         if per_call == 1:
             return 0
@@ -337,7 +337,7 @@ class Prefetch:
             longest_s = max(running.message_s(now_s) for running in self._running.values())
             message_s = max(message_s, longest_s)
         ahead = self._ahead(self._ahead_s, message_s)
-        return max(self._working_set, min(ahead, options.in_hand_max))
+        return max(self._working_set, min(ahead, options.prefetched_max))
 
     @property
     def _ahead_s(self) -> float:
@@ -349,7 +349,7 @@ class Prefetch:
         return int(seconds * self._options.concurrency / max(message_s, 1e-6))
 
     def _leave(self, count: int) -> None:
-        self._in_hand -= count
+        self._count -= count
         self._tell_room()
 
     def _tell_room(self) -> None:

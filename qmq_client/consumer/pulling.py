@@ -23,9 +23,9 @@ from typing import Any, Final, TypedDict, Unpack, cast
 from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.consumer.delivery import (
     Delivery,
-    Grip,
     Outcome,
     Received,
+    Settler,
     nacked,
     received_of,
     unreadable,
@@ -133,7 +133,7 @@ class _Batch:
     def open(self, deliveries: Deliveries) -> list[Delivery]:
         ends_at_s = self._clock.monotonic_s() + deliveries.head.lease_ms / 1000
         self._received = received_of(deliveries, ends_at_s)
-        grip = Grip(settle=self._settle, extend=self._extend)
+        settler = Settler(settle=self._settle, extend=self._extend)
         opened: list[Delivery] = []
         for received in self._received:
             try:
@@ -141,7 +141,7 @@ class _Batch:
             except ProtocolError as error:
                 self._settle(received, unreadable(error))
             else:
-                opened.append(Delivery(received, message, grip))
+                opened.append(Delivery(received, message, settler))
         return opened
 
     def close(self) -> None:

@@ -33,9 +33,9 @@ from qmq_client.consumer.counters import Counters
 from qmq_client.consumer.delivery import (
     ACKED,
     Delivery,
-    Grip,
     Outcome,
     Received,
+    Settler,
     Verdict,
     nacked,
     nacked_untried,
@@ -89,10 +89,10 @@ class Decoded(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Calls:
     """Calls one handler. Thread safe."""
 
-    def __init__(self, handler: Handler, grip: Grip, async_calls: AsyncCalls) -> None:
+    def __init__(self, handler: Handler, settler: Settler, async_calls: AsyncCalls) -> None:
         self.handler = handler
         self.async_calls = async_calls
-        self._grip = grip
+        self._settler = settler
         self._function = keep_in_process(handler.function, is_async=handler.is_async)
         self._is_batch = handler.options.batch_size > 1
         self._positional, self._keywords = (
@@ -204,7 +204,7 @@ class Calls:
 
     def _delivery(self, decoded: Decoded) -> Delivery:
         assert decoded.message is not None  # made for every handler of deliveries
-        return Delivery(decoded.received, decoded.message, self._grip)
+        return Delivery(decoded.received, decoded.message, self._settler)
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
@@ -255,7 +255,7 @@ class Work:
         self._clock = clock
         self._on_exit = on_exit
         self._async_calls = calls.async_calls
-        self._wishes = threading.Lock()
+        self._outcomes_lock = threading.Lock()
 
     def run_slice(self, running: Running) -> None:
         """Call the handler with one batch after the other, and note what became of each message.
@@ -310,39 +310,39 @@ class Work:
             )
         return count
 
-    def wish(self, received: Received, outcome: Outcome) -> bool:
-        """Keep an outcome until the batch is committed; whether it is the first, and in time."""
-        with self._wishes:
-            if not received.takes_wishes or received.wish is not None:
+    def set_outcome(self, received: Received, outcome: Outcome) -> bool:
+        """Keep an outcome until the batch is committed; returns whether it is the first, and in time."""
+        with self._outcomes_lock:
+            if not received.takes_outcome or received.outcome is not None:
                 return False
-            received.wish = outcome
+            received.outcome = outcome
             return True
 
     @contextmanager
-    def _wishing(self, decoded: list[Decoded]) -> Iterator[None]:
-        """While the handler may give single messages of its transaction another outcome."""
+    def _taking_outcomes(self, decoded: list[Decoded]) -> Iterator[None]:
+        """Let the handler set outcomes of single messages of its transaction."""
         for one in decoded:
-            one.received.takes_wishes = True
+            one.received.takes_outcome = True
         try:
             yield
         finally:
-            with self._wishes:
+            with self._outcomes_lock:
                 for one in decoded:
-                    one.received.takes_wishes = False
+                    one.received.takes_outcome = False
 
-    def _note_wishes(self, new: list[Decoded], decoded: list[Decoded]) -> None:
-        """Also for a message that is in the batch twice, delivered again after a restart."""
-        wishes = {one.record.message_id: one.received.wish for one in new}
+    def _note_outcomes(self, new: list[Decoded], decoded: list[Decoded]) -> None:
+        """Note set outcomes, also for a message that is in the batch twice, delivered again after a restart."""
+        outcomes = {one.record.message_id: one.received.outcome for one in new}
         for one in decoded:
-            wish = wishes.get(one.record.message_id)
-            if wish is not None:
-                self.note([one.received], wish)
+            outcome = outcomes.get(one.record.message_id)
+            if outcome is not None:
+                self.note([one.received], outcome)
 
     def _in_time(self, batch: Sequence[Received], now_s: float) -> Sequence[Received]:
         late = [one for one in batch if one.lease_ends_at_s <= now_s]
         if not late:
             return batch
-        # Somebody else may have it by now; the broker counts this delivery as ended by its lease.
+        # Another consumer may have it by now; the broker counts this delivery as ended by its lease.
         for one in late:
             one.is_settled = True
         self._counters.add("late", len(late))
@@ -386,12 +386,12 @@ class Work:
                     work = stack.enter_context(opened)
                 new = _first_of_each(decoded, work.new)
                 if new:
-                    with as_current(work.session), self._wishing(new):
+                    with as_current(work.session), self._taking_outcomes(new):
                         self._calls.run(new, work.session)
                     work.forgotten.update(_not_done(new))
                 with _storing():
                     stack.close()
-            self._note_wishes(new, decoded)
+            self._note_outcomes(new, decoded)
             count = len(new)
         self._counters.add("duplicates", len(decoded) - count)
         return True
@@ -404,12 +404,12 @@ class Work:
                 work = await stack.enter_async_context(opened)
             new = _first_of_each(decoded, work.new)
             if new:
-                with as_current(work.session), self._wishing(new):
+                with as_current(work.session), self._taking_outcomes(new):
                     await self._calls.run_on_loop(new, work.session)
                 work.forgotten.update(_not_done(new))
             with _storing():
                 await stack.aclose()
-        self._note_wishes(new, decoded)
+        self._note_outcomes(new, decoded)
         return len(new)
 
     def _probe(self) -> None:
@@ -434,10 +434,10 @@ class Work:
             return self._cut_short(error, received)
         return self._failed(error, received)
 
-    def _retry(self, wish: Retry, received: list[Received]) -> Outcome:
-        outcome = nacked(error_text(wish), wish.after_ms)
-        if len(list(with_causes(wish))) > 1:  # an error that the handler translated
-            self._log_failure(wish, outcome.text, received)
+    def _retry(self, retry: Retry, received: list[Received]) -> Outcome:
+        outcome = nacked(error_text(retry), retry.after_ms)
+        if len(list(with_causes(retry))) > 1:  # an error that the handler translated
+            self._log_failure(retry, outcome.text, received)
         return outcome
 
     def _reject(self, verdict: Reject, count: int) -> Outcome:
@@ -455,9 +455,9 @@ class Work:
         return self._handler.is_async and self._async_calls.is_cancelled
 
     def _cut_short(self, error: BaseException, received: list[Received]) -> Outcome:
-        """Whatever it raised after a stop had cancelled it, nothing need be wrong with the messages."""
+        """The outcome after a stop has cancelled the handler: nothing need be wrong with the messages."""
         text = f"consumer stopped before the handler was done: {error_text(error)}"
-        if left := [one for one in received if not one.is_settled]:  # else the stop has told of it
+        if left := [one for one in received if not one.is_settled]:  # else the stop has logged it
             self.tell_unfinished(left, text)
         return nacked_untried(text)
 
@@ -486,7 +486,7 @@ class Work:
         level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
         # The traceback is logged when it is new, and when the message will not be tried again.
         is_news = first.attempt in {1, self._handler.options.max_attempts}
-        is_told_whole = _LOG.isEnabledFor(level if is_news else logging.DEBUG)
+        is_logged_in_full = _LOG.isEnabledFor(level if is_news else logging.DEBUG)
         _LOG.log(
             level,
             "handler_failed consumer=%s messages=%d message_id=%s attempt=%d error=%s%s",
@@ -495,7 +495,7 @@ class Work:
             first.message_id,
             first.attempt,
             in_one_line(text),
-            error_traceback(error) if is_told_whole else "",
+            error_traceback(error) if is_logged_in_full else "",
         )
 
 
@@ -523,8 +523,8 @@ def _storing() -> Iterator[None]:
 
 def _not_done(decoded: list[Decoded]) -> list[bytes]:
     """Ids of what the handler gave back or rejected: the inbox must not know them afterwards."""
-    wishes = [(one.record.message_id, one.received.wish) for one in decoded]
-    return [one for one, wish in wishes if wish is not None and wish.verdict is not Verdict.ACK]
+    outcomes = [(one.record.message_id, one.received.outcome) for one in decoded]
+    return [id_ for id_, outcome in outcomes if outcome and outcome.verdict is not Verdict.ACK]
 
 
 def _first_of_each(decoded: list[Decoded], new: set[bytes]) -> list[Decoded]:

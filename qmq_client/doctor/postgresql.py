@@ -86,7 +86,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 def _pooler(connection: sa.Connection) -> Findings:
     """The backend process that the driver was told when it connected, and the one that answers now."""
-    told = _told_pid(driver_of(connection))
+    told = _known_pid(driver_of(connection))
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     if told not in (None, answers):
         read = f"connected to process {told}, answered by {answers}"
@@ -121,8 +121,8 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _told_pid(driver: Any) -> int | None:
-    """The server's process that the driver was told when it connected; None if it does not say."""
+def _known_pid(driver: Any) -> int | None:
+    """The server's process as the driver learnt it when it connected; None if it does not say."""
     if hasattr(driver, "info"):  # psycopg, psycopg2
         return int(driver.info.backend_pid)
     if hasattr(driver, "get_server_pid"):  # asyncpg

@@ -30,12 +30,12 @@ def roles(connection: sa.Connection, tables: Tables) -> Findings:
         return
     outbox, lacks = tables.outbox, lacking[PRODUCER]
     # A user who may not even read the outbox is a consumer's; the outbox does not concern it.
-    is_told = lacks and lacking[WATCHDOG] and rights.has("SELECT", outbox)
-    if is_told:
+    is_listed = lacks and lacking[WATCHDOG] and rights.has("SELECT", outbox)
+    if is_listed:
         names = ", ".join(right.name for right in lacks if not right.on.startswith("SEQUENCE"))
         read = f"{user(connection)} may not {names} on {table_text(connection, outbox)}"
         yield found("rights.write", read, "; ".join(grants(connection, lacks)))
-    told = lacks if is_told else ()
+    told = lacks if is_listed else ()
     others = [right for role in ROLES for right in lacking[role] if right not in told]
     if others:
         enough = ", ".join(role.name for role in ROLES if not lacking[role]) or "none"

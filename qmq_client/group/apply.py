@@ -86,12 +86,12 @@ def _on_skipped(state: GroupState, action: Skipped) -> None:
     for run in waiting:
         state.long_retries.forget_copies(run.first, run.next)
     held_before = state.held
-    if state.lanes is not None:
-        in_range = [one for one, _ in state.lanes.sequences() if action.first <= one < action.next]
+    if state.by_key is not None:
+        in_range = [one for one, _ in state.by_key.sequences() if action.first <= one < action.next]
         given = state.given()  # what somebody is handling holds its key until its outcome
         for sequence in in_range:
             if sequence not in given and not state.long_retries.holds(sequence):
-                state.lanes.done(sequence, sequence + 1)
+                state.by_key.done(sequence, sequence + 1)
     state.lost_count += sum(run.next - run.first for run in waiting)
     state.lost_count += held_before - state.held + max(0, action.next - state.cursor)
     state.cursor = max(state.cursor, action.next)
@@ -100,8 +100,8 @@ def _on_skipped(state: GroupState, action: Skipped) -> None:
 def _on_replayed(state: GroupState, action: Replayed) -> None:
     for index, sequence in enumerate(state.dead_between(action.first, action.next)):
         letter = state.dead.pop(sequence)
-        if state.lanes is not None and action.keys:
-            state.lanes.add(sequence, action.keys[index])
+        if state.by_key is not None and action.keys:
+            state.by_key.add(sequence, action.keys[index])
             continue
         state.redeliveries.add(
             Redelivery(
@@ -134,8 +134,8 @@ def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> boo
     known += [run.next for run in state.redeliveries.runs()]
     known += [run.next for run in state.long_retries.runs.runs()]
     known += [lease.next_sequence for _, log in state.consumers() for lease in log.leases()]
-    if state.lanes is not None:
-        known += [sequence + 1 for sequence, _ in state.lanes.sequences()]
+    if state.by_key is not None:
+        known += [sequence + 1 for sequence, _ in state.by_key.sequences()]
     if (
         max(known) > next_sequence
         or max(state.long_retries.copies.values(), default=-1) >= next_copy
@@ -157,10 +157,10 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
         del state.long_retries.copies[sequence]
     state.drop_leases_beyond(next_sequence)
     state.dead.forget_from(next_sequence)
-    if state.lanes is not None:
-        for sequence, _ in list(state.lanes.sequences()):
+    if state.by_key is not None:
+        for sequence, _ in list(state.by_key.sequences()):
             if sequence >= next_sequence:
-                state.lanes.done(sequence, sequence + 1)
+                state.by_key.done(sequence, sequence + 1)
     if (
         state.dead
     ):  # the log broke off between a death and the end of its lease: delivered once more

@@ -49,11 +49,11 @@ History = tuple[Attempt, ...]
 _ATTEMPT_BYTES: Final = 256
 
 
-def told_bytes(error: str, history: History) -> int:
-    """The memory of what was told of a message, roughly."""
+def error_bytes(error: str, history: History) -> int:
+    """The memory of the errors of a message, roughly."""
     # A text takes up to four bytes a character, and so does each of its copies.
-    told = error.__sizeof__() if error else 0
-    return told + sum(_ATTEMPT_BYTES + one.error.__sizeof__() for one in history)
+    last = error.__sizeof__() if error else 0
+    return last + sum(_ATTEMPT_BYTES + one.error.__sizeof__() for one in history)
 
 
 def kept_of_each(messages: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from qmq_client.group.history import History, told_bytes
+from qmq_client.group.history import History, error_bytes
 from qmq_client.group.ranges import RangeSet, Spans
 
 #: Acked ranges remembered per token and consumer, to tell an ack repeated after a lost answer from
@@ -22,7 +22,7 @@ from qmq_client.group.ranges import RangeSet, Spans
 ACKED_RANGES_MAX: Final = 1000
 #: Tokens (openings of the store) for which they are remembered.
 ACKED_TOKENS_MAX: Final = 4
-#: Memory of a lease with its deadline, without what was told of its messages.
+#: Memory of a lease with its deadline, without the errors of its messages.
 LEASE_BYTES: Final = 512
 #: What one message may take when it comes back, or dies, by itself.
 RETURNING_BYTES: Final = 256
@@ -61,7 +61,7 @@ class Lease:
     def memory_bytes(self) -> int:
         """The memory it takes, roughly, and may take when each message comes back by itself."""
         held = self.next - self.first
-        return LEASE_BYTES + held * RETURNING_BYTES + told_bytes(self.error, self.history)
+        return LEASE_BYTES + held * RETURNING_BYTES + error_bytes(self.error, self.history)
 
     @property
     def next_sequence(self) -> int:

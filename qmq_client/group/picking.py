@@ -1,9 +1,8 @@
-"""Which messages a pull gets: redeliveries that are due, then new ones, within its limits.
+"""The selection of messages for a pull: redeliveries that are due, then new ones, within its limits.
 
 Decides only, besides what it passes over on the way: reads the state of a group and the queue of its subject.
 Redeliveries go first, but one place in four is kept for new messages if there are any, so a backlog of failing
-messages slows the others down and never stops them. Suspects are delivered one by one, when it is their turn
-(`suspects.py`).
+messages slows the others down and never stops them. Suspects are delivered one by one (`suspects.py`).
 
 Messages are selected by sequence and tag hash, then read: those whose tags do not match after all are passed over;
 expired ones, and those whose attempts are used up because the group's number of them was lowered meanwhile, become
@@ -22,12 +21,12 @@ from typing import Final
 
 from qmq_client.group.actions import Acked, Action, Dead, Keyed, Passed, Pulled, Skipped
 from qmq_client.group.dead_letters import ATTEMPTS_USED_UP, EXPIRED
-from qmq_client.group.lanes import key_number
+from qmq_client.group.key_queues import key_number
 from qmq_client.group.queue import Entry, GroupQueue, Place
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.settings import TagFilter
 from qmq_client.group.state import GroupState
-from qmq_client.group.suspects import Suspects, Turn
+from qmq_client.group.suspects import Allowed, Suspects
 from qmq_client.wire.deliveries import DeliveryRun, Records
 from qmq_client.wire.record import EXPIRES_FLAG, FLAGS_POSITION, record_key
 from qmq_client.wire.record_parts import record_expires_at_ms
@@ -44,7 +43,7 @@ _RECORD_BYTES: Final = itemgetter(1)
 #: Runs of redeliveries that one pull is given, and of new messages: each is a lease of its own, and all of them
 #: take some ten milliseconds. Messages that failed one by one come back as many runs.
 RUNS_MAX: Final = 500
-#: Passes of one pull before others get their turn.
+#: Passes of one pull before other pulls are served.
 PASSES_MAX: Final = 8
 #: Messages that one pass looks at one by one, and how many of them may die in one pull.
 LOOKED_MAX: Final = 500
@@ -76,11 +75,11 @@ class Room:
     bytes: int
     #: Messages that the group may get beyond those in flight or waiting.
     new_messages: int
-    #: Whether it is a suspect's turn: then it alone is given.
+    #: Whether the pull gets one suspect and nothing else.
     is_for_suspect: bool = False
 
 
-class Turns:
+class NewQuota:
     """Remembers, from pull to pull of one group, the places owed to new messages."""
 
     __slots__ = ("_owed_quarters",)
@@ -94,7 +93,7 @@ class Turns:
         return share
 
 
-def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Selection:
+def select(state: GroupState, quota: NewQuota, queue: GroupQueue, room: Room) -> Selection:
     """The messages for one pull, perhaps none."""
     if room.is_for_suspect:
         suspect = state.redeliveries.suspect(room.now_ms)
@@ -109,7 +108,7 @@ def select(state: GroupState, turns: Turns, queue: GroupQueue, room: Room) -> Se
     if len(due) == RUNS_MAX:  # more may be due: new messages get their share and no more
         messages = min(messages, due_count * NEW_SHARE // (NEW_SHARE - 1))
     if due and new_count and due_count + new_count > messages:
-        share = min(new_count, turns.new_share(messages))
+        share = min(new_count, quota.new_share(messages))
         due = _head(due, messages - share)
         due_count = sum(run.count for run in due)
     fitting = _head(fresh, messages - due_count)
@@ -132,8 +131,8 @@ def _fresh(
 
     None if that is the last of them.
     """
-    if state.lanes is not None:
-        return _runs_of(state.lanes.ready(min(room.messages, SCANNED_MAX))), None
+    if state.by_key is not None:
+        return _runs_of(state.by_key.ready(min(room.messages, SCANNED_MAX))), None
     new_count = max(0, min(queue.next_sequence - state.cursor, room.new_messages))
     if state.filter is not None:
         return _matching(state.cursor, state.filter, queue, min(new_count, room.messages))
@@ -288,7 +287,7 @@ class Picked:
 class Picker:
     """Picks for the pulls of one group; belongs to its thread."""
 
-    __slots__ = ("_turns", "_unsettled_max", "_write", "state", "suspects")
+    __slots__ = ("_quota", "_unsettled_max", "_write", "state", "suspects")
 
     def __init__(
         self,
@@ -300,7 +299,7 @@ class Picker:
         """`write` applies actions to the state, after it has made them durable where that is promised."""
         self.state = state
         self.suspects = Suspects(state)
-        self._turns = Turns()
+        self._quota = NewQuota()
         self._write = write
         self._unsettled_max = unsettled_max
 
@@ -311,13 +310,13 @@ class Picker:
         """
         suspects = self.suspects
         suspects.look(room.now_ms)
-        turn = suspects.turn(consumer, lease_ms, room.now_ms)
-        if turn is Turn.NOTHING:
+        allowed = suspects.allowed(consumer, lease_ms, room.now_ms)
+        if allowed is Allowed.NOTHING:
             return Picked(is_held_back=True)
-        if turn is Turn.OTHERS or turn is Turn.OTHERS_FIRST:
+        if allowed is Allowed.OTHERS or allowed is Allowed.OTHERS_FIRST:
             picked = self._pick(queue, room)
             suspects.note_others(consumer)
-            if picked.runs or turn is Turn.OTHERS:
+            if picked.runs or allowed is Allowed.OTHERS:
                 return picked
         picked = self._pick(queue, replace(room, is_for_suspect=True))
         if not picked.runs:  # it expired, or no longer exists
@@ -335,9 +334,9 @@ class Picker:
             return Picked()
         for _ in range(PASSES_MAX):
             self.skip_what_is_gone(queue.first_sequence, room.now_ms)
-            if state.lanes is not None and not room.is_for_suspect:
+            if state.by_key is not None and not room.is_for_suspect:
                 self._feed(queue, room)
-            selection = select(state, self._turns, queue, room)
+            selection = select(state, self._quota, queue, room)
             if selection.lost is not None:
                 self._skip(*selection.lost, room.now_ms)
                 continue
@@ -357,7 +356,7 @@ class Picker:
         """Read the records, and remove those that do not match or have expired."""
         state = self.state
         records = queue.read(selection.entries)
-        wanted = state.filter if state.lanes is None else None
+        wanted = state.filter if state.by_key is None else None
         is_checked = wanted is not None or any(
             run.attempt > state.max_attempts for run in selection.runs
         )
@@ -365,7 +364,7 @@ class Picker:
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
         if len(selection.entries) > LOOKED_MAX:
-            # Each may die: the rest is looked at in another turn.
+            # Each may die: the rest is left for the next pull.
             selection = first_of(selection, LOOKED_MAX)
             records = queue.read(selection.entries)
         picked = Picked()
@@ -401,10 +400,10 @@ class Picker:
     def _feed(self, queue: GroupQueue, room: Room) -> None:
         """Let an ordered group reach messages until enough are ready, a bounded number."""
         state = self.state
-        assert state.lanes is not None
+        assert state.by_key is not None
         for _ in range(PASSES_MAX):
             count = min(FED_MAX, self._unsettled_max - state.unsettled)
-            if state.lanes.ready_count >= room.messages or min(count, room.new_messages) <= 0:
+            if state.by_key.ready_count >= room.messages or min(count, room.new_messages) <= 0:
                 return
             entries = queue.entries(state.cursor, count)
             if not entries:
@@ -443,7 +442,7 @@ class Picker:
     def _may_be_fed(self, queue: GroupQueue, room: Room) -> bool:
         state = self.state
         has_room = state.unsettled < self._unsettled_max and room.new_messages > 0
-        return state.lanes is not None and has_room and state.cursor < queue.next_sequence
+        return state.by_key is not None and has_room and state.cursor < queue.next_sequence
 
     def skip_what_is_gone(self, first_sequence: int, now_ms: int) -> None:
         """Skip what was given up by force before this group got it, and count it as lost.
@@ -453,8 +452,8 @@ class Picker:
         state = self.state
         waiting = next(state.redeliveries.runs(), None)
         first = state.cursor if waiting is None else min(state.cursor, waiting.first)
-        if state.lanes is not None and state.lanes.ready_count:
-            first = min(first, state.lanes.ready(1)[0])
+        if state.by_key is not None and state.by_key.ready_count:
+            first = min(first, state.by_key.ready(1)[0])
         if first >= first_sequence:
             return
         if state.long_retries.copies:
@@ -477,8 +476,8 @@ def _first_original(state: GroupState) -> int:
         if first is not None:
             needed.append(first[0])
             break
-    if state.lanes is not None:
-        ready = state.lanes.ready(len(long_retries.copies) + 1)
+    if state.by_key is not None:
+        ready = state.by_key.ready(len(long_retries.copies) + 1)
         needed += [one for one in ready if one not in long_retries.copies]
     return min(needed)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Self, TypeVar
 
-from qmq_client.group.history import LEASE_ENDED, History, told_bytes
+from qmq_client.group.history import LEASE_ENDED, History, error_bytes
 from qmq_client.group.ranges import Spans
 
 #: The heap is rebuilt when it holds this many times more entries than there are runs.
@@ -21,7 +21,7 @@ _STALE_ENTRIES_MIN: Final = 64
 #: A message is a suspect if its lease ended without a word at this many deliveries. Once may be
 #: chance: such a message is delivered with others.
 SUSPECT_AFTER: Final = 2
-#: Memory of one run without what was told of it, and of one entry in a heap by time.
+#: Memory of one run without its errors, and of one entry in a heap by time.
 _RUN_BYTES: Final = 288
 _ENTRY_BYTES: Final = 104
 
@@ -54,7 +54,7 @@ class Redelivery:
     @property
     def memory_bytes(self) -> int:
         """The memory it takes, roughly."""
-        return _RUN_BYTES + told_bytes(self.error, self.history)
+        return _RUN_BYTES + error_bytes(self.error, self.history)
 
     def cut(self, first: int, next_: int) -> Self:
         """The part of this run with these sequences."""

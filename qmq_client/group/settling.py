@@ -157,7 +157,7 @@ class _OfToken:
     def extend(self, given: tuple[int, int], lease_ms: int) -> None:
         if self._unextended is None:
             self._unextended = self._undecided.copy()
-        for lease in self._told(*given, self._unextended.take(*given)):
+        for lease in self._under_token(*given, self._unextended.take(*given)):
             until_ms = self._until_ms(lease, lease_ms)
             where = self._where(lease.first, lease.next)
             self._plan.actions.append(Extended(*where, lease_until_ms=until_ms))
@@ -174,9 +174,9 @@ class _OfToken:
         if self._unextended is not None:
             self._unextended.take(first, next_)
         found = self._undecided.take(first, next_)
-        return self._told(first, next_, found, repeats_acked=repeats_acked)
+        return self._under_token(first, next_, found, repeats_acked=repeats_acked)
 
-    def _told(
+    def _under_token(
         self, first: int, next_: int, found: Sequence[Lease], *, repeats_acked: bool = False
     ) -> list[Lease]:
         """Those of the leases in this range that are under the token; the rest is stale."""

@@ -15,9 +15,9 @@ restarted broker stands exactly where the log ends. A log that lost its tail giv
 of the same group: messages are delivered again, never lost.
 
 Nacked and Expired carry `retry_at_ms`; 0 means that there is no next delivery, and that a Dead
-action precedes it for each of the messages. A Dead action for a message that nobody holds (it
+action precedes it for each of the messages. A Dead action for a message without a lease (it
 expired) removes it from where it waits. An ordered group holds messages back until they are the
-first of their key (`lanes.py`).
+first of their key (`key_queues.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from qmq_client.group.history import (
     extended,
     kept_of_each,
 )
-from qmq_client.group.lanes import KeyLanes
+from qmq_client.group.key_queues import KeyQueues
 from qmq_client.group.leases import DEADLINE_BYTES, Deadlines, Lease, PullLog
 from qmq_client.group.long_retries import LongRetries
 from qmq_client.group.redelivery import Redelivery, RedeliveryHeap
@@ -57,7 +57,7 @@ from qmq_client.group.settings import TagFilter, filter_of
 
 #: `retry_at_ms` of messages that are not delivered again.
 NO_RETRY: Final = 0
-#: Memory of a group that nobody pulled for yet.
+#: Memory of a group before its first pull.
 _GROUP_BYTES: Final = 6_144
 #: Memory of one tag of its filter, next to its text.
 _TAG_BYTES: Final = 384
@@ -89,14 +89,14 @@ class GroupState:
         #: By tags; None if it gets every message.
         self.filter: TagFilter | None = None
         self.is_paused = False
-        #: Whose share of the broker's room it takes; empty for nobody's.
+        #: The caller whose share of the broker's memory it takes; empty for none.
         self.owner = ""
-        #: When somebody asked for it, as far as the action log knows.
+        #: When a consumer last pulled for it, as far as the action log knows.
         self.seen_ms = 0
         #: In an ordered group: messages it has reached and is not done with, by key.
-        self.lanes: KeyLanes | None = None
+        self.by_key: KeyQueues | None = None
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
-        #: Messages that come back later than `redeliveries` looks ahead.
+        #: Redeliveries later than `redeliveries` looks ahead.
         self.long_retries = LongRetries()
         self.dead = DeadLetters(pool)
         self.acked_count = 0
@@ -116,7 +116,7 @@ class GroupState:
     @property
     def memory_bytes(self) -> int:
         """The memory that this group takes, roughly, and may take by what is in flight."""
-        lanes_bytes = 0 if self.lanes is None else self.lanes.memory_bytes
+        by_key_bytes = 0 if self.by_key is None else self.by_key.memory_bytes
         tags = (*self.settings.any_tags, *self.settings.all_tags)
         own_bytes = _GROUP_BYTES + len(self.subject) + len(self.group)
         own_bytes += sum(_TAG_BYTES + len(tag) for tag in tags)
@@ -126,7 +126,7 @@ class GroupState:
             + self.redeliveries.memory_bytes
             + self.long_retries.memory_bytes
             + self.dead.memory_bytes
-            + lanes_bytes
+            + by_key_bytes
         )
 
     def count_all(self) -> None:
@@ -152,7 +152,7 @@ class GroupState:
     @property
     def held(self) -> int:
         """Messages that an ordered group has reached but not delivered yet."""
-        return 0 if self.lanes is None else self.lanes.undelivered_count
+        return 0 if self.by_key is None else self.by_key.undelivered_count
 
     @property
     def unsettled(self) -> int:
@@ -202,12 +202,12 @@ class GroupState:
         for lease in leases:
             self.deadlines.watch(name, lease)
 
-    def restore_lanes(self, keyed: Iterable[tuple[int, int]]) -> None:
-        """Restore the lanes from a snapshot. Requires: leases and redeliveries are restored."""
+    def restore_key_queues(self, keyed: Iterable[tuple[int, int]]) -> None:
+        """Restore the queues of keys from a snapshot. Requires: leases and redeliveries are restored."""
         given = self.given()
-        assert self.lanes is not None
+        assert self.by_key is not None
         for sequence, key in keyed:
-            self.lanes.add(sequence, key, is_given=sequence in given)
+            self.by_key.add(sequence, key, is_given=sequence in given)
 
     def apply(self, action: Action) -> None:
         """Apply an action on single messages; called by `apply_action` alone."""
@@ -242,19 +242,19 @@ class GroupState:
         """Set these settings. Requires: whether the group is ordered never changes."""
         self.settings = settings
         self.filter = filter_of(settings)
-        if settings.is_ordered and self.lanes is None:
-            self.lanes = KeyLanes()
+        if settings.is_ordered and self.by_key is None:
+            self.by_key = KeyQueues()
 
     def give_up_all(self) -> None:
-        """Drop all leases, redeliveries and lanes, as if nothing had ever been delivered."""
+        """Drop all leases, redeliveries and queues of keys, as if nothing had ever been delivered."""
         self.redeliveries.take(0, 2**63)
         self.long_retries.runs.take(0, 2**63)
         for log in self._consumers.values():
             log.drop_all()
         self.count_all()
         self._in_flight = 0
-        if self.lanes is not None:
-            self.lanes.drop_all()
+        if self.by_key is not None:
+            self.by_key.drop_all()
 
     def dead_between(self, first: int, next_: int, count_max: int | None = None) -> list[int]:
         """Sequences of the dead letters in this range, lowest first."""
@@ -317,8 +317,8 @@ class GroupState:
                 self.deadlines.watch(action.consumer, lease)
             if run.attempt == 1:
                 self.cursor = max(self.cursor, next_sequence)
-            if self.lanes is not None:
-                self.lanes.give(run.first_sequence, next_sequence)
+            if self.by_key is not None:
+                self.by_key.give(run.first_sequence, next_sequence)
         self._in_flight += first - action.first_pull_sequence
 
     def _on_nacked(self, action: Nacked) -> None:
@@ -389,8 +389,8 @@ class GroupState:
         waited = self.redeliveries.take(sequence, sequence + 1)
         if action.reason == EXPIRED:
             self.expired_count += sequence not in self.dead
-        if self.lanes is not None and (waited or action.reason == EXPIRED):
-            self.lanes.done(sequence, sequence + 1)
+        if self.by_key is not None and (waited or action.reason == EXPIRED):
+            self.by_key.done(sequence, sequence + 1)
         self.dead[sequence] = DeadLetter(
             sequence=sequence,
             attempts=action.attempts,
@@ -403,9 +403,9 @@ class GroupState:
     def _on_passed(self, action: Passed | Keyed) -> None:
         self.cursor = max(self.cursor, action.next)
         if isinstance(action, Keyed):
-            assert self.lanes is not None
+            assert self.by_key is not None
             for sequence, key in zip(action.sequences, action.keys, strict=True):
-                self.lanes.add(sequence, key)
+                self.by_key.add(sequence, key)
 
     def _on_extended(self, action: Extended) -> None:
         log = self._log(action.consumer)
@@ -418,9 +418,9 @@ class GroupState:
     ) -> int:
         count = sum(lease.next - lease.first for lease in ended)
         self._in_flight -= count
-        if is_done and self.lanes is not None:
+        if is_done and self.by_key is not None:
             for lease in ended:
-                self.lanes.done(lease.first_sequence, lease.next_sequence)
+                self.by_key.done(lease.first_sequence, lease.next_sequence)
         self._watch_rest(action)
         return count
 

@@ -38,7 +38,7 @@ from qmq_client.group.actions import (
     Sought,
 )
 from qmq_client.group.dead_letters import DeadLetter
-from qmq_client.group.lanes import key_number
+from qmq_client.group.key_queues import key_number
 from qmq_client.group.settings import settings_of
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import Message, message_to_record, record_to_message

@@ -60,7 +60,7 @@ _COUNT_FORM: Final = {"minItems": 1, "maxItems": CANCELLED_PER_REQUEST_MAX}
 
 
 class Cancellation(StrEnum):
-    """What became of the wish to withdraw a message."""
+    """The outcome of a cancellation."""
 
     #: It will never be delivered.
     CANCELLED = "cancelled"
@@ -75,7 +75,7 @@ class Cancellation(StrEnum):
 
 
 class Rescheduling(StrEnum):
-    """What became of the wish to put a message off."""
+    """The outcome of a reschedule."""
 
     #: It waits for the new time.
     RESCHEDULED = "rescheduled"

@@ -69,7 +69,7 @@ def test_a_service_that_asks_for_time_gets_it_at_once() -> None:
     assert (breaker.allows(9.9), breaker.allows(10.0)) == (False, True)
 
 
-def test_a_handlers_wishes_carry_what_they_say() -> None:
+def test_retry_and_reject_carry_their_arguments() -> None:
     assert Retry().after_ms is None
     assert Retry(after=1.5).after_ms == 1_500
     assert Retry(after=timedelta(minutes=1)).after_ms == 60_000

@@ -123,7 +123,7 @@ def test_a_snapshot_from_before_groups_had_settings_is_read() -> None:
         1,
     )
     assert (state.in_flight, state.waiting, list(state.dead)) == (3, 1, [3])
-    assert (state.settings, state.is_paused, state.lanes) == (GroupSettings(), False, None)
+    assert (state.settings, state.is_paused, state.by_key) == (GroupSettings(), False, None)
     (again,) = decode_groups(encode_groups([state], 1_800_000_000_000), 1_800_000_000_000)
     assert (again.in_flight, again.waiting, list(again.dead)) == (3, 1, [3])
 

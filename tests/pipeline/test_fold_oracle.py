@@ -24,7 +24,7 @@ from qmq_client.group.actions import (
     Sought,
 )
 from qmq_client.group.apply import apply_action
-from qmq_client.group.lanes import key_number
+from qmq_client.group.key_queues import key_number
 from qmq_client.group.settings import settings_of
 from qmq_client.ids import MESSAGE_IDS
 from qmq_client.message import message_to_record
@@ -79,8 +79,8 @@ class Oracle(MemoryGroup):
         """The outcome of each message that the group has come past; messages not for it are skipped."""
         state = self.state
         found = {one: "acked" if one in self.acked else "skipped" for one in range(state.cursor)}
-        if state.lanes is not None:
-            for one, _ in state.lanes.sequences():
+        if state.by_key is not None:
+            for one, _ in state.by_key.sequences():
                 found[one] = "returned" if one in self.replayed else "waiting"
         for run in state.redeliveries.runs():
             found |= dict.fromkeys(range(run.first, run.next), "returned")

@@ -82,7 +82,7 @@ BUGS: dict[str, Bug] = {
     ),
     "suspects come with others": Bug(broker.suspects_come_with_others, _is_deadly),
     "others come behind a suspect": Bug(broker.others_come_behind_a_suspect, _is_deadly),
-    "keys have no lanes": Bug(broker.keys_have_no_lanes, with_group(Kind.ORDERED)),
+    "keys have no queues": Bug(broker.keys_have_no_queues, with_group(Kind.ORDERED)),
     "expired messages are given": Bug(broker.nothing_expires, lambda plan: plan.has_expiry),
     "repeats are stored": Bug(broker.repeats_are_not_recognised),
     "the window of ids is short": Bug(

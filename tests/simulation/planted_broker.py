@@ -35,7 +35,7 @@ from qmq_client.group import apply, picking
 from qmq_client.group.actions import Action, Nacked, Skipped
 from qmq_client.group.apply import apply_action
 from qmq_client.group.history import NACKED
-from qmq_client.group.lanes import KeyLanes
+from qmq_client.group.key_queues import KeyQueues
 from qmq_client.group.picking import Picked
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.settling import Plan, plan_settlements
@@ -123,16 +123,16 @@ def suspects_come_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def others_come_behind_a_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Suspects, "_is_holding", lambda self, consumer: False)
+    monkeypatch.setattr(Suspects, "_has_suspect", lambda self, consumer: False)
 
 
-def keys_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = KeyLanes.add
+def keys_have_no_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = KeyQueues.add
 
-    def add_loose(self: KeyLanes, sequence: int, key: int, *, is_given: bool = False) -> None:
+    def add_loose(self: KeyQueues, sequence: int, key: int, *, is_given: bool = False) -> None:
         add(self, sequence, 0, is_given=is_given)
 
-    monkeypatch.setattr(KeyLanes, "add", add_loose)
+    monkeypatch.setattr(KeyQueues, "add", add_loose)
 
 
 def nothing_expires(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def dedupe_keys_make_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_settled_by_hand_is_acked_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Work, "_note_wishes", lambda self, *_: None)
+    monkeypatch.setattr(Work, "_note_outcomes", lambda self, *_: None)
 
 
 def the_inbox_keeps_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

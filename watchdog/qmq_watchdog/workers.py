@@ -161,10 +161,10 @@ class Workers(Generic[_Work]):
     def _line_up(self, job: _Work) -> None:
         if id(job) not in self._waiting:
             self._waiting.add(id(job))
-            self._lane(job).append(job)
+            self._queue_of(job).append(job)
             self._start_or_wake()
 
-    def _lane(self, job: _Work) -> deque[_Work]:
+    def _queue_of(self, job: _Work) -> deque[_Work]:
         is_isolated = job.name in self._suspects or self._is_server_isolated(job.server)
         return self._isolated if is_isolated else self._brisk
 
@@ -214,7 +214,7 @@ class Workers(Generic[_Work]):
         self._brisk.clear()
         self._isolated.clear()
         for job in waiting:
-            self._lane(job).append(job)
+            self._queue_of(job).append(job)
         self._wake_all()
 
     def _next(self) -> tuple[_Work, bool] | None:

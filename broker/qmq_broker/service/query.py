@@ -323,8 +323,8 @@ class Query:
         """When the oldest undelivered message was made, and how many bytes that took to read."""
         queue = self._store.queue(state.subject)
         first = state.cursor
-        if state.lanes is not None and state.held:
-            first = min((one for one, _ in state.lanes.sequences()), default=first)
+        if state.by_key is not None and state.held:
+            first = min((one for one, _ in state.by_key.sequences()), default=first)
         if queue is None or first >= queue.next_sequence:
             return None, 0
         entry = next(iter(queue.entries(max(first, queue.first_sequence), 1)), None)

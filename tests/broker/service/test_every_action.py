@@ -163,8 +163,8 @@ def places(state: GroupState) -> dict[str, set[int]]:
             n for one in state.long_retries.runs.runs() for n in range(one.first, one.next)
         },
     }
-    lanes = set() if state.lanes is None else {one for one, _ in state.lanes.sequences()}
-    found["held"] = lanes - found["out"] - found["waiting"] - found["long retries"]
+    keyed = set() if state.by_key is None else {one for one, _ in state.by_key.sequences()}
+    found["held"] = keyed - found["out"] - found["waiting"] - found["long retries"]
     assert len(found["held"]) == state.held
     return found
 

@@ -345,7 +345,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                     run.untried,
                 )
         found |= dict.fromkeys(state.dead, "dead")
-        for number, _ in () if state.lanes is None else state.lanes.sequences():
+        for number, _ in () if state.by_key is None else state.by_key.sequences():
             if found[number] == "done":
                 found[number] = "new"
         expected = {n: m.state for n, m in enumerate(self.known) if n in found or m.state != "new"}

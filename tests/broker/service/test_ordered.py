@@ -10,7 +10,7 @@ import pytest
 from qmq_broker.errors import GroupConflictError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.reading import RecordReader
-from qmq_client.group.lanes import KeyLanes, key_number
+from qmq_client.group.key_queues import KeyQueues, key_number
 from qmq_client.group.queue import Place
 from qmq_client.wire.deliveries import Records
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
@@ -181,19 +181,19 @@ def test_B10_an_ordered_group_reads_as_many_bytes_at_once_as_a_pull_brings(
     assert again == list(range(40))
 
 
-def test_C7_only_the_head_of_a_lane_is_ready_whatever_is_done_in_which_order() -> None:
-    lanes = KeyLanes()
+def test_C7_only_the_head_of_a_key_queue_is_ready_whatever_is_done_in_which_order() -> None:
+    queues = KeyQueues()
     for sequence in range(9):
-        lanes.add(sequence, key_number(b"abc"[sequence % 3 : sequence % 3 + 1]))
-    assert lanes.ready(10) == [0, 1, 2]
-    lanes.give(0, 2)
-    assert lanes.ready(10) == [2]
-    assert lanes.undelivered_count == 7
-    lanes.done(4, 5)
-    lanes.done(1, 2)
-    assert lanes.ready(10) == [2, 7], "the second of its key was done before it was its turn"
-    lanes.done(0, 9)
-    assert (lanes.ready(10), lanes.undelivered_count, list(lanes.sequences())) == ([], 0, [])
+        queues.add(sequence, key_number(b"abc"[sequence % 3 : sequence % 3 + 1]))
+    assert queues.ready(10) == [0, 1, 2]
+    queues.give(0, 2)
+    assert queues.ready(10) == [2]
+    assert queues.undelivered_count == 7
+    queues.done(4, 5)
+    queues.done(1, 2)
+    assert queues.ready(10) == [2, 7], "the second of its key was done before it was its turn"
+    queues.done(0, 9)
+    assert (queues.ready(10), queues.undelivered_count, list(queues.sequences())) == ([], 0, [])
 
 
 def test_keys_have_numbers_of_63_bits_and_only_no_key_has_none() -> None:

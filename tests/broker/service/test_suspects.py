@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from qmq_client.group.suspects import EMPTYING_MS_MAX
+from qmq_client.group.suspects import DRAINING_MS_MAX
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig
 
 LEASE_MS = 1_000
@@ -142,7 +142,7 @@ def test_C6_the_longest_lease_keeps_nobody_from_messages_for_longer_than_ten_sec
     work(rig, "one")
     assert pull(rig, "one", lease_ms=60_000).bodies == []
     woken = waiting_for(rig, "one")
-    rig.pass_ms(EMPTYING_MS_MAX - 1)
+    rig.pass_ms(DRAINING_MS_MAX - 1)
     assert woken == []
     rig.pass_ms(1)
     assert woken == ["one"]

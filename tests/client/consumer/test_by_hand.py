@@ -45,7 +45,7 @@ def test_settled_by_hand_a_message_is_done_when_its_owner_says_so(bench: Bench) 
     assert kept[2].ack()
     settle_all(consumers)
     assert bench.broker.lag(SUBJECT, GROUP) == 0
-    assert consumers.members[0].prefetch.in_hand == 0
+    assert consumers.members[0].prefetch.count == 0
 
 
 def test_what_a_slow_handler_keeps_does_not_keep_it_from_the_next_message(bench: Bench) -> None:
@@ -168,5 +168,5 @@ def test_settled_by_another_thread_while_its_handler_returns_a_message_leaves_it
     (member,) = consumers.members
     member._leases._held = Meanwhile(kept)
     drain(consumers)
-    assert member.prefetch.in_hand == 0
+    assert member.prefetch.count == 0
     assert bench.broker.lag(SUBJECT, GROUP) == 0

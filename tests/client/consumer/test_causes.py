@@ -99,7 +99,7 @@ def test_W8_the_cause_is_kept_in_the_dead_letter_and_its_history(
     assert [past.error for past in dead.history] == [text]
 
 
-def test_W8_a_retry_for_an_error_is_logged_once_per_kind_with_counts_and_a_wish_is_not(
+def test_W8_a_retry_for_an_error_is_logged_once_per_kind_with_counts_and_a_requested_one_is_not(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     @consumer(SUBJECT, group=GROUP)

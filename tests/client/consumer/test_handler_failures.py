@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from qmq_client.consumer import consumer
-from qmq_client.consumer.error_texts import TOLD_MAX, HandlerFailures
+from qmq_client.consumer.error_texts import LOGGED_MAX, HandlerFailures
 from qmq_client.testing import FakeClock, drain
 from tests.client.consumer.kit import GROUP, SUBJECT, Bench
 
@@ -71,13 +71,13 @@ def test_W8_of_failures_of_one_kind_few_are_told_and_the_others_are_counted(
     bench.put(*range(1_000))
     consumers = bench.consumers(call)
     drain(consumers)
-    assert caplog.text.count("Traceback") == TOLD_MAX
-    assert len(lines(caplog, "handler_failed")) == TOLD_MAX
+    assert caplog.text.count("Traceback") == LOGGED_MAX
+    assert len(lines(caplog, "handler_failed")) == LOGGED_MAX
     bench.clock.advance(MINUTE_MS)
     consumers.members[0].settle_once()
     (line,) = lines(caplog, "handler_failures")
     assert line == (
-        f"handler_failures consumer={NAME} seconds=0.0 failures=1000 unlogged={1_000 - TOLD_MAX} "
+        f"handler_failures consumer={NAME} seconds=0.0 failures=1000 unlogged={1_000 - LOGGED_MAX} "
         "last_error=ConnectionError: nobody answers"
     )
     consumers.stop()
@@ -88,7 +88,7 @@ def test_a_stop_tells_what_was_counted(bench: Bench, caplog: pytest.LogCaptureFi
     def call(body: int) -> None:
         call_away()
 
-    bench.put(*range(TOLD_MAX + 1))
+    bench.put(*range(LOGGED_MAX + 1))
     consumers = bench.consumers(call)
     drain(consumers)
     consumers.stop()
@@ -102,9 +102,9 @@ def test_who_logs_at_debug_is_told_of_each(bench: Bench, caplog: pytest.LogCaptu
         call_away()
 
     caplog.set_level(logging.DEBUG)
-    bench.put(*range(3 * TOLD_MAX))
+    bench.put(*range(3 * LOGGED_MAX))
     bench.drain(call)
-    assert caplog.text.count("Traceback") == 3 * TOLD_MAX
+    assert caplog.text.count("Traceback") == 3 * LOGGED_MAX
 
 
 def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
@@ -119,7 +119,7 @@ def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
         counts += lines(caplog, "handler_failures")
     spans_s = [60, 120, 240, 480, 960, 1_920, 3_600, 3_600, 3_600, 3_600]
     assert [int(one.split("failures=")[1].split()[0]) for one in counts] == spans_s
-    assert told == TOLD_MAX * (len(spans_s) + 1)
+    assert told == LOGGED_MAX * (len(spans_s) + 1)
     failing.pass_by(60)
     (last,) = lines(caplog, "handler_failures")
     total = sum(int(one.split("unlogged=")[1].split()[0]) for one in [*counts, last])
@@ -130,7 +130,7 @@ def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
     assert lines(caplog, "handler_failures_over") == [
         f"handler_failures_over consumer={NAME} last_error=nobody answers"
     ]
-    assert failing.fail(call_away, 100) == TOLD_MAX
+    assert failing.fail(call_away, 100) == LOGGED_MAX
     failing.pass_by(60)
     assert len(lines(caplog, "handler_failures")) == 1, "after a minute again"
 
@@ -138,7 +138,7 @@ def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
 def test_failures_that_come_now_and_then_are_told_each(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing()
     for _ in range(100):
-        assert failing.fail(call_away, TOLD_MAX) == TOLD_MAX
+        assert failing.fail(call_away, LOGGED_MAX) == LOGGED_MAX
         failing.pass_by(60)
     assert caplog.text == ""
 
@@ -160,7 +160,7 @@ def test_an_error_is_not_lost_among_many_of_another_kind() -> None:
 
     failing = Failing()
     for raised in (lambda by: by(), wrapped, grouped):
-        assert failing.fail(lambda: raised(call_away), 1_000) == TOLD_MAX  # noqa: B023  # now
+        assert failing.fail(lambda: raised(call_away), 1_000) == LOGGED_MAX  # noqa: B023  # now
         assert failing.fail(lambda: raised(book_twice)) == 1  # noqa: B023  # now
 
 
@@ -171,8 +171,8 @@ def test_W8_errors_of_any_number_of_kinds_are_told_a_bounded_number_of_times() -
     def fail_as(kind: type[Exception]) -> None:
         raise kind
 
-    told = sum(failing.fail(lambda: fail_as(kind), TOLD_MAX) for kind in kinds)  # noqa: B023  # now
-    assert told == TOLD_MAX * 101
+    told = sum(failing.fail(lambda: fail_as(kind), LOGGED_MAX) for kind in kinds)  # noqa: B023  # now
+    assert told == LOGGED_MAX * 101
 
 
 def test_errors_that_cause_each_other_are_told() -> None:

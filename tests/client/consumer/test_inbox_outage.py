@@ -150,7 +150,7 @@ def test_C4_what_a_consumer_holds_goes_back_at_once_and_nothing_is_pulled_until_
         (member,) = consumers.members
         member.pull_once(is_blocking=False)
         member.work_once(is_blocking=False)
-        assert member.prefetch.in_hand == 0, "the others are not tried one after the other"
+        assert member.prefetch.count == 0, "the others are not tried one after the other"
         for _ in range(3):
             drain(consumers)
         assert bench.transport.calls["pull"] == 1
@@ -179,7 +179,7 @@ def test_C4_messages_that_arrive_when_the_outage_has_begun_go_back_to_the_broker
     bench.put(2)
     assert member.pull_once(is_blocking=False).count == 1
     assert bench.counters(consumers)["nacked"] == 2
-    assert member.prefetch.in_hand == 0
+    assert member.prefetch.count == 0
     consumers.stop()
 
 

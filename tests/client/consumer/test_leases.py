@@ -182,7 +182,7 @@ def test_C3_what_waited_past_its_lease_is_not_handed_to_the_handler(bench: Bench
     member.work_once(is_blocking=False)
     assert calls == []
     assert bench.counters(consumers) == {"pulled": 1, "late": 1}
-    assert member.prefetch.in_hand == 0
+    assert member.prefetch.count == 0
 
 
 def test_C4_what_no_handler_can_begin_is_given_back_in_time_and_is_no_attempt_that_failed(
@@ -200,10 +200,10 @@ def test_C4_what_no_handler_can_begin_is_given_back_in_time_and_is_no_attempt_th
     member.pull_once(is_blocking=False)
     bench.clock.advance(LEASE_MS * 3 // 4 - 1)
     member.settle_once()
-    assert member.prefetch.in_hand == 1
+    assert member.prefetch.count == 1
     bench.clock.advance(1)
     member.settle_once()
-    assert member.prefetch.in_hand == 0
+    assert member.prefetch.count == 0
     assert calls == []
     drain(consumers)
     assert calls == [1]
@@ -218,10 +218,10 @@ def test_what_waited_past_its_lease_is_let_go_while_a_handler_hangs(bench: Bench
     consumers = bench.consumers(handler)
     member = consumers.members[0]
     member.pull_once(is_blocking=False)
-    assert member.prefetch.in_hand == 1
+    assert member.prefetch.count == 1
     bench.clock.advance(LEASE_MS)
     member.settle_once()
-    assert member.prefetch.in_hand == 0
+    assert member.prefetch.count == 0
 
 
 def test_a_slow_handler_holds_no_more_than_it_can_begin(bench: Bench) -> None:

@@ -245,7 +245,7 @@ def test_a_handler_may_say_when_to_try_again(bench: Bench, after: Any) -> None:
     assert handler.calls == [1, 2]
 
 
-def test_a_wish_beyond_what_the_broker_allows_is_a_failure_and_does_not_lose_the_outcome(
+def test_a_delay_beyond_what_the_broker_allows_is_a_failure_and_does_not_lose_the_outcome(
     bench: Bench,
 ) -> None:
     @consumer(SUBJECT, group=GROUP, max_attempts=1)

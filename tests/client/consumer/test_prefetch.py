@@ -34,7 +34,7 @@ def test_nothing_is_asked_for_until_a_third_of_the_credit_is_free() -> None:
     for count in range(1, 11):
         take_one(prefetch, clock, 125)
         asked.append(prefetch.room(is_blocking=False))
-        assert prefetch.in_hand == 10 - count
+        assert prefetch.count == 10 - count
     assert asked == [0, 0, 0, 4, 5, 6, 7, 8, 9, 10]
 
 
@@ -47,7 +47,7 @@ def test_a_large_batch_is_pulled_while_one_is_handled_and_one_waits() -> None:
     prefetch.put(received(*[1] * 1_500))
     take_one(prefetch, clock, 1, settled=500)
     assert len(taken_by(prefetch)) == 500
-    assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (1_000, 500)
+    assert (prefetch.count, prefetch.room(is_blocking=False)) == (1_000, 500)
 
 
 def test_what_a_handler_left_without_an_outcome_needs_no_worker_and_counts_alone() -> None:
@@ -60,7 +60,7 @@ def test_what_a_handler_left_without_an_outcome_needs_no_worker_and_counts_alone
     assert rooms == [1, 1, 0]
     prefetch.leave(1)
     assert prefetch.room(is_blocking=False) == 1
-    assert prefetch.in_hand == 2
+    assert prefetch.count == 2
 
 
 def test_the_credit_follows_the_speed_of_the_handler() -> None:
@@ -118,7 +118,7 @@ def test_what_comes_alone_does_not_wait_for_company() -> None:
     prefetch = prefetch_of(clock, batch_size=4, max_wait_ms=100)
     prefetch.put(received(2, 2, 1, 3, 1))
     assert sizes(prefetch) == [1, 1, 1, 1]  # the third cannot be joined by anything
-    assert prefetch.in_hand == 1
+    assert prefetch.count == 1
     clock.advance(100)
     assert sizes(prefetch) == [1]
 
@@ -139,7 +139,7 @@ def test_a_stop_takes_what_waits_and_refuses_what_comes() -> None:
     prefetch = prefetch_of()
     prefetch.put(received(1, 1))
     assert len(prefetch.stop()) == 2
-    assert prefetch.in_hand == 0
+    assert prefetch.count == 0
     assert not prefetch.put(received(1))
     assert prefetch.take(is_blocking=True) is None
     assert prefetch.room(is_blocking=True) == 0
@@ -160,7 +160,7 @@ def test_a_stop_leaves_nothing_to_take_and_wakes_who_waits() -> None:
     assert taken == [None]
     assert prefetch.take(is_blocking=False) is None
     assert prefetch.stop() == []
-    assert prefetch.in_hand == 0
+    assert prefetch.count == 0
 
 
 def test_what_is_about_to_lose_its_lease_is_taken_out_and_leaves_room() -> None:
@@ -169,7 +169,7 @@ def test_what_is_about_to_lose_its_lease_is_taken_out_and_leaves_room() -> None:
     timely[0].lease_ends_at_s = 60.0
     prefetch.put([*late, *timely])
     assert prefetch.take_ending(30.0) == late
-    assert prefetch.in_hand == 1
+    assert prefetch.count == 1
     assert taken_by(prefetch) == timely
 
 
@@ -177,7 +177,7 @@ def test_what_nobody_can_begin_is_taken_out_and_leaves_room() -> None:
     prefetch = prefetch_of(batch_size=2)
     prefetch.put(received(1, 1, 1))
     assert len(prefetch.take_waiting()) == 3
-    assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (0, 2)
+    assert (prefetch.count, prefetch.room(is_blocking=False)) == (0, 2)
     assert prefetch.take(is_blocking=False) is None
 
 
@@ -212,7 +212,7 @@ def test_an_idle_worker_has_begun_when_a_lone_message_is_put() -> None:
     may_end.set()
     worker.join(LONG_S)
     assert began == [1]
-    assert prefetch.in_hand == 0
+    assert prefetch.count == 0
 
 
 def test_messages_without_an_idle_worker_are_put_at_once() -> None:
@@ -220,7 +220,7 @@ def test_messages_without_an_idle_worker_are_put_at_once() -> None:
         ConsumerOptions(subject="s", group="g"), FakeClock(), begin_s=threading.TIMEOUT_MAX
     )
     prefetch.put(received(1))
-    assert prefetch.in_hand == 1
+    assert prefetch.count == 1
 
 
 def test_C6_a_worker_without_work_is_given_some_although_all_others_hang() -> None:

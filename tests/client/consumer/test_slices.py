@@ -61,10 +61,10 @@ def test_C6_an_idle_worker_takes_what_waits_behind_a_call_that_hangs() -> None:
         prefetch.finish(1)
         left -= 1
     assert prefetch.take(is_blocking=False) is None
-    assert prefetch.in_hand == 1
+    assert prefetch.count == 1
     may_end.set()
     hangs.join(LONG_S)
-    assert prefetch.in_hand == 0
+    assert prefetch.count == 0
 
 
 def test_C8_a_stop_takes_what_a_worker_has_not_begun() -> None:
@@ -74,7 +74,7 @@ def test_C8_a_stop_takes_what_a_worker_has_not_begun() -> None:
     assert len(prefetch.stop()) == 399
     assert not running.begin_next(0.0)
     prefetch.finish(1)
-    assert prefetch.in_hand == 0
+    assert prefetch.count == 0
 
 
 def test_what_is_done_of_a_slice_leaves_room_before_its_end() -> None:
@@ -83,7 +83,7 @@ def test_what_is_done_of_a_slice_leaves_room_before_its_end() -> None:
     running = prefetch.take(is_blocking=False)
     while running.done < 60:
         assert running.begin_next(clock.monotonic_s())
-    assert prefetch.in_hand == 340
+    assert prefetch.count == 340
     assert prefetch.room(is_blocking=False) == 660
 
 
@@ -95,7 +95,7 @@ def test_a_slice_ends_when_its_time_is_up_and_the_rest_waits_again_in_order() ->
     assert not running.begin_next(clock.monotonic_s())
     prefetch.finish(1)
     (next_one,) = taken_by(prefetch)
-    assert (next_one.sequence, prefetch.in_hand) == (1, 399)
+    assert (next_one.sequence, prefetch.count) == (1, 399)
 
 
 def test_C2_what_was_handled_is_acked_while_a_later_call_of_the_slice_hangs(bench: Bench) -> None:

@@ -34,7 +34,7 @@ def test_C6_what_waits_behind_calls_that_run_longer_than_it_was_to_last_is_surpl
     assert prefetch.take_surplus() == []
     clock.advance(1)
     assert len(prefetch.take_surplus()) == 200
-    assert (prefetch.in_hand, prefetch.room(is_blocking=False)) == (1, 0)
+    assert (prefetch.count, prefetch.room(is_blocking=False)) == (1, 0)
 
 
 def test_C6_while_one_worker_is_free_or_has_just_begun_what_waits_is_no_surplus() -> None:
@@ -66,7 +66,7 @@ def test_C6_what_would_last_far_longer_than_it_was_pulled_for_is_surplus_the_new
         take_one(prefetch, clock, 100)
     surplus = prefetch.take_surplus()
     assert set(surplus) == set(messages[-len(surplus) :])
-    assert 10 <= prefetch.in_hand <= 11, "what lasts about a second"
+    assert 10 <= prefetch.count <= 11, "what lasts about a second"
     assert prefetch.take_surplus() == []
 
 
@@ -106,7 +106,7 @@ def test_C6_what_waits_behind_a_handler_that_became_slow_goes_to_an_idle_consume
     drain(consumers)
     bench.put("slow", *range(100))
     member.pull_once(is_blocking=False)
-    assert member.prefetch.in_hand > 50
+    assert member.prefetch.count > 50
     member.work_once(is_blocking=False)
     assert sorted(handled) == list(range(100))
     member.settle_once()

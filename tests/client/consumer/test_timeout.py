@@ -147,7 +147,7 @@ def test_what_comes_at_most_once_waits_behind_a_handler_over_its_time_and_is_not
     hanging.begin(member)
     bench.clock.advance(1_000)
     member.settle_once()
-    assert (member.prefetch.in_hand, bench.counters(consumers)["dropped"]) == (3, 1)
+    assert (member.prefetch.count, bench.counters(consumers)["dropped"]) == (3, 1)
     hanging.end()
     drain(consumers)
     assert done == [1, 2, 3]

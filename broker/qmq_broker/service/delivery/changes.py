@@ -28,7 +28,7 @@ from qmq_client.group.actions import (
     Replayed,
     Sought,
 )
-from qmq_client.group.lanes import key_number
+from qmq_client.group.key_queues import key_number
 from qmq_client.group.queue import Entry
 from qmq_client.group.settings import backoff_kept, tags_kept
 from qmq_client.group.state import GroupState
@@ -120,7 +120,7 @@ class Changes:
         is_stopped = has_rest or len(present) > room
         actions: list[Action] = []
         for first, next_ in _runs(present[: max(0, room)]):
-            keys = () if state.lanes is None else self._keys(state, first, next_)
+            keys = () if state.by_key is None else self._keys(state, first, next_)
             actions.append(Replayed(now_ms, state.subject, state.group, first, next_, keys))
         self._write(group, actions, now_ms)
         count = min(len(present), room)
@@ -169,7 +169,7 @@ class Changes:
             entries = queue.entries(sequence, 1)
             if not _stays(entries, spared_offset):
                 continue
-            room_bytes -= 0 if state.lanes is None else entries[0].record_bytes
+            room_bytes -= 0 if state.by_key is None else entries[0].record_bytes
             if room_bytes < 0 and present:
                 return present, index - len(present), True
             present.append(sequence)

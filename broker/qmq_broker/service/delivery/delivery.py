@@ -367,7 +367,7 @@ class Delivery:
         due_ms = state.redeliveries.next_due_ms()
         if due_ms is not None and due_ms <= now_ms:
             return True
-        if state.lanes is not None and state.lanes.ready_count:
+        if state.by_key is not None and state.by_key.ready_count:
             return True
         queue = self._store.queue(state.subject)
         return queue is not None and state.cursor < queue.next_sequence

@@ -148,6 +148,6 @@ def _found_in(state: GroupState, sequence: int) -> MessageInGroup:
                     at_ms=lease.until_ms,
                     history=past(lease.history),
                 )
-    if state.lanes is not None and any(sequence == one for one, _ in state.lanes.sequences()):
+    if state.by_key is not None and any(sequence == one for one, _ in state.by_key.sequences()):
         return MessageInGroup(group=state.group, state=MessageState.HELD)
     return MessageInGroup(group=state.group, state=MessageState.PASSED)

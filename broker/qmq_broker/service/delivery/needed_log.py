@@ -94,8 +94,8 @@ def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0)
         needed += [one for run in left for one, _ in state.long_retries.without_copies(*run)]
     else:
         needed += [first for first, _ in left]
-    if state.lanes is not None:
-        keyed = (one for one, _ in state.lanes.sequences() if one >= first_sequence)
+    if state.by_key is not None:
+        keyed = (one for one, _ in state.by_key.sequences() if one >= first_sequence)
         needed += [one for one in keyed if not state.long_retries.holds(one)]
     dead = state.dead.first_since(dead_since_ms, without=copies, first_sequence=first_sequence)
     if dead is not None:

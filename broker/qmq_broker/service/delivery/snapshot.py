@@ -241,7 +241,7 @@ def _image(state: GroupState, pages: int) -> GroupImage:
         settings=state.settings,
         is_paused=state.is_paused,
         expired_count=state.expired_count,
-        keyed=() if state.lanes is None else tuple(state.lanes.sequences()),
+        keyed=() if state.by_key is None else tuple(state.by_key.sequences()),
         long_retries=tuple(
             LongRetryImage(*_LONG_RETRY(run)) for run in state.long_retries.runs.runs()
         ),
@@ -285,7 +285,7 @@ def _state(image: GroupImage, shift_ms: int, pool: Pool | None) -> GroupState:
         state.long_retries.runs.add(LongRetryRun(**msgspec.structs.asdict(run)))
     state.long_retries.copies.update(image.copies)
     if image.keyed:
-        state.restore_lanes(image.keyed)
+        state.restore_key_queues(image.keyed)
     return state
 
 

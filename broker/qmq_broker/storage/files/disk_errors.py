@@ -15,7 +15,7 @@ _FULL: Final = {
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
 #: Missing rights. A disk that takes no writes from anybody gives another error.
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
-#: What a file system without locks answers to a wish for one.
+#: The errors of a file system without locks.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 

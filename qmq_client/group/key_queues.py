@@ -1,8 +1,8 @@
-"""Messages of an ordered group, one lane per key: the next comes when the one before is done.
+"""The queues of an ordered group, one for each key: a message is ready when the one before it is done.
 
-A lane is identified by a hash of its key. Two keys with the same hash wait for each other
-needlessly, nothing worse. The head of a lane is ready, delivered, or waiting for redelivery; those
-after it are held. Messages without a key are in no lane: they are ready at once and forgotten when
+A queue is identified by a hash of its key. Two keys with the same hash wait for each other
+needlessly, nothing worse. The head of a queue is ready, delivered, or waiting for redelivery; the
+others are held. Messages without a key are in no queue: they are ready at once and forgotten when
 delivered.
 """
 
@@ -18,8 +18,8 @@ from qmq_client.wire.checksum import crc32c
 NO_KEY: Final = 0
 #: The heap is cleared of delivered messages only above this many entries.
 _READY_MIN: Final = 1024
-#: Memory of one lane, and of one message in it or in none.
-_LANE_BYTES: Final = 896
+#: Memory of one queue, and of one message.
+_QUEUE_BYTES: Final = 896
 _HELD_BYTES: Final = 256
 
 
@@ -35,16 +35,16 @@ def key_number(key: bytes) -> int:
     return (crc32c(key[::-1], low) << 32 | low) & (2**63 - 1) or 1
 
 
-class KeyLanes:
-    """All lanes of one group; belongs to its thread.
+class KeyQueues:
+    """The queues of one group; belongs to its thread.
 
-    Invariant: only the head of a lane may be ready.
+    Invariant: only the head of a queue may be ready.
     """
 
-    __slots__ = ("_heap", "_key_of", "_lanes", "_loose", "_ready")
+    __slots__ = ("_heap", "_key_of", "_loose", "_queues", "_ready")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, deque[int]] = {}
+        self._queues: dict[int, deque[int]] = {}
         self._key_of: dict[int, int] = {}
         self._ready: set[int] = set()
         #: The ready ones without a key.
@@ -61,35 +61,35 @@ class KeyLanes:
     def undelivered_count(self) -> int:
         """Messages that were never delivered: the ready ones and those after them."""
         # Only a head can have been delivered, and it was unless it is ready.
-        given = len(self._lanes) - (len(self._ready) - len(self._loose))
+        given = len(self._queues) - (len(self._ready) - len(self._loose))
         return len(self._key_of) - given + len(self._loose)
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all lanes, roughly."""
+        """The memory of all queues, roughly."""
         messages = len(self._key_of) + len(self._loose)
-        return _LANE_BYTES * len(self._lanes) + _HELD_BYTES * messages + 8 * len(self._heap)
+        return _QUEUE_BYTES * len(self._queues) + _HELD_BYTES * messages + 8 * len(self._heap)
 
     def sequences(self) -> Iterator[tuple[int, int]]:
         """Sequence and key of every message; those of one key in order."""
-        for key, lane in self._lanes.items():
-            for sequence in lane:
+        for key, waiting in self._queues.items():
+            for sequence in waiting:
                 yield sequence, key
         for sequence in sorted(self._loose):
             yield sequence, NO_KEY
 
     def add(self, sequence: int, key: int, *, is_given: bool = False) -> None:
-        """Add a message to the end of its lane. Requires: it is in no lane yet."""
+        """Add a message to the end of its queue. Requires: it is in no queue yet."""
         if key == NO_KEY:
             self._loose.add(sequence)
             self._make_ready(sequence)
             return
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = deque()
+        waiting = self._queues.get(key)
+        if waiting is None:
+            waiting = self._queues[key] = deque()
         self._key_of[sequence] = key
-        lane.append(sequence)
-        if len(lane) == 1 and not is_given:
+        waiting.append(sequence)
+        if len(waiting) == 1 and not is_given:
             self._make_ready(sequence)
 
     def ready(self, count: int) -> list[int]:
@@ -121,22 +121,22 @@ class KeyLanes:
 
     def drop_all(self) -> None:
         """Forget everything."""
-        self._lanes.clear()
+        self._queues.clear()
         self._key_of.clear()
         self._ready.clear()
         self._loose.clear()
         self._heap.clear()
 
     def _leave(self, key: int, sequence: int) -> None:
-        lane = self._lanes[key]
-        if lane[0] != sequence:
-            lane.remove(sequence)
+        waiting = self._queues[key]
+        if waiting[0] != sequence:
+            waiting.remove(sequence)
             return
-        lane.popleft()
-        if lane:
-            self._make_ready(lane[0])
+        waiting.popleft()
+        if waiting:
+            self._make_ready(waiting[0])
         else:
-            del self._lanes[key]
+            del self._queues[key]
 
     def _make_ready(self, sequence: int) -> None:
         self._ready.add(sequence)

@@ -29,7 +29,7 @@ def test_tail_waits_for_a_broker_that_is_away_and_repeats_and_skips_nothing(tmp_
                 broker.kill()
                 assert following.stderr.readline().endswith("; waiting for the broker\n")
                 broker.start()
-                assert f"going on with message {first}" in following.stderr.readline()
+                assert f"continuing with message {first}" in following.stderr.readline()
                 sent(broker, "orders", 2)
                 told = [following.stdout.readline().split()[0] for _ in range(2)]
                 assert told == [f"{first}", f"{first + 1}"]
@@ -61,7 +61,7 @@ def test_tail_goes_on_at_the_end_of_an_older_copy_that_was_restored(tmp_path: Pa
             older.rename(data)
             broker.start()
             assert "ends at message 2 now" in following.stderr.readline()
-            assert "going on with message 2" in following.stderr.readline()
+            assert "continuing with message 2" in following.stderr.readline()
             sent(broker, "orders", 1)
             assert following.stdout.readline().split()[0] == "2"
         finally:
