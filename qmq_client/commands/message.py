@@ -75,8 +75,8 @@ def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
         "subject": place["subject"],
         "sequence": place["sequence"],
     }
-    past = [step for told in place["groups"] for step in _past(told, place)]
-    now = [_now(told, place) for told in place["groups"] if told.get("now")]
+    past = [step for trace in place["groups"] for step in _past(trace, place)]
+    now = [_now(trace, place) for trace in place["groups"] if trace.get("now")]
     return [stored, *sorted(past, key=lambda step: step["at_ms"]), *now]
 
 
@@ -93,11 +93,11 @@ def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
         yield f"consumer groups: {NO_GROUP}"
 
 
-def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _past(trace: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of one group, and attempts that only its state remembers."""
-    group, first_ms = told["group"], place.get("told_from_ms")
-    events = [{**event, "group": group, "what": event["event"]} for event in told["events"]]
-    history = (told.get("now") or {}).get("history", ())
+    group, first_ms = trace["group"], place.get("told_from_ms")
+    events = [{**event, "group": group, "what": event["event"]} for event in trace["events"]]
+    history = (trace.get("now") or {}).get("history", ())
     known = {(event["what"], event.get("attempt"), event["at_ms"]) for event in events}
     for past in history if first_ms is not None else ():
         named = {"group": group, "attempt": past["attempt"], "consumer": past["consumer"]}
@@ -113,16 +113,16 @@ def _past(told: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[st
         yield event
 
 
-def _now(told: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    now = told["now"]
+def _now(trace: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    now = trace["now"]
     known = {name: now[name] for name in ("attempts", "consumer", "reason", "error") if name in now}
     why = why_text(now)
-    if now["state"] == "passed" and not why and not told["events"] and "told_from_ms" not in place:
+    if now["state"] == "passed" and not why and not trace["events"] and "told_from_ms" not in place:
         why = "never delivered: the group starts after it, or was moved past it"
     if why:
         known["why"] = why
     return {
-        "group": told["group"],
+        "group": trace["group"],
         **known,
         "at_ms": now.get("at_ms") or None,
         "what": now["state"],
@@ -327,11 +327,11 @@ def _delayed(
         return None
     pending = {place["subject"] for place in answer["places"] if place["state"] == "pending"}
     passed = set(stored) - pending
-    told = {
+    trace = {
         name: [one for one in answer[name] if one["subject"] not in passed]
         for name in ("places", "messages")
     }
-    return told if told["places"] else None
+    return trace if trace["places"] else None
 
 
 def _tell(

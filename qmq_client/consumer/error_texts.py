@@ -38,7 +38,7 @@ def error_text(error: BaseException) -> str:
             continue  # carries another one within our own code
         text = _own_text(one)
         said = text.partition(": ")[2]
-        if not said or not any(said in told for told in texts):  # SQLAlchemy repeats its driver's
+        if not said or not any(said in known for known in texts):  # SQLAlchemy repeats its driver's
             texts.append(text)
         if isinstance(one, QmqError):  # says itself what caused it
             break

@@ -39,20 +39,20 @@ def broker(given: str | BrokerAddress) -> Findings:
             "broker.unreachable", read, "start it with `qmq broker serve`, or give its address"
         )
         return
-    status, told = answer
+    status, body = answer
     if status != 200:
-        read = f"{url}: {told.get('status', status)}: {told.get('reason') or 'no reason given'}"
+        read = f"{url}: {body.get('status', status)}: {body.get('reason') or 'no reason given'}"
         yield found("broker.not_ready", read, "read the broker's log, fix the cause, restart it")
-    elif told.get("status") == _READ_ONLY:
-        reason = told.get("reason") or "no reason given"
+    elif body.get("status") == _READ_ONLY:
+        reason = body.get("reason") or "no reason given"
         read = f"{url}: {_READ_ONLY}: {reason}"
         fix = f"qmq broker readonly off --broker {mask_secrets(url)}"
         yield found("broker.read_only", read, fix)
-    elif told.get("takes_messages") is False:
-        read = f"{url}: {told.get('status')}, and takes no messages"
+    elif body.get("takes_messages") is False:
+        read = f"{url}: {body.get('status')}, and takes no messages"
         fix = "free disk space on the broker's machine, or lower its reserve"
         yield found("broker.disk_reserve", read, fix)
-    durability = told.get("durability", _DURABLE)
+    durability = body.get("durability", _DURABLE)
     if durability != _DURABLE:
         read = f"{url}: its durability is {durability}"
         yield found("broker.durability", read, "run the broker without its weaker mode")
@@ -82,19 +82,19 @@ def _delayed(address: BrokerAddress) -> Findings:
     answer = _ask(address, "/v1/delayed/status", bytes_max=_STATUS_BYTES_MAX)
     if isinstance(answer, str) or answer[0] != 200:
         return
-    told, url = answer[1], mask_secrets(address.url)
-    if clock := told.get("clock"):
+    body, url = answer[1], mask_secrets(address.url)
+    if clock := body.get("clock"):
         fix = (
             "set the clock of the broker's machine right, and let a time service keep it so; "
             f"if it is right: qmq delayed accept-clock --broker {url}"
         )
-        if ahead_ms := told.get("log_ahead_ms"):
+        if ahead_ms := body.get("log_ahead_ms"):
             fix += f", and wait: after {ahead_ms // 1000} s the clock has passed the log"
-        read = f"{url}: {clock}; messages held: {told.get('clock_held', 'unknown')}"
+        read = f"{url}: {clock}; messages held: {body.get('clock_held', 'unknown')}"
         yield found("broker.delayed_clock", read, fix)
-    damaged, buckets = told.get("damaged"), told.get("damaged_buckets")
+    damaged, buckets = body.get("damaged"), body.get("damaged_buckets")
     if damaged or buckets:
-        read = f"{url}: messages damaged: {damaged}, hours: {buckets}; {told.get('held')}"
+        read = f"{url}: messages damaged: {damaged}, hours: {buckets}; {body.get('held')}"
         fix = (
             "restore the damaged files from a backup of the same store; "
             f"qmq delayed retry --broker {url}"
@@ -128,14 +128,14 @@ def _room(address: BrokerAddress) -> Findings:
     answer = _ask(address, "/v1/room")
     if isinstance(answer, str) or answer[0] != 200:
         return
-    url, told = mask_secrets(address.url), answer[1]
+    url, body = mask_secrets(address.url), answer[1]
     used = [
         (one.get("name"), one.get("used", 0), one.get("limit", 0))
-        for one in told.get("bounds") or ()
+        for one in body.get("bounds") or ()
     ]
-    for token in told.get("tokens") or ():
+    for token in body.get("tokens") or ():
         for name in ("subjects", "groups", "groups_bytes", "dead_letters_bytes"):
-            limit = told.get(f"{name}_per_token", 0)
+            limit = body.get(f"{name}_per_token", 0)
             used.append((f"{name} of token {token.get('token')}", token.get(name, 0), limit))
     for name, count, limit in used:
         if limit and count >= _USED_SHARE * limit:
@@ -157,12 +157,12 @@ def _ask(
     except TransportError as error:
         return str(error)
     try:
-        told = json.loads(data)
+        body = json.loads(data)
     except ValueError:
-        told = None
-    is_known = isinstance(told, dict) and (status == 200 or not told.keys().isdisjoint(_SAYS_WHY))
+        body = None
+    is_known = isinstance(body, dict) and (status == 200 or not body.keys().isdisjoint(_SAYS_WHY))
     if not is_known:
         return str(
             NotTheBrokerError(url=url_of(address, path), answer=f"status {status}", status=status)
         )
-    return status, told
+    return status, body

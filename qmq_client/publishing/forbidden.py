@@ -12,7 +12,7 @@ _SUBJECTS_MAX: Final = 1_000
 
 
 class ForbiddenSubjects:
-    """Those of one sender: told when it begins, each time the refusals have doubled, and when it ends.
+    """Subjects that one sender may not send to: logged at first, each time refusals have doubled, and at the end.
 
     For one thread at a time.
     """

@@ -94,7 +94,7 @@ def publish_rows(
     """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
 
     Rows of one ordering key go in the order given. Of rows with one id the first is sent.
-    `forbidden` is what a sender keeps from batch to batch, so that the log is not told each time.
+    `forbidden` is what a sender keeps from batch to batch, so that not each one is logged.
     """
     batch = _Batch(
         backoff=backoff,

@@ -77,13 +77,13 @@ class Receipt:
         """
         self._check_wait()
         deadline_s = checked_deadline_s("deadline_s of receipt.wait", deadline_s)
-        told = threading.Event()
-        self._waiting[told.set] = None
+        ended = threading.Event()
+        self._waiting[ended.set] = None
         try:
             if self.outcome is None:  # asked after the note: an answer is seen or tells
-                told.wait(deadline_s)
+                ended.wait(deadline_s)
         finally:
-            self._waiting.pop(told.set, None)
+            self._waiting.pop(ended.set, None)
         return self.outcome
 
     def __await__(self) -> Generator[Any, None, SendOutcome]:
@@ -91,16 +91,16 @@ class Receipt:
 
     async def _arrival(self) -> SendOutcome:
         self._check_wait()
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(told.set)
+                loop.call_soon_threadsafe(ended.set)
 
         self._waiting[tell] = None
         try:
             while (outcome := self.outcome) is None:
-                await told.wait()
+                await ended.wait()
         finally:
             self._waiting.pop(tell, None)
         return outcome

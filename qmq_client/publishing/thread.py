@@ -107,20 +107,20 @@ class PublisherThread:
             raise waits_for_itself("flush")
         if not self._is_background:
             return self._work_here(self._clock.monotonic_s() + deadline_s)
-        told = threading.Event()
-        self._flushes[told] = None
+        woken = threading.Event()
+        self._flushes[woken] = None
         try:
-            return self._wait_until_done(told, deadline_s)
+            return self._wait_until_done(woken, deadline_s)
         finally:
-            self._flushes.pop(told, None)
+            self._flushes.pop(woken, None)
 
-    def _wait_until_done(self, told: threading.Event, deadline_s: float) -> bool:
+    def _wait_until_done(self, woken: threading.Event, deadline_s: float) -> bool:
         self._publisher.queue.wake()
         left_s = deadline_s
         while not self._is_done():
             if left_s <= 0 or not self.ensure_running():
                 return False
-            if told.wait(min(left_s, _LOOK_S)):
+            if woken.wait(min(left_s, _LOOK_S)):
                 return True
             left_s -= _LOOK_S
         return True
@@ -214,8 +214,8 @@ class PublisherThread:
             flushes = self._flushes.copy()  # those who came later have to wait for the next step
             self._is_idle = publisher.is_idle
             if self._is_idle:
-                for told in flushes:
-                    told.set()
+                for woken in flushes:
+                    woken.set()
             self._sleep(done)
         self._end()
 

@@ -195,8 +195,8 @@ class _Built:
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
             more = " …" if len(shown) < len(self._faults) else ""
             # Each is a sentence, and so is what comes of them.
-            told = (listed + more).removesuffix(".")
-            raise wrong(f"{len(self._faults)} settings", told, "Fix them all.")
+            texts = (listed + more).removesuffix(".")
+            raise wrong(f"{len(self._faults)} settings", texts, "Fix them all.")
 
 
 def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:

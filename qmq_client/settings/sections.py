@@ -126,12 +126,12 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     isolated_workers: _Threads = 24
     #: Open connections to all databases together; what is beyond is opened and closed each time.
     connections_max: _Count = 200
-    #: A database that does not take a connection for this long is away.
+    #: A database that does not take a connection for this long is unreachable.
     connect_s_max: _Seconds = 5.0
     #: A statement that takes longer is given up.
     statement_s_max: _Seconds = 15.0
     #: How often old sent rows and inbox ids of a database are deleted.
-    chore_s: _Seconds = 60.0
+    maintenance_s: _Seconds = 60.0
     #: How often the rows of a database are counted for the metrics.
     sample_s: _Seconds = 15.0
     #: `host:port` for /metrics and /healthz; empty for none.
@@ -141,7 +141,7 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a process of this product can be told."""
+    """All settings of a process."""
 
     broker: BrokerSection = BrokerSection()
     watchdog: WatchdogSection = WatchdogSection()

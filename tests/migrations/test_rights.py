@@ -33,7 +33,7 @@ from qmq_client.testing import MemoryBroker, MemoryTransport, drain
 from qmq_migrations.upgrade import migrate
 from qmq_watchdog.databases import Database as Ward
 from qmq_watchdog.sweep import Sweep
-from qmq_watchdog.sweep_job import do_chores
+from qmq_watchdog.sweep_job import maintain
 from tests.conftest import MakeServer
 from tests.services.private import PrivateServer
 from tests.tidy.house import ROOT
@@ -223,7 +223,7 @@ def test_a_watchdog_needs_no_more_than_the_page_says(server: PrivateServer, kind
                 keep_inbox_ms=keep_inbox_ms,
             )
             assert Sweep(ward, MemoryTransport(MemoryBroker())).step().sent == 3
-            assert do_chores(ward).inbox_purged == purged
+            assert maintain(ward).inbox_purged == purged
             ward.close()
         let_go(server, kind)
     owner.close()

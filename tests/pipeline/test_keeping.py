@@ -58,7 +58,7 @@ def test_two_archives_may_not_have_one_name_and_the_second_is_told_so(data: Path
         first = Keeping(place=place)
         assert first.tell(store_id(data), {})
         assert first.tell(store_id(data), kept)
-        with pytest.raises(SourceError, match="keeper archive has told before") as raised:
+        with pytest.raises(SourceError, match="keeper archive has reported before") as raised:
             Keeping(place=place).tell(store_id(data), {COMMIT_LOG: 1})
         assert "give this one a name of its own" in str(raised.value)
         assert Keeping(place=place, name="second").tell(store_id(data), {})

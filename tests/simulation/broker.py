@@ -217,9 +217,9 @@ class BrokerLife:
 
     @property
     def _has_writer_work(self) -> bool:
-        """Whether the writer's thread, which waits for requests and chores alike, would find one."""
+        """Whether the writer's thread, which waits for requests and tasks alike, would find one."""
         writer = self.broker.writer
-        return not (writer._submissions.empty() and writer._chores.empty())
+        return not (writer._submissions.empty() and writer._tasks.empty())
 
     def _write(self) -> None:
         is_stopped = False

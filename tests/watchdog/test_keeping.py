@@ -1,4 +1,4 @@
-"""What a sweep keeps: the order of a key, sent rows for an audit; and what the chores delete."""
+"""What a sweep keeps: the order of a key, sent rows for an audit; and what maintenance deletes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qmq_client.wire.message_id import format_message_id
 from qmq_watchdog.databases import Database, open_database
 from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.sweep import KEYS_FOLLOWED_MAX, Sweep, SweepOptions
-from qmq_watchdog.sweep_job import ROWS_PER_TRANSACTION, SweepJob, do_chores
+from qmq_watchdog.sweep_job import ROWS_PER_TRANSACTION, SweepJob, maintain
 from tests.kit.listening import listening
 from tests.services.databases import Database as ServedDatabase
 from tests.watchdog.rows import OUTBOX, SUBJECT, left, make_due, put_rows, rows_of
@@ -194,9 +194,9 @@ def test_accepted_rows_are_kept_for_an_audit_and_deleted_when_their_time_is_over
     assert sweep.step().sent == 5
     assert sent_rows(kept) == set(ids)
     assert sweep.step().claimed == 0, "what was sent is not sent again"
-    assert do_chores(kept).sent_purged == 0
+    assert maintain(kept).sent_purged == 0
     make_due(kept, ids[:2])
-    assert do_chores(kept).sent_purged == 2
+    assert maintain(kept).sent_purged == 2
     assert left(kept) == set(ids[2:])
     assert kept.store.oldest_unsent_age_ms() is None
 
@@ -219,9 +219,9 @@ def test_C5_inbox_ids_of_all_groups_are_deleted_when_their_time_is_over_in_small
     put_inbox(kept, ROWS_PER_TRANSACTION, age_ms=2 * HOUR_MS)
     put_inbox(kept, 30, age_ms=2 * HOUR_MS, group="mail")
     put_inbox(kept, 20, age_ms=0)
-    assert do_chores(kept, lambda: True).inbox_purged == ROWS_PER_TRANSACTION, "and then a stop"
-    assert do_chores(kept).inbox_purged == 30
-    assert (do_chores(kept).inbox_purged, inbox_count(kept)) == (0, 20)
+    assert maintain(kept, lambda: True).inbox_purged == ROWS_PER_TRANSACTION, "and then a stop"
+    assert maintain(kept).inbox_purged == 30
+    assert (maintain(kept).inbox_purged, inbox_count(kept)) == (0, 20)
 
 
 def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Database) -> None:
@@ -236,7 +236,7 @@ def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Datab
             raise sa.exc.OperationalError(statement, None, victim)
 
     with listening(sa.Engine, before_cursor_execute=meet):
-        assert do_chores(kept).inbox_purged == 3
+        assert maintain(kept).inbox_purged == 3
     assert met
     assert inbox_count(kept) == 0
 
@@ -244,11 +244,11 @@ def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Datab
 def test_inbox_ids_stay_for_ever_where_no_time_is_set(kept: Database) -> None:
     put_inbox(kept, 3, age_ms=1_000 * HOUR_MS)
     for_ever = Database(name="shop", store=kept.store, engine=kept.engine)
-    assert do_chores(for_ever).inbox_purged == 0
+    assert maintain(for_ever).inbox_purged == 0
     assert inbox_count(kept) == 3
 
 
-def test_the_daemon_does_the_chores_from_time_to_time(
+def test_the_daemon_does_maintenance_from_time_to_time(
     database: Database, broker: MemoryBroker, tmp_path: Path
 ) -> None:
     keeping = Database(name="shop", store=database.store, engine=database.engine, keep_sent_ms=1)
@@ -261,12 +261,12 @@ def test_the_daemon_does_the_chores_from_time_to_time(
     make_due(keeping, ids)
     job.step(lambda: False)
     assert left(keeping) == set(ids)
-    clock.elapsed_s += DaemonOptions().chore_s
+    clock.elapsed_s += DaemonOptions().maintenance_s
     job.step(lambda: False)
     assert left(keeping) == set()
 
 
-def test_chores_that_a_stop_cut_short_go_on_with_the_next_sweep(
+def test_maintenance_cut_short_by_a_stop_continues_with_the_next_sweep(
     database: Database, broker: MemoryBroker
 ) -> None:
     clock = HandClock()
@@ -276,7 +276,7 @@ def test_chores_that_a_stop_cut_short_go_on_with_the_next_sweep(
     put_rows(database, ROWS_PER_TRANSACTION + 1)
     with database.engine.begin() as connection:
         connection.execute(sa.update(OUTBOX).values(state=SENT))
-    clock.elapsed_s += DaemonOptions().chore_s
+    clock.elapsed_s += DaemonOptions().maintenance_s
     stops = iter((False, True))
     job.step(lambda: next(stops))
     assert len(left(database)) == 1
@@ -284,10 +284,10 @@ def test_chores_that_a_stop_cut_short_go_on_with_the_next_sweep(
     assert left(database) == set()
 
 
-def test_chores_say_that_more_is_left_of_the_ids_of_an_inbox_too(kept: Database) -> None:
+def test_maintenance_says_that_more_is_left_of_the_ids_of_an_inbox_too(kept: Database) -> None:
     put_inbox(kept, ROWS_PER_TRANSACTION + 1, age_ms=2 * HOUR_MS)
-    assert do_chores(kept, lambda: True).is_cut_short
-    assert not do_chores(kept).is_cut_short
+    assert maintain(kept, lambda: True).is_cut_short
+    assert not maintain(kept).is_cut_short
     assert inbox_count(kept) == 0
 
 

@@ -33,8 +33,8 @@ class Fleet:
         self._configured: tuple[DatabaseSection, ...] = ()
         self._registered: tuple[DatabaseSection, ...] = ()
         self._current: dict[str, DatabaseSection] = {}
-        #: Whether changes are logged: the caller reports those of the start in one line.
-        self._is_told = False
+        #: Whether changes are logged: the caller logs those of the start in one line.
+        self._is_started = False
         #: Why each database was refused, so that it is logged once.
         self._refused: dict[str, str] = {}
 
@@ -47,7 +47,7 @@ class Fleet:
         with self._lock:
             self._configured = tuple(sections)
             self._apply()
-            self._is_told = True
+            self._is_started = True
 
     def set_registered(self, sections: Sequence[DatabaseSection]) -> None:
         """Set the databases of the registry."""
@@ -82,7 +82,7 @@ class Fleet:
         try:
             job = self._open_job(section)
         except ConfigurationError as error:
-            if not self._is_told:
+            if not self._is_started:
                 raise
             if self._current.pop(name, None) is not None:
                 self._daemon.remove(name)
@@ -92,7 +92,7 @@ class Fleet:
         self._current[name] = section
         self._refused.pop(name, None)
         self._daemon.add(job)
-        log_event(event, database=name, level=logging.INFO if self._is_told else logging.DEBUG)
+        log_event(event, database=name, level=logging.INFO if self._is_started else logging.DEBUG)
 
 
 #: No database can have this name.

@@ -22,7 +22,7 @@ class DaemonOptions:
     share_s: float = WatchdogSection().share_s
     workers: int = WatchdogSection().workers
     isolated_workers: int = WatchdogSection().isolated_workers
-    chore_s: float = WatchdogSection().chore_s
+    maintenance_s: float = WatchdogSection().maintenance_s
     #: 0 if nobody reads the metrics.
     sample_s: float = 0.0
 
@@ -37,7 +37,7 @@ class DaemonOptions:
             share_s=section.share_s,
             workers=section.workers,
             isolated_workers=section.isolated_workers,
-            chore_s=section.chore_s,
+            maintenance_s=section.maintenance_s,
             sample_s=section.sample_s if section.metrics_listen else 0.0,
         )
 

@@ -93,7 +93,7 @@ class BrokerGate:
 
 
 #: Kinds of trouble, as the log, the metrics and /healthz show them.
-BROKER_AWAY: Final = "broker_unreachable"
+BROKER_UNREACHABLE: Final = "broker_unreachable"
 READ_ONLY: Final = "read_only"
 FAULT: Final = "fault"
 #: How databases say that they cannot be written to.

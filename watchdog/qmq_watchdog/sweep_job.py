@@ -27,7 +27,7 @@ from qmq_client.outbox.row import OutboxCounts
 from qmq_watchdog.databases import ConnectionBudget, Database
 from qmq_watchdog.events import log_event
 from qmq_watchdog.options import DaemonOptions
-from qmq_watchdog.outage import BROKER_AWAY, FAULT, BrokerGate, Outage, kind_of
+from qmq_watchdog.outage import BROKER_UNREACHABLE, FAULT, BrokerGate, Outage, kind_of
 from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 
 ROWS_PER_TRANSACTION: Final = 500
@@ -36,7 +36,7 @@ _TRANSACTIONS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoreCounts:
+class MaintenanceCounts:
     """What was deleted."""
 
     sent_purged: int = 0
@@ -45,7 +45,9 @@ class ChoreCounts:
     is_cut_short: bool = False
 
 
-def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False) -> ChoreCounts:
+def maintain(
+    database: Database, is_stopped: Callable[[], bool] = lambda: False
+) -> MaintenanceCounts:
     """Delete what has expired in this database; SQLAlchemy's errors pass through."""
 
     def purge_sent() -> int:
@@ -56,7 +58,7 @@ def do_chores(database: Database, is_stopped: Callable[[], bool] = lambda: False
     ids: list[int] = []
     if database.keep_inbox_ms is not None:
         ids = list(_batches(lambda: _purge_inbox(database), is_stopped))
-    return ChoreCounts(
+    return MaintenanceCounts(
         sent_purged=sum(sent),
         inbox_purged=sum(ids),
         is_cut_short=any(each[-1:] == [ROWS_PER_TRANSACTION] for each in (sent, ids)),
@@ -153,7 +155,7 @@ class SweepJob:
         self._failed_at_s = -math.inf
         #: Whether somebody else has sent what this job could not.
         self._was_overtaken = False
-        self._busy_at_s = self._chores_at_s = clock.monotonic_s()
+        self._busy_at_s = self._maintained_at_s = clock.monotonic_s()
         #: Wait before the next sweep.
         self.delay_s = 0.0
         #: Whether the database did what was asked of it.
@@ -174,7 +176,7 @@ class SweepJob:
         """One sweep; afterwards `delay_s` says when the next one is wanted."""
         wait_s = 0.0 if self._gate is None else self._gate.wait_s()
         counts = SweepCounts()
-        if wait_s == 0 or self._is_sample_due() or self._is_chore_due():
+        if wait_s == 0 or self._is_sample_due() or self._is_maintenance_due():
             self._visit(counts, is_stopped, is_to_sweep=wait_s == 0)
         self.is_well = counts.error is None
         if counts.error is not None:
@@ -182,7 +184,7 @@ class SweepJob:
         elif wait_s > 0:  # how late messages are is reported even while none can be sent
             self.delay_s = min(wait_s, self._options.sample_s or wait_s)
         elif counts.unreachable:
-            self._fail(counts, BROKER_AWAY)
+            self._fail(counts, BROKER_UNREACHABLE)
         else:
             self._succeed(counts)
         return counts
@@ -227,8 +229,8 @@ class SweepJob:
         self.totals.add(counts)
         self.totals.seconds += self._clock.monotonic_s() - started_s
 
-    def _is_chore_due(self) -> bool:
-        return self._clock.monotonic_s() - self._chores_at_s >= self._options.chore_s
+    def _is_maintenance_due(self) -> bool:
+        return self._clock.monotonic_s() - self._maintained_at_s >= self._options.maintenance_s
 
     def _is_sample_due(self) -> bool:
         every_s, at_s = self._options.sample_s, self.totals.sampled_at_s
@@ -252,12 +254,12 @@ class SweepJob:
             self._busy_at_s = now_s
         try:
             with database_errors(self.name):
-                if self.trouble == BROKER_AWAY and not counts.claimed:
+                if self.trouble == BROKER_UNREACHABLE and not counts.claimed:
                     self._was_overtaken = self._has_nothing_from_before(now_s)
                 if self._is_sample_due():
                     self._sample(now_s)
-                if self._is_chore_due() and not is_stopped():
-                    self._do_chores(now_s, is_stopped)
+                if self._is_maintenance_due() and not is_stopped():
+                    self._maintain(now_s, is_stopped)
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
 
@@ -273,11 +275,11 @@ class SweepJob:
         self.totals.rows = store.counts(rows_max=COUNTED_ROWS_MAX)
         self.totals.sampled_at_s = now_s
 
-    def _do_chores(self, now_s: float, is_stopped: Callable[[], bool]) -> None:
-        self._chores_at_s = now_s
-        done = do_chores(self.database, is_stopped)
+    def _maintain(self, now_s: float, is_stopped: Callable[[], bool]) -> None:
+        self._maintained_at_s = now_s
+        done = maintain(self.database, is_stopped)
         if done.is_cut_short:
-            self._chores_at_s = now_s - self._options.chore_s
+            self._maintained_at_s = now_s - self._options.maintenance_s
         if done.sent_purged or done.inbox_purged:
             log_event(
                 "rows.purged",
@@ -305,7 +307,7 @@ class SweepJob:
     def _succeed(self, counts: SweepCounts) -> None:
         # What the broker took shows that it is back, also what it took from another watchdog or from
         # the sender; if nothing was due, nobody here asked it.
-        is_over = counts.sent > 0 or self._outage.kind != BROKER_AWAY or self._was_overtaken
+        is_over = counts.sent > 0 or self._outage.kind != BROKER_UNREACHABLE or self._was_overtaken
         if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)
         self.delay_s = counts.rate_wait_s if counts.is_cut_short else self._poll_s()

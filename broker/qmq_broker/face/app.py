@@ -70,7 +70,7 @@ class App:
         self._hot = HotRoutes(broker, limits, self._room, self._authenticator, instance=instance)
         # Pulls that wait ask again whether they may
         self._authenticator.on_changed = broker.delivery.waiting.wake_all
-        self._refused = broker.measures.refused
+        self._refused = broker.metrics.refused
         self._admin = self._admin_app(Handlers(broker, has_tokens=self._authenticator.has_tokens))
         self._failures = Repeats()
 

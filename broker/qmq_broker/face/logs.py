@@ -105,7 +105,7 @@ class LogWriter(logging.Handler):
         self._is_writing = False
         #: Since the start.
         self.dropped = 0
-        self._dropped_told = 0
+        self._dropped_logged = 0
 
     def start(self) -> None:
         """Start writing."""
@@ -131,10 +131,10 @@ class LogWriter(logging.Handler):
         with self._changed:
             lines = list(self._lines)
             self._lines.clear()
-            dropped, self._dropped_told = self.dropped - self._dropped_told, self.dropped
+            dropped, self._dropped_logged = self.dropped - self._dropped_logged, self.dropped
             self._is_writing = True
         if dropped:
-            lines.append(self._told(f"log_lines_dropped lines={dropped} total={self.dropped}"))
+            lines.append(self._warning(f"log_lines_dropped lines={dropped} total={self.dropped}"))
         for line in lines:
             self._write_whole(line.encode(errors="backslashreplace") + b"\n")
         with self._changed:
@@ -147,7 +147,7 @@ class LogWriter(logging.Handler):
                 self._changed.wait_for(lambda: self._lines)
             self.step()
 
-    def _told(self, text: str) -> str:
+    def _warning(self, text: str) -> str:
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
         return self.format(record)
 
@@ -155,10 +155,10 @@ class LogWriter(logging.Handler):
         try:
             while data:
                 data = data[self._write(data) or 0 :]
-        except (OSError, ValueError):  # nobody reads it any more, or it was closed
+        except (OSError, ValueError):  # its reader has ended, or it was closed
             with self._changed:
                 self.dropped += 1
-                self._dropped_told += 1
+                self._dropped_logged += 1
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Repeats:
         self._kinds: dict[Hashable, _Repeated] = {}
 
     def due(self, kind: Hashable, now_s: float, count: int = 1) -> int:
-        """How many to tell of now: those of this call and of the calls that told nothing; 0 for no line."""
+        """How many to log now: those of this call and of the calls not logged; 0 for no line."""
         known = self._kinds.get(kind)
         if known is None:
             if not count:
@@ -189,10 +189,10 @@ class Repeats:
             return 0
         if now_s - known.next_at_s > known.wait_s:  # it was quiet
             known.wait_s = _REPEATED_AFTER_S
-        told, known.count = known.count, 0
+        due, known.count = known.count, 0
         known.next_at_s = now_s + known.wait_s
         known.wait_s = min(2 * known.wait_s, _REPEATED_AFTER_S_MAX)
-        return told
+        return due
 
 
 class _Formatter(logging.Formatter):

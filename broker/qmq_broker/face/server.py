@@ -65,7 +65,7 @@ _TICK_AFTER_FAILURE_S: Final = 1.0
 _YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 #: Of all limits those that a deployment changes or that clients meet first.
-_LIMITS_TOLD: Final = (
+_LIMITS_LOGGED: Final = (
     "wire.record_bytes",
     "wire.frame_bytes",
     "service.groups_bytes",
@@ -138,8 +138,8 @@ def _tell_quarantined(report: QuarantineReport) -> None:
         lost.append(f"{report.delayed} delayed messages")
     if report.may_hold_delayed:
         lost.append("perhaps delayed messages, how many is not known")
-    told = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
-    log_event(_LOG, logging.ERROR, "quarantined", **told)
+    fields = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
+    log_event(_LOG, logging.ERROR, "quarantined", **fields)
 
 
 class _Process:
@@ -225,7 +225,7 @@ class _Process:
     def _on_listening(self, sockets: list[socket.socket]) -> None:
         host, port = sockets[0].getsockname()[:2]
         scheme = "http" if self._security.tls is None else "https"
-        log_event(_LOG, logging.INFO, "limits", details=self._limits_told())
+        log_event(_LOG, logging.INFO, "limits", details=self._limits())
         # The last line of a start: short, for people who wait for it at a terminal.
         log_event(
             _LOG,
@@ -236,8 +236,8 @@ class _Process:
             tokens=self._security.tokens_count(),
         )
 
-    def _limits_told(self) -> dict[str, object]:
-        """All at debug level, where nobody minds the length of the line."""
+    def _limits(self) -> dict[str, object]:
+        """Limits to log: all at debug level, else a few."""
         limits = {
             **values("wire", self._settings.wire),
             **values("service", self._settings.limits),
@@ -246,7 +246,7 @@ class _Process:
         }
         if _LOG.isEnabledFor(logging.DEBUG):
             return limits
-        return {name: limits[name] for name in _LIMITS_TOLD}
+        return {name: limits[name] for name in _LIMITS_LOGGED}
 
     async def _tick(self, broker: Broker, server: BrokerServer, face: App) -> None:
         """Advance everything that depends on time."""
@@ -326,7 +326,7 @@ class _Process:
 
 
 def _tell_dead(broker: Broker, now_s: float) -> None:
-    for dead in broker.delivery.journal.dead_tally.take(now_s):
+    for dead in broker.delivery.journal.dead_letter_digest.take(now_s):
         log_event(_LOG, logging.WARNING, "dead_letters", details=asdict(dead))
 
 

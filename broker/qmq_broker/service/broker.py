@@ -25,7 +25,7 @@ from qmq_broker.service.intake import Intake
 from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.long_retries import LongRetryScheduler, SteadyTime
-from qmq_broker.service.measures import Measures
+from qmq_broker.service.metrics import Metrics
 from qmq_broker.service.query import Query
 from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
@@ -70,7 +70,7 @@ class Broker:
         self.settings = settings
         self.serving = _serving(settings)
         self.time = SteadyTime(clock)
-        self.measures = Measures()
+        self.metrics = Metrics()
         self.delivery = Delivery(
             store,
             settings.limits,
@@ -88,7 +88,7 @@ class Broker:
             post=post,
             on_visible=self.delivery.on_visible,
             on_poisoned=self._on_poisoned,
-            measures=self.measures,
+            metrics=self.metrics,
         )
         self.subject_removal = SubjectRemoval(store, self.writer, self.delivery, self.intake)
         self.room = Room(self.delivery, self.intake, self.writer, settings.limits)
@@ -98,7 +98,7 @@ class Broker:
             self.delivery.journal,
             clock,
             interval_ms=settings.limits.action_sync_ms,
-            sync_s=self.measures.action_sync_s,
+            sync_s=self.metrics.action_sync_s,
             post=post,
             on_poisoned=self._on_poisoned,
         )

@@ -25,7 +25,7 @@ from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.keeping import Keeping
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.service.measures import Histogram
+from qmq_broker.service.metrics import Histogram
 from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.store import Store
@@ -110,7 +110,7 @@ INTERVAL_MS: Final = 1_000
 
 
 class Housekeeping:
-    """The chores of one broker; belongs to the loop thread."""
+    """The periodic maintenance of one broker; belongs to the loop thread."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Housekeeping:
         self._end_idle(now_ms)
         self._note_groups(now_ms)
         self._make_room(now_ms)
-        self._keeping.tell_losses()
+        self._keeping.log_losses()
         if self._store.schedule.waits_for_time(now_ms) and not self._is_marking:
             self._is_marking = True
             self._writer.run_soon(self._note_time)

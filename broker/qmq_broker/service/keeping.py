@@ -65,9 +65,9 @@ class Keeping:
         """The status of one keeper as it is, or was."""
         return self._status(keeper, self._store.retention.old_offset(now_ms), now_ms)
 
-    def keep(self, name: str, told: LogOffsets, now_ms: int, on_done: OnKept) -> None:
+    def keep(self, name: str, reported: LogOffsets, now_ms: int, on_done: OnKept) -> None:
         """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
-        self._run(lambda: self._store.keep(name, told, now_ms), on_done)
+        self._run(lambda: self._store.keep(name, reported, now_ms), on_done)
 
     def end(self, name: str, on_done: OnKept) -> None:
         """Stop waiting for this keeper; `NotFoundError` if there is none of this name."""
@@ -80,21 +80,21 @@ class Keeping:
 
         self._run(end, on_done)
 
-    def tell_losses(self) -> int:
-        """Log what was given up before it was kept; returns how many keepers that concerns."""
-        told = 0
+    def log_losses(self) -> int:
+        """Log what was given up before a keeper had it; returns how many keepers that concerns."""
+        count = 0
         for keeper in self._store.keepers.all:
             lost, before = self._lost_by(keeper), self._lost.get(keeper.name, LogOffsets(0, 0))
             more = [max(0, now - then) for now, then in zip(lost, before, strict=True)]
             if any(more):
-                told += 1
+                count += 1
                 _log.warning(
                     "given up before it was kept: keeper=%s bytes=%d actions_bytes=%d",
                     keeper.name,
                     *more,
                 )
             self._lost[keeper.name] = lost
-        return told
+        return count
 
     def _lost_by(self, keeper: Keeper) -> LogOffsets:
         store = self._store
@@ -108,7 +108,7 @@ class Keeping:
             name=keeper.name,
             kept_offset=keeper.kept_offset,
             kept_actions_offset=keeper.kept_actions_offset,
-            age_s=max(0, now_ms - keeper.told_at_ms) / 1000,
+            age_s=max(0, now_ms - keeper.reported_at_ms) / 1000,
             lag_bytes=max(0, store.durable_offset - first_offset),
             lag_actions_bytes=max(0, store.actions.log.durable_offset - first_action),
             held_bytes=max(0, old_offset - first_offset),

@@ -203,7 +203,7 @@ class Query:
         return list(self._statuses(states[:count], now_ms))
 
     def all_groups(self, now_ms: int) -> Iterator[GroupStatus]:
-        """The same of all groups, each as it is when its turn comes: others may be served in between."""
+        """The same of all groups, each as it is when it is read: other requests may be served in between."""
         groups = self._delivery.registry
         keys = [one.key for one in groups if not one.state.subject.startswith(OWN_PREFIX)]
         found = (groups.find(*key) for key in sorted(keys))

@@ -123,14 +123,14 @@ class _Follower:
                 self._on_settled(action)
             case Dead():
                 if action.sequence == self._sequence:
-                    told = TraceEvent(
+                    event = TraceEvent(
                         at_ms=action.at_ms,
                         event="dead",
                         attempt=action.attempts,
                         reason=action.reason,
                         error=action.error,
                     )
-                    self._add(action.group, told)
+                    self._add(action.group, event)
             case Replayed() | Purged() | Skipped():
                 if action.first <= self._sequence < action.next:
                     names = {Replayed: "replayed", Purged: "purged", Skipped: "lost"}
@@ -140,8 +140,8 @@ class _Follower:
                     self._add(action.group, _plain(action, "held"))
             case Sought() | Ended():
                 self._held.pop(action.group, None)
-                event = "moved" if isinstance(action, Sought) else "ended"
-                self._add(action.group, _plain(action, event))
+                name = "moved" if isinstance(action, Sought) else "ended"
+                self._add(action.group, _plain(action, name))
 
     def _on_pulled(self, action: Pulled) -> None:
         pull_sequence = action.first_pull_sequence
@@ -149,14 +149,14 @@ class _Follower:
             index = self._sequence - run.first_sequence
             if 0 <= index < run.count:
                 self._held[action.group] = (action.consumer, pull_sequence + index, run.attempt)
-                told = TraceEvent(
+                event = TraceEvent(
                     at_ms=action.at_ms,
                     event="given",
                     consumer=action.consumer,
                     attempt=run.attempt,
                     until_ms=action.lease_until_ms,
                 )
-                self._add(action.group, told)
+                self._add(action.group, event)
                 return
             pull_sequence += run.count
 
@@ -167,16 +167,16 @@ class _Follower:
         consumer, pull_sequence, attempt = held
         if consumer != action.consumer or not action.first <= pull_sequence < action.next:
             return
-        event, until_ms, error = self._outcome(action)
-        told = TraceEvent(
+        name, until_ms, error = self._outcome(action)
+        event = TraceEvent(
             at_ms=action.at_ms,
-            event=event,
+            event=name,
             consumer=consumer,
             attempt=0 if isinstance(action, Extended) else attempt,
             until_ms=until_ms,
             error=error,
         )
-        self._add(action.group, told)
+        self._add(action.group, event)
         if not isinstance(action, Extended):
             del self._held[action.group]
         events = self.events[action.group]
@@ -203,8 +203,8 @@ class _Follower:
         is_rejected = last.event == "dead" and last.reason == REJECTED
         return "rejected" if is_rejected else "nacked"
 
-    def _add(self, group: str, told: TraceEvent) -> None:
-        self.events.setdefault(group, []).append(told)
+    def _add(self, group: str, event: TraceEvent) -> None:
+        self.events.setdefault(group, []).append(event)
         self.count += 1
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from qmq_broker.errors import BusyError, ConflictError, NoRoomError, PoisonedError
 from qmq_broker.service.limits import ServiceLimits
-from qmq_broker.service.measures import Measures
+from qmq_broker.service.metrics import Metrics
 from qmq_broker.storage.logs.kinds import SENT_KINDS
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.clock import Clock
@@ -30,11 +30,11 @@ from qmq_client.wire.message_id import format_message_id
 
 #: Requests of one commit; bounds how long the first of them waits for the last.
 REQUESTS_PER_COMMIT_MAX: Final = 1024
-#: How long the writer waits for a request before the store gets its next turn.
+#: How long the writer waits for a request before the next step of the store.
 IDLE_S: Final = 0.5
-#: How long the store's turn may be delayed while requests keep coming: a turn takes as long as a
+#: How long a step of the store may be delayed while requests keep coming: it takes as long as a
 #: small commit, and would delay the answers of the next commit each time.
-TURN_S: Final = 0.005
+STEP_S: Final = 0.005
 _STOP: Final = None
 _WAKE: Final = object()
 
@@ -49,7 +49,7 @@ class _Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chore:
+class _Task:
     work: Callable[[], object]
     on_poisoned: Callable[[PoisonedError], object]
 
@@ -78,7 +78,7 @@ class CommitWriter:
         post: Callable[[Callable[[], None]], object],
         on_visible: Callable[[Iterable[str]], object],
         on_poisoned: Callable[[str], None],
-        measures: Measures | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """`post` runs a function in the loop thread; the other two callbacks are called there."""
         self._store = store
@@ -87,14 +87,14 @@ class CommitWriter:
         self._post = post
         self._on_visible = on_visible
         self._on_poisoned = on_poisoned
-        self._measures = measures or Measures()
+        self._metrics = metrics or Metrics()
         self._submissions: SimpleQueue[_Submission | object | None] = SimpleQueue()
-        self._chores: SimpleQueue[_Chore] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
         #: Submission time and length of each unanswered request, in order.
         self._unanswered: deque[tuple[float, int]] = deque()
         self._poison: PoisonedError | None = None
-        #: When the store had its last turn.
-        self._turn_s = clock.monotonic_s()
+        #: When the store was last stepped.
+        self._stepped_s = clock.monotonic_s()
         self.waiting_bytes = 0
 
     def submit(self, frame: MessageFrame, on_done: OnDone) -> None:
@@ -113,14 +113,14 @@ class CommitWriter:
 
     def run_soon(
         self,
-        chore: Callable[[], object],
+        task: Callable[[], object],
         on_poisoned: Callable[[PoisonedError], object] = lambda _: None,
     ) -> None:
         """Let the writer do this to the store, between two commits or when it is idle.
 
         If the writer is poisoned, `on_poisoned` is called instead, in the writer's thread.
         """
-        self._chores.put(_Chore(work=chore, on_poisoned=on_poisoned))
+        self._tasks.put(_Task(work=task, on_poisoned=on_poisoned))
         self._submissions.put(_WAKE)
 
     def change(
@@ -139,7 +139,7 @@ class CommitWriter:
         def tell(outcome: T | Exception) -> None:
             self._post(lambda: on_done(outcome))
 
-        def chore() -> None:
+        def task() -> None:
             try:
                 outcome = work()
             except refusals as refusal:
@@ -152,42 +152,42 @@ class CommitWriter:
             else:
                 tell(outcome)
 
-        self.run_soon(chore, on_poisoned=tell)
+        self.run_soon(task, on_poisoned=tell)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
-        """Commit what waits, then give the store a turn; wait up to `wait_s` for a request."""
+        """Commit what waits, then step the store; wait up to `wait_s` for a request."""
         counts = self._commit_waiting(wait_s)
-        self._give_turn()
+        self._step_store()
         return counts
 
     def run(self) -> None:
-        """Commit until `stop`; whatever waits then is committed first.
+        """Commit until `stop`, and then what still waits.
 
-        The store gets its turn, for work that depends on time, when no request follows, or after
-        `TURN_S`.
+        The store is stepped, for work that depends on time, when no request follows, or after
+        `STEP_S`.
         """
         wait_s, is_stopped = IDLE_S, False
         while not is_stopped:
             counts = self._commit_waiting(wait_s)
             is_stopped = counts.is_stopped
-            left_s = TURN_S - (self._clock.monotonic_s() - self._turn_s)
-            is_turn = left_s <= 0 or not counts.requests or is_stopped
-            wait_s = IDLE_S if is_turn else left_s
-            if is_turn:
-                self._give_turn()
+            left_s = STEP_S - (self._clock.monotonic_s() - self._stepped_s)
+            is_step_due = left_s <= 0 or not counts.requests or is_stopped
+            wait_s = IDLE_S if is_step_due else left_s
+            if is_step_due:
+                self._step_store()
 
     def stop(self) -> None:
         """Let `run` end after everything submitted so far. Safe to call twice."""
         self._submissions.put(_STOP)
 
     def _commit_waiting(self, wait_s: float) -> CommitCounts:
-        """One commit and one chore, so that no number of chores holds up a commit.
+        """One commit and one task, so that no number of tasks holds up a commit.
 
-        While chores are left, nothing is waited for. The last pass, at `stop`, does all of them.
+        While tasks are left, nothing is waited for. The last pass, at `stop`, does all of them.
         """
-        submissions, is_stopped = self._gather(wait_s if self._chores.empty() else 0.0)
-        while not self._chores.empty():
-            self._do(self._chores.get())
+        submissions, is_stopped = self._gather(wait_s if self._tasks.empty() else 0.0)
+        while not self._tasks.empty():
+            self._do(self._tasks.get())
             if not is_stopped:
                 break
         if submissions:
@@ -199,9 +199,9 @@ class CommitWriter:
             is_stopped=is_stopped,
         )
 
-    def _give_turn(self) -> None:
+    def _step_store(self) -> None:
         """Let the store do what depends on time."""
-        self._turn_s = self._clock.monotonic_s()
+        self._stepped_s = self._clock.monotonic_s()
         self._guarded("upkeep", self._store.step)
 
     def _check_room(self, now_s: float, frame_bytes: int) -> None:
@@ -243,25 +243,25 @@ class CommitWriter:
         placed: list[Placed] = []
 
         def append_and_sync() -> None:
-            measures, clock = self._measures, self._clock
-            measures.commit_requests.note(len(frames))
+            metrics, clock = self._metrics, self._clock
+            metrics.commit_requests.note(len(frames))
             began_s = clock.monotonic_s()
             placed.extend(self._store.append(frames))
             appended_s = clock.monotonic_s()
             self._store.commit()
-            measures.append_s.note(appended_s - began_s)
-            measures.sync_s.note(clock.monotonic_s() - appended_s)
+            metrics.append_s.note(appended_s - began_s)
+            metrics.sync_s.note(clock.monotonic_s() - appended_s)
 
         error = self._guarded("messages", append_and_sync)
         if error is not None:
             return [error] * len(frames)
         return [_outcome(place) for place in placed]
 
-    def _do(self, chore: _Chore) -> None:
+    def _do(self, task: _Task) -> None:
         if self._poison is not None:
-            chore.on_poisoned(self._poison)
+            task.on_poisoned(self._poison)
         else:
-            self._guarded("chores", chore.work)
+            self._guarded("tasks", task.work)
 
     def _guarded(self, name: str, work: Callable[[], object]) -> Exception | None:
         """Work on the store; the first failure, except a lack of room, poisons the writer."""
@@ -289,7 +289,7 @@ class CommitWriter:
             if not isinstance(outcome, Exception):
                 subjects.update((place.subject, None) for place in outcome.places)
                 if submission.frame.header.kind in SENT_KINDS:
-                    self._measures.intakes.note(submission.frame, outcome.duplicates)
+                    self._metrics.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
         # After the answers: waking pulls first gains them 0.1 ms, and costs the senders 0.7.
         self._on_visible(subjects)

@@ -97,7 +97,7 @@ class Keepers:
     def keep(
         self,
         name: str,
-        told: LogOffsets,
+        reported: LogOffsets,
         at_ms: int,
         *,
         first: Callable[[], LogOffsets],
@@ -105,20 +105,21 @@ class Keepers:
     ) -> Keeper:
         """Wait for this keeper from now on, as far as it has reported; durable on return.
 
-        A new keeper starts at `first`, where the logs begin, at the lowest; one that tells less than
-        that, because it has nothing of a log yet, means that place, then and later. Raises `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many,
-        and `NoRoomError`; in both cases nothing changes.
+        A new keeper starts at `first`, where the logs begin, at the lowest; one that reports less,
+        because it has nothing of a log yet, means that place, then and later. Raises
+        `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many, and
+        `NoRoomError`; in both cases nothing changes.
         """
         before = self._by_name
         known = before.get(name)
         if known is not None:
-            told = _at_least(told, known)
-        self._check(name, known, told, durable)
-        draft = known or Keeper(name, told.commit, told.actions, at_ms)
+            reported = _at_least(reported, known)
+        self._check(name, known, reported, durable)
+        draft = known or Keeper(name, reported.commit, reported.actions, at_ms)
         with self._lock:  # from here on, nothing above is given up
             self._by_name = {**before, name: draft}
         begins = first()
-        keeper = _begun(draft, begins) if known is None else _moved(known, told, at_ms, begins)
+        keeper = _begun(draft, begins) if known is None else _moved(known, reported, at_ms, begins)
         self._replace({**before, name: keeper}, before)
         return keeper
 
@@ -143,7 +144,7 @@ class Keepers:
         self._by_name = by_name
 
     def _check(
-        self, name: str, known: Keeper | None, told: LogOffsets, durable: LogOffsets
+        self, name: str, known: Keeper | None, reported: LogOffsets, durable: LogOffsets
     ) -> None:
         if known is None and len(self._by_name) >= KEEPERS_MAX:
             raise _refused(
@@ -155,7 +156,7 @@ class Keepers:
             )
         before = (0, 0) if known is None else (known.kept_offset, known.kept_actions_offset)
         fields = ("kept_offset", "kept_actions_offset")
-        for field, value, low, high in zip(fields, told, before, durable, strict=True):
+        for field, value, low, high in zip(fields, reported, before, durable, strict=True):
             if value > high:
                 raise _refused(
                     field,
@@ -167,7 +168,7 @@ class Keepers:
             if value < low:
                 raise _refused(
                     field,
-                    f"at least {low}, which keeper {name} has told before",
+                    f"at least {low}, which keeper {name} has reported before",
                     str(value),
                     "Two archives may not have one name: give this one a name of its own (--keeper), or remove "
                     f"the keeper (qmq broker remove-keeper {name}) when the other one is gone.",
@@ -185,10 +186,10 @@ def limited_to(end: LogOffsets, keeper: Keeper) -> Keeper:
     )
 
 
-def _at_least(told: LogOffsets, keeper: Keeper) -> LogOffsets:
-    """What a keeper means that has nothing of a log yet, and tells that."""
+def _at_least(reported: LogOffsets, keeper: Keeper) -> LogOffsets:
+    """The offsets that a keeper means which has nothing of a log yet."""
     firsts = (keeper.first_offset, keeper.first_actions_offset)
-    return LogOffsets(*map(max, told, firsts))
+    return LogOffsets(*map(max, reported, firsts))
 
 
 def _begun(draft: Keeper, begins: LogOffsets) -> Keeper:
@@ -202,17 +203,17 @@ def _begun(draft: Keeper, begins: LogOffsets) -> Keeper:
     )
 
 
-def _moved(known: Keeper, told: LogOffsets, at_ms: int, begins: LogOffsets) -> Keeper:
+def _moved(known: Keeper, reported: LogOffsets, at_ms: int, begins: LogOffsets) -> Keeper:
     """The keeper once it is so far; what it had not got is lost when it is past where a log begins."""
     lost = lost_bytes(known, begins)
     return msgspec.structs.replace(
         known,
-        kept_offset=told.commit,
-        kept_actions_offset=told.actions,
-        told_at_ms=at_ms,
-        lost_bytes=lost.commit if told.commit >= begins.commit else known.lost_bytes,
+        kept_offset=reported.commit,
+        kept_actions_offset=reported.actions,
+        reported_at_ms=at_ms,
+        lost_bytes=lost.commit if reported.commit >= begins.commit else known.lost_bytes,
         lost_actions_bytes=(
-            lost.actions if told.actions >= begins.actions else known.lost_actions_bytes
+            lost.actions if reported.actions >= begins.actions else known.lost_actions_bytes
         ),
     )
 

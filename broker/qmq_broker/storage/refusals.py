@@ -36,10 +36,10 @@ class Refusals:
             if not self._count:
                 self._began_at_s = self._last_at_s
             self._count += 1
-            is_told = work not in self._kinds or self._count & (self._count - 1) == 0
+            is_logged = work not in self._kinds or self._count & (self._count - 1) == 0
             self._kinds.add(work)
             count, seconds = self._count, self._last_at_s - self._began_at_s
-        if is_told:
+        if is_logged:
             _log.warning(
                 "refused: work=%s refusals=%d seconds=%.0f reason=%s", work, count, seconds, reason
             )

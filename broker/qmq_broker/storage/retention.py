@@ -133,7 +133,7 @@ class Retention:
     def ask(self, offset: int) -> bool:
         """Keep everybody from what is to be given up below `offset`; returns whether that is anything.
 
-        Then the writer has to be told to `give_up_below`. For the thread that asks, once at a time.
+        Then the writer has to call `give_up_below`. For the thread that asks, once at a time.
         """
         assert not self.asked_offset
         if not self.gives_up(offset):

@@ -274,12 +274,12 @@ class Store:
         self.actions.sync()
         return self.queue(subject) is not None and self.retention.remove_subject(subject)
 
-    def keep(self, name: str, told: LogOffsets, at_ms: int) -> Keeper:
+    def keep(self, name: str, reported: LogOffsets, at_ms: int) -> Keeper:
         """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
         self._check()
         self._check_place()
         durable = LogOffsets(self.durable_offset, self.actions.log.durable_offset)
-        kept = self.keepers.keep(name, told, at_ms, first=self._beginning, durable=durable)
+        kept = self.keepers.keep(name, reported, at_ms, first=self._beginning, durable=durable)
         keep_room_for_keepers(self.disk)
         return kept
 

@@ -10,7 +10,7 @@ A trigger, rule, row security or foreign key may keep a row from being deleted, 
 silently. The broker has the message, so leaving the row as it is would send it again at the end of
 each lease, forever, and beyond the broker's memory as a new message. A row marked as sent is
 claimed by nobody and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
-The chores retry its deletion when its time has come, so once the cause is gone, the row goes too.
+Maintenance retries its deletion when its time has come, so once the cause is gone, the row goes too.
 
 See `docs/decisions/0022-rows-that-stay.md`.
 """

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from qmq_broker.face.routes import metrics
 from qmq_broker.face.routes.metrics import METRICS
 from qmq_broker.face.routes.scrape import PREFIX
-from qmq_broker.service import measures
 from qmq_client.wire.frame import FrameKind, build_message_frame
 from qmq_client.wire.record import Record, encode_record
 from tests.broker.face.asgi import FRAME, Client, error_of
@@ -59,7 +58,7 @@ def test_what_is_accepted_is_counted_by_subject(client: Client) -> None:
 def test_a_subject_beyond_the_bound_has_no_row_of_its_own(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measures, "SUBJECTS_MAX", 2)
+    monkeypatch.setattr("qmq_broker.service.metrics.SUBJECTS_MAX", 2)
     for name in ("a", "b", "c", "d"):
         client.post("/v1/send", {"messages": [{"subject": name, "body": "x"}]})
     found = scrape(client)

@@ -37,7 +37,7 @@ def send(rig: Rig, count: int, subject: str = SUBJECT) -> None:
 
 
 def keep_house(rig: Rig, ms: int = HOUR_MS) -> int:
-    """Let time pass and the chores be done; returns where the log begins."""
+    """Let time pass and the housekeeping be done; returns where the log begins."""
     for _ in range(3):
         rig.clock.pass_ms(ms)
         rig.broker.step()

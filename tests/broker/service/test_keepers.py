@@ -153,7 +153,7 @@ def test_B12_a_keeper_that_has_nothing_of_a_log_yet_says_so_until_it_has(rig: Ri
     send(rig, 30)
     kept = keep(rig, begins + SEGMENT)
     assert (kept.kept_offset, kept.kept_actions_offset) == (begins + SEGMENT, actions_begin)
-    with pytest.raises(InvalidMessageError, match="keeper archive has told before"):
+    with pytest.raises(InvalidMessageError, match="keeper archive has reported before"):
         keep(rig)
     assert (status(rig).lost_bytes, status(rig).lost_actions_bytes) == (0, 0)
 
@@ -218,7 +218,7 @@ def test_while_a_keeper_holds_everything_back_the_writer_is_not_asked(rig: Rig) 
     for _ in range(3):
         rig.clock.pass_ms(3_600_000)
         rig.broker.step()
-        assert rig.broker.writer._chores.empty()
+        assert rig.broker.writer._tasks.empty()
 
 
 def test_keepers_are_few_and_one_too_many_is_refused_with_a_remedy(rig: Rig) -> None:

@@ -129,7 +129,7 @@ def test_B10_what_is_made_is_counted_as_the_memory_it_takes(
     del warm
     fill(rig)
     rig.pull("first", group="first", max_messages=1)
-    rig.broker.delivery.journal.dead_tally.take(0.0)
+    rig.broker.delivery.journal.dead_letter_digest.take(0.0)
     before = rig.broker.delivery.budget.memory_bytes
     gc.collect()
     tracemalloc.start()

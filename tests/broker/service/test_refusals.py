@@ -90,7 +90,7 @@ def test_a_broker_whose_disk_is_full_for_minutes_tells_it_in_few_lines(
     assert over.startswith("nothing is refused any more: ")
 
 
-def test_B12_where_no_group_can_be_ended_for_want_of_room_the_other_chores_are_done(
+def test_B12_where_no_group_can_be_ended_for_want_of_room_the_other_housekeeping_is_done(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among them is retention, which makes room."""

@@ -282,7 +282,7 @@ def test_B6_a_full_disk_refuses_the_request_and_ends_nothing(rig: Rig) -> None:
     assert isinstance(outcome, Placed)
 
 
-def test_two_chores_at_once_are_both_done_without_a_wait_between(rig: Rig) -> None:
+def test_two_tasks_at_once_are_both_done_without_a_wait_between(rig: Rig) -> None:
     done: list[str] = []
     rig.broker.writer.run_soon(lambda: done.append("first"))
     rig.broker.writer.run_soon(lambda: done.append("second"))

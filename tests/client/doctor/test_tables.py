@@ -135,7 +135,7 @@ def test_X1_rows_that_nobody_takes_are_found(shop: sa.Engine) -> None:
 
 @pytest.mark.parametrize("state", [PARKED, SENT])
 def test_X1_a_row_that_nobody_shall_send_is_not_overdue(shop: sa.Engine, state: int) -> None:
-    """A parked one waits for a person, one that is kept for the chores."""
+    """A parked one waits for a person, one that is kept for an audit."""
     put_row(shop, state=state, due_s=-60, error=None)
     assert finding_of(shop, "rows.overdue") is None
     assert finding_of(shop, "rows.unsent", thresholds=IMPATIENT) is None

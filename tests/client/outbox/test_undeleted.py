@@ -18,7 +18,7 @@ from qmq_client.outbox.row import RowFilter
 from qmq_client.outbox.table import DEFAULT_TABLES, SENT
 from qmq_watchdog.databases import Database as Watched
 from qmq_watchdog.sweep import Sweep
-from qmq_watchdog.sweep_job import do_chores
+from qmq_watchdog.sweep_job import maintain
 from tests.client.publishing import send_each
 from tests.client.world import SUBJECT, World, a_world
 from tests.conftest import MakeDatabase
@@ -255,7 +255,7 @@ def test_O6_a_row_that_stays_keeps_no_other_from_being_purged(veto: Veto, vetoed
         connection.execute(chosen.values(subject=KEPT))
     run(world, veto.plant)
     for _ in range(2):
-        do_chores(database)
+        maintain(database)
     (row,) = world.store.list_rows(RowFilter())
     assert row.message_id == ids[7]
     assert row.due_at_ms - row.created_at_ms > 3_000_000, "not looked at for an hour"
@@ -283,7 +283,7 @@ def test_O2_O5_a_trigger_that_cannot_even_be_read_makes_nothing_be_sent_twice(
         assert Sweep(watched(world), world.memory).step().claimed == 0
         run(world, ("DROP TRIGGER veto",))
         world.make_due()
-        assert do_chores(watched(world)).sent_purged == 9
+        assert maintain(watched(world)).sent_purged == 9
 
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside others"])

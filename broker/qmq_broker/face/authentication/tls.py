@@ -50,9 +50,9 @@ class TlsContext:
         #: a context has, and sessions begun under those before could be resumed.
         self.context = _new_context(options)
         self._validity = _validity(options.certificate_file)
-        #: What was last told of the certificate's time.
-        self._told = ""
-        self._tell_time()
+        #: What was last logged of the certificate's time.
+        self._logged = ""
+        self._log_time()
 
     def forget(self) -> None:
         """Let the next step read the files, changed or not."""
@@ -62,7 +62,7 @@ class TlsContext:
         """Check the files once; returns whether there is a new context."""
         stamps = self._look()
         if stamps == self._stamps:
-            self._tell_time()
+            self._log_time()
             return False
         self._stamps = stamps
         try:
@@ -71,11 +71,11 @@ class TlsContext:
             log_event(_LOG, logging.ERROR, "certificate_not_read", reason=error)
             return False
         log_event(_LOG, logging.INFO, "certificate_read", file=self._options.certificate_file)
-        self._validity, self._told = _validity(self._options.certificate_file), ""
-        self._tell_time()
+        self._validity, self._logged = _validity(self._options.certificate_file), ""
+        self._log_time()
         return True
 
-    def _tell_time(self) -> None:
+    def _log_time(self) -> None:
         """Log once that every client will refuse the certificate, or soon will."""
         validity, now_ms = self._validity, self._now_ms()
         if validity is None:
@@ -88,9 +88,9 @@ class TlsContext:
         elif now_ms > validity.last_ms - ENDS_SOON_MS:
             event, level = "certificate_ends_soon", logging.WARNING
             reason = f"certificate expires in {(validity.last_ms - now_ms) // _DAY_MS} days"
-        if event != self._told and event:
+        if event != self._logged and event:
             log_event(_LOG, level, event, file=self._options.certificate_file, reason=reason)
-        self._told = event
+        self._logged = event
 
     def _look(self) -> tuple[Stamp | None, ...]:
         options = self._options

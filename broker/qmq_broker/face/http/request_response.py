@@ -107,8 +107,8 @@ class SteppedCoroutine:
             self._end()
         except (Exception, asyncio.CancelledError) as error:
             self._end()
-            told = {"message": "a route failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(told)
+            details = {"message": "a route failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(details)
         else:
             if isinstance(awaited, Outcome):
                 awaited.step = self.step

@@ -1,7 +1,7 @@
 """Handlers of the routes that people and tools use: health, state, subjects, reading groups, dead letters, messages.
 
 JSON only. Groups are changed in `groups.py`. A removal of a subject is answered once it is durable: what an
-operator was told survives a power cut.
+operator was answered survives a power cut.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from qmq_client.wire.shown import shorten
 
 _PEEKED: Final = 20
 _FOUND: Final = 100
-#: Groups of a list that are looked at in one turn of the loop: some ten milliseconds.
-_GROUPS_PER_TURN: Final = 200
+#: Groups of a list that are looked at in one iteration of the loop: some ten milliseconds.
+_GROUPS_PER_STEP: Final = 200
 #: The same of dead letters, which may be read from the disk.
-_DEAD_PER_TURN: Final = 200
+_DEAD_PER_STEP: Final = 200
 
 
 class Admin:
@@ -124,7 +124,7 @@ class Admin:
         for count, one in enumerate(self._broker.query.all_groups(now_ms), start=1):
             if sees(one.subject):
                 listed.append(one)
-            if count % _GROUPS_PER_TURN == 0:
+            if count % _GROUPS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return await _long_json({"groups": listed})
 
@@ -141,11 +141,11 @@ class Admin:
                 subject,
                 group,
                 first_sequence=first,
-                count=min(_DEAD_PER_TURN, count - len(listed)),
+                count=min(_DEAD_PER_STEP, count - len(listed)),
                 records_bytes=room_bytes if with_records else 0,
             )
             listed += some
-            if len(some) < _DEAD_PER_TURN or len(listed) == count:
+            if len(some) < _DEAD_PER_STEP or len(listed) == count:
                 return _json({"dead": [dead_to_json(letter) for letter in listed]})
             room_bytes -= sum(len(one.record) for one in some if one.record is not None)
             first = some[-1].sequence + 1

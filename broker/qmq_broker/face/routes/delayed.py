@@ -305,7 +305,7 @@ class DelayedRoutes:
         return await self._look_on(look)
 
     async def _look_on(self, look: Callable[[], T]) -> T:
-        """A further one, which waits for its turn: a request that has changed something is not refused."""
+        """A further search, which waits for the others: a request that has changed something is not refused."""
         async with self._looks:
             return await asyncio.to_thread(look)
 

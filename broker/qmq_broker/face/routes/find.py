@@ -24,8 +24,8 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Groups that are asked in one turn of the loop what became of a message: some ten milliseconds.
-_GROUPS_PER_TURN: Final = 50
+#: Groups that are asked in one iteration of the loop what became of a message: some ten milliseconds.
+_GROUPS_PER_STEP: Final = 50
 #: Places of one id whose history is shown: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
 
@@ -89,8 +89,8 @@ class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     message_id: str
     places: Sequence[JsonPlaceTrace]
-    #: Whether everything not told did not happen; otherwise the search or the action log did not
-    #: reach far enough.
+    #: Whether events that are missing here did not happen; otherwise the search or the action log
+    #: did not reach far enough.
     is_complete: bool
 
 
@@ -121,11 +121,11 @@ class Finder:
         if not result.found and result.is_complete:
             raise NotFoundError(f"there is no message {message_id}")
         places = [
-            _place(one, told, await self._in_groups(one))
-            for one, told in zip(result.found, traces, strict=True)
+            _place(one, trace, await self._in_groups(one))
+            for one, trace in zip(result.found, traces, strict=True)
         ]
         is_complete = result.is_complete and not result.has_more
-        is_complete = is_complete and all(told.is_complete for told in traces)
+        is_complete = is_complete and all(trace.is_complete for trace in traces)
         return JsonTrace(message_id=message_id, places=places, is_complete=is_complete)
 
     async def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> JsonSearch:
@@ -139,7 +139,7 @@ class Finder:
         found: list[MessageInGroup] = []
         for each in self._broker.query.in_groups(one.subject, one.sequence, one.record, now_ms):
             found.append(each)
-            if len(found) % _GROUPS_PER_TURN == 0:
+            if len(found) % _GROUPS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return found
 
@@ -180,7 +180,7 @@ def _answer(result: SearchResult, messages: list[JsonFound]) -> JsonSearch:
     )
 
 
-def _place(one: FoundRecord, told: Trace, found: Sequence[MessageInGroup]) -> JsonPlaceTrace:
+def _place(one: FoundRecord, trace: Trace, found: Sequence[MessageInGroup]) -> JsonPlaceTrace:
     now = {each.group: each for each in found}
     return JsonPlaceTrace(
         subject=one.subject,
@@ -189,11 +189,11 @@ def _place(one: FoundRecord, told: Trace, found: Sequence[MessageInGroup]) -> Js
         stored_at_ms=one.stored_at_ms,
         born_at_ms=record_to_json(one.subject, one.record, one.sequence).born_at_ms,
         groups=[
-            JsonGroupTrace(group=name, events=told.events.get(name, []), now=now.get(name))
-            for name in sorted(now.keys() | told.events.keys())
+            JsonGroupTrace(group=name, events=trace.events.get(name, []), now=now.get(name))
+            for name in sorted(now.keys() | trace.events.keys())
         ],
-        told_from_ms=told.told_from_ms,
-        told_until_ms=told.told_until_ms,
+        told_from_ms=trace.told_from_ms,
+        told_until_ms=trace.told_until_ms,
     )
 
 

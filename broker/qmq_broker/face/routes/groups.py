@@ -1,6 +1,6 @@
 """The routes that change groups and their dead letters.
 
-They answer once the change is durable: what an operator was told survives a power cut.
+They answer once the change is durable: it survives a power cut.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from qmq_client.wire.operations import (
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 from qmq_client.wire.start import parse_start
 
-#: Dead letters replayed or purged in one turn of the loop: some ten milliseconds.
-_DEAD_PER_TURN: Final = 1_000
+#: Dead letters replayed or purged in one iteration of the loop: some ten milliseconds.
+_DEAD_PER_STEP: Final = 1_000
 
 _R = TypeVar("_R", GroupRequest, SeekRequest, ConfigureRequest, DeadRequest)
 
@@ -79,7 +79,7 @@ class GroupRoutes:
         changes, answer = self._broker.changes, DeadAnswer(count=0)
         for _ in range(self._slices):
             try:
-                some, next_first = changes.replay_some(wanted, self._now_ms, self._per_turn)
+                some, next_first = changes.replay_some(wanted, self._now_ms, self._per_step)
             except BusyError:
                 if not answer.count:
                     raise
@@ -98,7 +98,7 @@ class GroupRoutes:
         wanted = await self._read(request, DeadRequest)
         changes, answer = self._broker.changes, DeadAnswer(count=0)
         for _ in range(self._slices):
-            some = changes.purge_some(wanted, self._now_ms, self._per_turn)
+            some = changes.purge_some(wanted, self._now_ms, self._per_step)
             answer = DeadAnswer(count=answer.count + some.count, has_more=some.has_more)
             if not some.has_more:
                 break
@@ -107,12 +107,12 @@ class GroupRoutes:
 
     @property
     def _slices(self) -> int:
-        """Turns of the loop for one request about dead letters."""
-        return -(-self._broker.settings.limits.dead_letters_per_request // self._per_turn)
+        """Iterations of the loop for one request about dead letters."""
+        return -(-self._broker.settings.limits.dead_letters_per_request // self._per_step)
 
     @property
-    def _per_turn(self) -> int:
-        return min(_DEAD_PER_TURN, self._broker.settings.limits.dead_letters_per_request)
+    def _per_step(self) -> int:
+        return min(_DEAD_PER_STEP, self._broker.settings.limits.dead_letters_per_request)
 
     async def _set_paused(self, request: Request, *, is_paused: bool) -> Response:
         wanted = await self._read(request, GroupRequest)

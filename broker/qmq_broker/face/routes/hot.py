@@ -48,7 +48,7 @@ from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleAnswe
 _LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
-#: thread, where the loop gets its turn every few milliseconds.
+#: thread, where the loop runs every few milliseconds.
 _IN_LOOP_BYTES_MAX: Final = 16 * 1024
 #: A pull with more refused settlements than this waits for no messages: it would hold them all that time.
 _STALE_WAITING_MAX: Final = 100
@@ -91,7 +91,7 @@ class HotRoutes:
                 self._room.end_request()
         except QmqError as error:
             self._tell_fault(http, error)
-            self._broker.measures.refused[error_code(error)] += 1
+            self._broker.metrics.refused[error_code(error)] += 1
             await answer_error(http, head.answer_encoding(), error)
 
     def _tell_fault(self, http: RequestResponse, error: QmqError) -> None:
@@ -175,7 +175,7 @@ class HotRoutes:
         await http.answer(200, reply, encode(reply, answer))
 
     async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
-        """Apply its settlements; others get their turns between portions of them."""
+        """Apply its settlements; other requests are served between portions of them."""
         delivery, settled = self._broker.delivery, Settled()
         for part in delivery.slices(request, settled):
             if settled.has_begun:

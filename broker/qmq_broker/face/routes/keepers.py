@@ -1,6 +1,6 @@
 """The routes of keepers, for whom retention waits.
 
-They answer once the change is durable: what a keeper was told survives a power cut.
+They answer once the change is durable: the answer survives a power cut.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class KeeperRoutes:
                 value=shorten(wanted.store_id),
                 remedy="Ask the broker whose logs are kept.",
             )
-        told = LogOffsets(wanted.kept_offset, wanted.kept_actions_offset)
+        reported = LogOffsets(wanted.kept_offset, wanted.kept_actions_offset)
         now_ms = self._broker.time.now_ms()
         keep = self._broker.keeping.keep
-        return await self._changed(lambda on_done: keep(wanted.name, told, now_ms, on_done))
+        return await self._changed(lambda on_done: keep(wanted.name, reported, now_ms, on_done))
 
     async def remove(self, request: Request) -> Response:
         """Stop waiting for a keeper."""

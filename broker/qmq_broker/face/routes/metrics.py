@@ -21,7 +21,7 @@ from qmq_broker.service.broker import Broker
 from qmq_broker.service.delay.counts import LATE_BOUNDS_MS
 from qmq_broker.service.delay.query import DelayStatus
 from qmq_broker.service.keeping import KeeperStatus
-from qmq_broker.service.measures import OTHER_SUBJECTS, Histogram, steps_of
+from qmq_broker.service.metrics import OTHER_SUBJECTS, Histogram, steps_of
 from qmq_broker.service.query import LISTED_MAX, GroupStatus, Held
 from qmq_broker.service.room import Bound
 from qmq_broker.service.serving import Serving
@@ -80,10 +80,10 @@ class Reading:
     @classmethod
     def of(cls, broker: Broker) -> Reading:
         """Read a broker; for the loop thread."""
-        measures, delayed = broker.measures, broker.delayed.query.status()
+        metrics, delayed = broker.metrics, broker.delayed.query.status()
         held, serving = broker.query.held(), broker.serving
         reserve_bytes = broker.settings.store.reserve_bytes
-        accepted = measures.intakes.subjects.items()
+        accepted = metrics.intakes.subjects.items()
         now_ms = broker.time.now_ms()
         counts = broker.delayed.releaser.counts
         late = steps_of([bound_ms / 1000 for bound_ms in LATE_BOUNDS_MS], counts.late)
@@ -98,12 +98,12 @@ class Reading:
                 for name, one in accepted
                 if not name.startswith(OWN_PREFIX)
             ],
-            duplicates=measures.intakes.duplicates,
-            refused=dict(measures.refused),
-            append_s=_steps(measures.append_s),
-            sync_s=_steps(measures.sync_s),
-            commit_requests=_steps(measures.commit_requests),
-            action_sync_s=_steps(measures.action_sync_s),
+            duplicates=metrics.intakes.duplicates,
+            refused=dict(metrics.refused),
+            append_s=_steps(metrics.append_s),
+            sync_s=_steps(metrics.sync_s),
+            commit_requests=_steps(metrics.commit_requests),
+            action_sync_s=_steps(metrics.action_sync_s),
             waiting_bytes=broker.writer.waiting_bytes,
             waiting_pulls=broker.delivery.waiting.count,
             subjects=broker.query.subjects_count(),

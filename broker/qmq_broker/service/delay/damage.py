@@ -13,11 +13,11 @@ from qmq_broker.errors import CorruptionError
 
 _log = logging.getLogger(__name__)
 #: Reasons in one status.
-TOLD_MAX: Final = 10
+REASONS_MAX: Final = 10
 
 
 class Damage:
-    """What is held until it is checked again; written by the thread that loads, read by any."""
+    """Damaged buckets and messages, held until they are checked again; written by the thread that loads."""
 
     def __init__(self) -> None:
         self._whole: dict[int, str] = {}
@@ -42,7 +42,7 @@ class Damage:
         Each is logged, the first ones are kept for the status.
         """
         _log.error("delayed message not released: message=%s reason=%s", name, error)
-        if sum(map(len, self._messages.values())) < TOLD_MAX:
+        if sum(map(len, self._messages.values())) < REASONS_MAX:
             more = f"message {name}: {error}"
             self._messages[bucket] = (*self._messages.get(bucket, ()), more)
 
@@ -54,12 +54,12 @@ class Damage:
         """Why something of these buckets is held."""
         return self._parts.copy() | self._whole.copy()
 
-    def told(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Why things are held, with file and place, bounded: buckets, then messages."""
         reasons, messages = self.reasons(), self._messages.copy()
-        told = [reasons[bucket] for bucket in sorted(reasons)]
-        told += [text for bucket in sorted(messages) for text in messages[bucket]]
-        return told[:TOLD_MAX]
+        texts = [reasons[bucket] for bucket in sorted(reasons)]
+        texts += [text for bucket in sorted(messages) for text in messages[bucket]]
+        return texts[:REASONS_MAX]
 
     def forget(self, bucket: int) -> None:
         """Forget the damage: this bucket is read again."""

@@ -147,7 +147,7 @@ class DelayQuery:
             damaged=counts.damaged,
             damaged_buckets=sorted(held),
             damaged_total=counts.damaged_total,
-            held=releaser.damage.told(),
+            held=releaser.damage.texts(),
         )
 
     def clock_held(self) -> int:

@@ -215,7 +215,7 @@ RELEASE_MAX: Final = 2_000
 IN_FLIGHT_MAX: Final = 4
 #: Longest sleep: the clock is checked this often, so that a jump is noticed.
 SLEEP_S: Final = 0.5
-#: Sleep while overdue messages wait for their turn.
+#: Sleep while overdue messages wait.
 OVERDUE_S: Final = 0.01
 #: While something is on its way to the disk, messages due within this span go together: a third
 #: less work.

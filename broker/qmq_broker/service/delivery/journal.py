@@ -1,10 +1,6 @@
-"""Journal first: decisions go to the action log, then to the state, here and nowhere else.
+"""The only writer of the action log: decisions go to the log, then to the state of their group.
 
-What has become a dead letter since it was last told, for the log.
-
-No consumer sees a message expire, or a last lease end in silence, and what consumers log is spread over
-their processes; the broker sees every dead letter. Told by group and reason, at most once a minute for
-each, so that a million expired messages are a few lines. Nothing of it survives a restart.
+It also counts new dead letters for the broker's log.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ class NewlyDead:
     subject: str
     group: str
     reason: str
-    #: How many since this group and reason were last told.
+    #: How many since this group and reason were last logged.
     messages: int
     #: Of the first of them.
     first_sequence: int
@@ -41,21 +37,26 @@ class NewlyDead:
 
 @dataclass(slots=True, eq=False)
 class _Unlogged:
-    """A group and reason that is to be told, or was told lately."""
+    """Dead letters of a group and reason that are not logged yet."""
 
     first: Dead | None = None
     count: int = 0
     logged_at_s: float = float("-inf")
 
 
-class DeadTally:
-    """Belongs to the loop thread."""
+class DeadLetterDigest:
+    """New dead letters, counted by group and reason for the log; belongs to the loop thread.
+
+    No consumer sees a message expire, or a last lease end in silence, and consumers' logs are spread
+    over their processes. Each group and reason is logged at most once a minute, so that a million
+    expired messages are a few lines. A restart forgets the counts.
+    """
 
     def __init__(self) -> None:
         self._by_cause: dict[tuple[str, str, str], _Unlogged] = {}
 
     def note(self, action: Dead) -> None:
-        """This message is a dead letter now."""
+        """Count a new dead letter."""
         cause = (action.subject, action.group, action.reason)
         unlogged = self._by_cause.get(cause)
         if unlogged is None:
@@ -64,7 +65,7 @@ class DeadTally:
         unlogged.count += 1
 
     def take(self, now_s: float) -> list[NewlyDead]:
-        """What is to be told now, by a clock of monotonic seconds."""
+        """What is to be logged now, by a clock of monotonic seconds."""
         taken: list[NewlyDead] = []
         for cause, unlogged in list(self._by_cause.items()):
             if now_s - unlogged.logged_at_s < _BETWEEN_S:
@@ -97,7 +98,7 @@ class Journal:
         self._on_poisoned = on_poisoned
         #: Whether actions were written since the action log was last synced.
         self.is_unsynced = False
-        self.dead_tally = DeadTally()
+        self.dead_letter_digest = DeadLetterDigest()
 
     def write(self, actions: Sequence[Action], state: GroupState) -> None:
         """Write the actions and apply them. Requires: they belong to this group.
@@ -113,7 +114,7 @@ class Journal:
             for action in actions:
                 apply_action(state, action)
                 if type(action) is Dead:
-                    self.dead_tally.note(action)
+                    self.dead_letter_digest.note(action)
             self._budget.note(state)
         except Exception as error:
             # Log and state now disagree: only a replay of the log can repair that.

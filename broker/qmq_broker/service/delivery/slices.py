@@ -1,4 +1,4 @@
-"""Settlements in portions that hold up nobody: each is settled in one turn of the loop.
+"""Settlements in portions that do not block other requests: each is settled in one iteration of the loop.
 
 An ack is merged with its neighbours before it costs anything. Every message of another outcome may come
 back, or die, by itself; so ranges of what a consumer holds are cut, each part of them once.
@@ -15,9 +15,9 @@ from qmq_client.group.ranges import RangeSet
 from qmq_client.group.state import GroupState
 from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 
-#: Ranges that are settled in one turn: some ten milliseconds.
+#: Ranges that are settled in one iteration: some ten milliseconds.
 RANGES_MAX: Final = 100
-#: Messages of one turn that may die: as long.
+#: Messages of one iteration that may die: as long.
 MESSAGES_MAX: Final = 500
 
 _Outcome = TypeVar("_Outcome", Nack, Reject)

@@ -29,15 +29,15 @@ _FIRST_OFFSETS: Final = slice(6, 8)
 
 
 class Keeper(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Somebody who keeps the logs elsewhere, such as an archive."""
+    """An application that keeps the logs elsewhere, such as an archive; retention waits for it."""
 
     name: str
     #: Everything in the commit log below this is kept elsewhere …
     kept_offset: Natural
     #: … and everything in the action log below this.
     kept_actions_offset: Natural
-    #: When it was last heard of.
-    told_at_ms: Natural
+    #: When it last reported.
+    reported_at_ms: Natural
     #: Bytes that were given up by force before it had them, below its present place.
     lost_bytes: Natural = 0
     lost_actions_bytes: Natural = 0

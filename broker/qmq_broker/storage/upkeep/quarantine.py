@@ -273,7 +273,7 @@ class ActionQuarantine(LogQuarantine):
 
     def run(self) -> list[QuarantineReport]:
         """Report, keep, cover; durable on return."""
-        reports = [self._told(whole) for whole in self._ranges]
+        reports = [self._report_of(whole) for whole in self._ranges]
         newest = self._snapshots.newest
         if self._is_older_unfit and newest is not None:
             groups = newest.content or GroupsContent(b"")
@@ -290,7 +290,7 @@ class ActionQuarantine(LogQuarantine):
     def _begins_later(self) -> bool:
         return not self._segments.has(0)
 
-    def _told(self, whole: DamagedRange) -> QuarantineReport:
+    def _report_of(self, whole: DamagedRange) -> QuarantineReport:
         parts = [
             part
             for part, _ in self._parts

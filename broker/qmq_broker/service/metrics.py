@@ -1,4 +1,4 @@
-"""What a broker counts about itself, for its metrics.
+"""The metrics of a broker: counters and histograms.
 
 Plain numbers since the process started, each written by one thread and read by any: a reader may
 see one of two related numbers a moment before the other. Recording costs a few hundred nanoseconds
@@ -92,8 +92,8 @@ class Intakes:
         return self.subjects.setdefault(subject, Accepted())
 
 
-class Measures:
-    """What one broker counts, besides what its groups and delayed messages count."""
+class Metrics:
+    """The metrics of one broker, besides those of its groups and delayed messages."""
 
     def __init__(self) -> None:
         self.intakes = Intakes()
@@ -105,5 +105,5 @@ class Measures:
         self.commit_requests = Histogram(REQUESTS)
         #: For one sync of the action log.
         self.action_sync_s = Histogram(SECONDS)
-        #: Refused requests, by the code that their senders were told.
+        #: Refused requests, by the code of the answer.
         self.refused: Counter[str] = Counter()

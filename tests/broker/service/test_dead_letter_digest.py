@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq_broker.service.delivery.journal import DeadTally, NewlyDead
+from qmq_broker.service.delivery.journal import DeadLetterDigest, NewlyDead
 from qmq_client.group.actions import Dead
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
@@ -21,14 +21,14 @@ def dead(sequence: int, *, group: str = GROUP, reason: str = "expired") -> Dead:
     )
 
 
-def told(tally: DeadTally, now_s: float) -> list[tuple[str, str, int, int]]:
-    taken = tally.take(now_s)
+def logged(digest: DeadLetterDigest, now_s: float) -> list[tuple[str, str, int, int]]:
+    taken = digest.take(now_s)
     assert all(one.subject == SUBJECT for one in taken)
     return [(one.group, one.reason, one.messages, one.first_sequence) for one in taken]
 
 
 def taken(rig: Rig) -> list[NewlyDead]:
-    return rig.broker.delivery.journal.dead_tally.take(0.0)
+    return rig.broker.delivery.journal.dead_letter_digest.take(0.0)
 
 
 def newly(reason: str, messages: int, first_sequence: int) -> NewlyDead:
@@ -72,25 +72,27 @@ def test_O7_what_consumers_end_is_told_too_and_nothing_again_after_a_restart(rig
 
 
 def test_W8_the_same_group_and_reason_are_told_once_a_minute_and_all_are_counted() -> None:
-    tally = DeadTally()
-    tally.note(dead(7))
-    assert told(tally, 0.0) == [(GROUP, "expired", 1, 7)]
+    digest = DeadLetterDigest()
+    digest.note(dead(7))
+    assert logged(digest, 0.0) == [(GROUP, "expired", 1, 7)]
     for sequence in range(100, 1_100):
-        tally.note(dead(sequence))
-    tally.note(dead(5, reason="rejected"))
-    assert told(tally, 1.0) == [(GROUP, "rejected", 1, 5)]
-    assert told(tally, MINUTE_S - 0.1) == []
-    assert told(tally, MINUTE_S) == [(GROUP, "expired", 1_000, 100)]
-    assert told(tally, 3 * MINUTE_S) == []
-    tally.note(dead(2_000))
-    assert told(tally, 3 * MINUTE_S) == [(GROUP, "expired", 1, 2_000)], "long ago: told at once"
+        digest.note(dead(sequence))
+    digest.note(dead(5, reason="rejected"))
+    assert logged(digest, 1.0) == [(GROUP, "rejected", 1, 5)]
+    assert logged(digest, MINUTE_S - 0.1) == []
+    assert logged(digest, MINUTE_S) == [(GROUP, "expired", 1_000, 100)]
+    assert logged(digest, 3 * MINUTE_S) == []
+    digest.note(dead(2_000))
+    assert logged(digest, 3 * MINUTE_S) == [(GROUP, "expired", 1, 2_000)], (
+        "long ago: logged at once"
+    )
 
 
-def test_B10_many_groups_are_told_in_turn() -> None:
-    tally = DeadTally()
+def test_B10_many_groups_are_logged_one_after_the_other() -> None:
+    digest = DeadLetterDigest()
     groups = [f"g{number}" for number in range(50)]
     for group in groups:
-        tally.note(dead(1, group=group))
-    takes = [told(tally, second / 4) for second in range(4)]
+        digest.note(dead(1, group=group))
+    takes = [logged(digest, second / 4) for second in range(4)]
     assert [len(one) for one in takes] == [20, 20, 10, 0]
     assert [group for one in takes for group, *_ in one] == groups
