@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _tell(text: str) -> None:
-    """Print this; if nobody reads standard output, end as the sub-commands do."""
+    """Print this; if standard output has no reader, end as the sub-commands do."""
     try:
         print(text, flush=True)
     except OSError as error:

@@ -76,7 +76,7 @@ class Producer:
     Create one for each engine in each process and keep it. It is safe to use from any number of
     threads, and a forked child may continue using it: the child gets a publisher and connections of its
     own. Whatever has to wait also exists in a form to be awaited, and `async with` closes the producer.
-    One that nobody holds any more ends by itself: its thread sends what it has, for a bounded time.
+    One that was garbage collected ends by itself: its thread sends what it has, for a bounded time.
     The constructor opens nothing: a database that is unreachable is noticed by the first send.
     """
 
@@ -130,8 +130,8 @@ class Producer:
 
         `session` is a `Session`, `scoped_session`, or a `Connection` in a transaction. With an
         `AsyncSession`, `async_scoped_session` or `AsyncConnection` write `await producer.send(…)`. It may be
-        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer was told
-        whom to ask. Raises `InvalidMessageError` or `OutboxError` before anything is written, and the
+        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer
+        has a session of its own. Raises `InvalidMessageError` or `OutboxError` before anything is written, and the
         database's own errors.
         """
         row = self._make_row(message, self._clock.now_ms())
@@ -203,7 +203,7 @@ class Producer:
 
         The result is true when the message will never be delivered; otherwise it says why not. It is
         also `UNKNOWN` while the message is on its way from one to the other: ask again. Raises
-        `TransportError`: then it will not be sent any more if nobody was sending it, but the broker may
+        `TransportError`: then it will not be sent any more if it was not being sent, but the broker may
         have it from an attempt whose answer was lost. Ask again then, too.
         """
         wanted = parse_message_id(message_id)
@@ -340,7 +340,7 @@ class Producer:
             self._publisher,
             self._clock,
             is_background=self.options.background,
-            # Without the producer itself, so that one that nobody has any more is collected.
+            # Without the producer itself, so that an unused one is collected.
             on_end=partial(_release, self._store, self._transport if is_own else None),
         )
         if self._at_collection is not None:
@@ -455,7 +455,7 @@ def _release(store: OutboxStore, transport: Transport | None) -> None:
 
 
 def _asking(session: Any) -> Callable[[], Any] | None:
-    """A function that gives the session, from what a producer was told to ask."""
+    """A function that returns the session, from the producer's `session=`."""
     if session is None:
         return None
     if callable(session):  # a scoped session is its own registry's function

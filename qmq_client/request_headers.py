@@ -103,7 +103,7 @@ def handling(headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[Non
     Requires: at least one message.
     """
     carried = _carried_by_all(headers)
-    # Most messages carry none, and nobody is inside any: that costs a call next to nothing.
+    # Most messages carry none, outside any block: that costs a call next to nothing.
     return _inside(carried) if carried or _headers.get() else _NOTHING
 
 
@@ -200,7 +200,7 @@ def _trace(traceparent: object, tracestate: object) -> dict[str, str]:
 
 
 def _current_span() -> dict[str, str]:
-    """The current span of OpenTelemetry; none where nobody has loaded it."""
+    """The current span of OpenTelemetry; none where it is not loaded."""
     trace: Any = sys.modules.get(_SPANS)
     if trace is None:
         return {}

@@ -8,7 +8,7 @@
     │   ├── SharedFilesError      its files are those of another directory too; copy them for real
     │   ├── UnknownFormatError    another version or another setting wrote it; nothing was touched
     │   ├── CorruptionError       accepted data is damaged; nothing was touched, ask a person
-    │   ├── NoRoomError           nothing was written; when there is room it goes on by itself
+    │   ├── NoRoomError           nothing was written; when there is room it resumes by itself
     │   │   ├── DiskFullError     no room above the reserve; make room
     │   │   └── FilesFullError    no more files may be open; raise the limit of the process
     │   ├── DiskError             the operating system refused a call on a file
@@ -28,7 +28,7 @@
     ├── TokenFileError            the tokens cannot be used (face/authentication/token_file.py)
     └── TlsError                  a certificate or key cannot be used (face/authentication/tls.py)
 
-What only one module raises, and nobody below it knows, is defined there and drawn here.
+An error that only one module raises, and none below it knows, is defined there and drawn here.
 
 Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_errors.py`.
 """

@@ -79,7 +79,7 @@ def will_adopt(
     inspector = sa.inspect(connection)
     if not inspector.has_table(f"{prefix}outbox", schema=schema):
         return False
-    # One of our runs that was killed on MySQL has left it, empty: it is nobody else's.
+    # One of our runs that was killed on MySQL has left it, empty: no other program made it.
     is_begun = inspector.has_table(f"{prefix}version", schema=schema)
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:

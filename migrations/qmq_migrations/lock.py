@@ -65,7 +65,7 @@ def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[
 def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[None]:
     """A named lock of the server, held by the connection and released with it.
 
-    MySQL's DDL commits what came before it, so a lock in a table would be lost by the first step.
+    MySQL's DDL commits earlier statements, so a lock in a table would be lost by the first step.
     Names belong to the server, not to the database, and have at most 64 characters. The wait also
     bounds the steps: by default a step that meets an open transaction waits for a day or a year,
     with every later statement on its table after it.

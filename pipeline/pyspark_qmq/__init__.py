@@ -1,6 +1,6 @@
 """Lets Spark find the format `qmq` by itself: in modules named `pyspark_…`, under the name `DefaultSource`.
 
-When a format is asked for that nobody registered, Spark imports every such module on its path, and
+When an unregistered format is asked for, Spark imports every such module on its path, and
 one that raises breaks all others. So this module holds only the name.
 """
 

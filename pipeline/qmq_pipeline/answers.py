@@ -25,7 +25,7 @@ _NAMED_MAX: Final = 3
 
 
 def ingested_text(done: Ingested, config: PipelineConfig) -> str:
-    """What came in, without the tables that nothing came into; if nothing did, where that was looked for."""
+    """New rows by table; without any, where they were looked for."""
     rows = {**done.rows, "outbox": sum(done.outbox.values())}
     parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
     text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
@@ -54,7 +54,7 @@ def _foreign(done: AuditResult) -> list[str]:
         return []
     return [
         f"  of those stored, {done.foreign_messages:,} are of producers that no outbox here knows: whether one of "
-        "theirs was lost cannot be told (--closed-world makes them ghosts)"
+        "theirs was lost is unknown (--closed-world makes them ghosts)"
     ]
 
 

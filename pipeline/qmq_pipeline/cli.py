@@ -188,7 +188,7 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
 
     if no_keeper and keeper is not None:
         raise click.UsageError(
-            "--keeper names whom retention waits for, --no-keeper lets it wait for nobody: give one"
+            "--keeper names whom retention waits for, --no-keeper lets it wait for none: give one"
         )
     read_from = {**options, "broker_url": None} if options["path"] else options
     with running_job(read_from) as job:

@@ -163,7 +163,7 @@ class Job:
         """End the session that this command has started; any other session stays."""
         self._watching.close()
         if self._session is not None and self._is_own:
-            with suppress(Exception):  # its JVM may be gone, which was told
+            with suppress(Exception):  # its JVM may be gone, which was reported
                 self._session.stop()
         self._session = None
         _LOG.removeHandler(self._display)

@@ -6,7 +6,7 @@
     └── PipelineError               the job cannot continue; says what and what to do
         ├── OptionError             an option or argument is not known or not possible
         ├── SourceError             what is to be read is not there, or cannot be reached
-        │   ├── UnreachableError    nobody answers there; the same call may work later
+        │   ├── UnreachableError    no answer from there; the same call may work later
         │   ├── ExpiredRangeError   retention has passed the range
         │   ├── LaterVersionError   a later version of qmq wrote it
         │   ├── DamagedRangeError   accepted data is not as it was written
@@ -60,7 +60,7 @@ class SourceError(PipelineError):
 
 
 class UnreachableError(SourceError):
-    """Nobody answers there; the same call may work later."""
+    """No answer from there; the same call may work later."""
 
     code = "unreachable"
 

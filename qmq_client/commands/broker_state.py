@@ -84,7 +84,7 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
     """Show whether the broker serves, and if not, why; what is used of its bounds; and who keeps its logs
     elsewhere.
 
-    Exit codes: 0 it serves (if read-only, its consumers), 1 it serves nobody, 2 bad usage, 3 no
+    Exit codes: 0 it serves (if read-only, its consumers), 1 it serves no client, 2 bad usage, 3 no
     broker answers.
     """
     address = broker_address(broker, config_file)

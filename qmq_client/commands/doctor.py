@@ -63,7 +63,7 @@ def doctor(
 
 
 def _broker(known: LoadedConfig, given_url: str | None) -> BrokerAddress | None:
-    """Its address, unless nobody named one; with what the configuration says about getting in."""
+    """Its address, if one was named; with what the configuration says about getting in."""
     if given_url is None and not known.is_given("broker.url"):
         return None
     address = BrokerAddress.of_section(known.config.broker)

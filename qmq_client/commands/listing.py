@@ -1,6 +1,6 @@
 """Which sub-commands `qmq` has, from names alone: nothing of them is imported, nor is click.
 
-Also what to do when nobody reads the standard output: its disk is full, or its reader has exited.
+Also what to do when standard output cannot be written: its disk is full, or its reader has exited.
 """
 
 from __future__ import annotations

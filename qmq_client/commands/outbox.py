@@ -124,7 +124,7 @@ def detail_lines(values: dict[str, Any]) -> Iterator[str]:
 def _iso(time_ms: int) -> str:
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):  # nobody's clock, so somebody's hand
+    except (OverflowError, ValueError, OSError):  # written by hand, not by a clock
         return f"{time_ms} ms"
 
 

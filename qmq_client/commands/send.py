@@ -1,7 +1,7 @@
 """`qmq send SUBJECT [BODY]`: messages from a shell, straight to the broker.
 
 No transaction and no outbox are part of it: it succeeds when the broker has stored the message, and
-when the answer is lost nobody knows. `--id` makes a repeat safe.
+when the answer is lost it is unknown. `--id` makes a repeat safe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`qmq subjects`: where messages are, and the removal of a subject that nobody uses any more."""
+"""`qmq subjects`: where messages are, and the removal of an unused subject."""
 
 from __future__ import annotations
 

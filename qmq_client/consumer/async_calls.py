@@ -34,7 +34,7 @@ class _Exit:
 class AsyncCalls:
     """The loop thread. Started by the first call; calls may come from any thread.
 
-    Ends with `stop`, or when nobody can make another call: those who only drain stop nothing.
+    Ends with `stop`, or when no caller is left: callers that only drain stop nothing.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _run(
             _run_until_stopped(loop)
         _end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # Those of calls that would not be cancelled: nobody else ends the wait.
+        # Those of calls that would not be cancelled: nothing else ends the wait.
         for left in list(under_way):
             left.cancel()
     finally:
@@ -157,7 +157,7 @@ def _end_unused(
     thread: threading.Thread, loop: asyncio.AbstractEventLoop, ends: threading.Event
 ) -> None:
     if thread.is_alive():  # not after a stop, and not in the child of a fork, whose parent has it
-        with suppress(RuntimeError):  # a stop that nobody waited for closes it just now
+        with suppress(RuntimeError):  # an earlier stop closes it just now
             loop.call_soon_threadsafe(_end, loop, ends)
 
 

@@ -92,7 +92,7 @@ def _sendable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """What came out of a message or a handler, as a field of the log: it begins no other line."""
+    """Text from a message or a handler as a field of the log: it begins no other line."""
     return text.encode("unicode_escape").decode()
 
 

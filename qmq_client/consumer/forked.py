@@ -125,6 +125,6 @@ def _end_child(error: BaseException | None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # there is none, or nobody reads it
+        except (AttributeError, OSError, ValueError):  # there is none, or it has no reader
             continue
     os._exit(code & 0xFF)

@@ -148,7 +148,7 @@ class Settling:
         self._ledger.put_back(outgoing, is_uncertain=is_uncertain)
 
     def report(self, outgoing: Outgoing, stale: Sequence[tuple[int, int, int]]) -> None:
-        """Tell what the broker answered: what came too late, and what is a dead letter now."""
+        """Log the broker's answer: stale outcomes and new dead letters."""
         outcomes, extensions = log_answer(self._options, outgoing, stale)
         if stale:
             self._counters.add("stale", len(outcomes))
@@ -255,7 +255,7 @@ class Ledger:
     """Outcomes of one consumer that the broker has not confirmed. Thread safe."""
 
     def __init__(self, *, is_kept: bool = True) -> None:
-        """`is_kept` False: outcomes are counted, and nobody hears of them; for at most once."""
+        """`is_kept` False: outcomes are counted and not sent; for at most once."""
         self._is_kept = is_kept
         self._lock = threading.Lock()
         self._entries: list[Entry] = []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Between calls that the broker did not answer. The cap is the `wait_ms` of an idle consumer, so that
-#: an outage costs the broker no more calls than peace does, and what comes back late is late by that.
+#: an outage costs the broker no more calls than peace does, and a late recovery is late by that.
 RETRY_BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=1_000, jitter=0.2)
 _LEAST_S: Final = 0.1
 #: From a line about an outage to the next: twice as long each time, and at most the second.

@@ -42,7 +42,7 @@ Decoder = Callable[[Record], Any]
 
 
 def body_decoder(body_type: Any) -> Decoder:
-    """A function from a record to its body; raises `TypeError` for a type nobody can decode."""
+    """A function from a record to its body; raises `TypeError` for a type that cannot be decoded."""
     plain = plain_type(body_type)
     if plain in {Any, object}:
         return lambda record: decode_body(record.body_kind, record.body)

@@ -182,7 +182,7 @@ def _check_range(setting: str, value: object, lowest: float, highest: float) -> 
 @lru_cache(maxsize=16)
 def _transport(broker: str | BrokerAddress) -> HttpTransport:
     made = HttpTransport(broker)
-    atexit.register(made.close)  # kept for the next pull, and closed by nobody else
+    atexit.register(made.close)  # kept for the next pull, and closed by nothing else
     return made
 
 

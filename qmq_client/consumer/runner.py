@@ -237,7 +237,7 @@ class Consumers:
         """Start without holding up the loop, which is the application's and not the handlers'."""
         try:
             await asyncio.to_thread(self.start)
-        except asyncio.CancelledError:  # the start continues, and nobody else would stop it
+        except asyncio.CancelledError:  # the start continues, and nothing else would stop it
             await asyncio.to_thread(self.stop)
             raise
         return self

@@ -25,7 +25,7 @@ from qmq_client.settings.sections import DatabaseSection
 
 #: What installs a driver that does not come with the product.
 _EXTRAS: Final = {"postgresql": 'pip install "qmq[postgres]"'}
-#: Long enough for a distant network, short enough for an address where nobody answers.
+#: Long enough for a distant network, short enough for an address without an answer.
 _CONNECT_S_MAX: Final = 5
 #: PyMySQL's connect time-out ends as soon as the kernel accepts; a server that is frozen then never
 #: answers. Longer than any of our statements except those of a migration.
@@ -39,7 +39,7 @@ def open_engine(
     """An engine for this database; does not connect yet. Raises `ConfigurationError`.
 
     A missing file is an error unless `may_create`, which is for migrations: SQLite would create an
-    empty one. Connecting to an address where nobody answers fails within seconds, and waiting for a
+    empty one. Connecting to an address that does not answer fails within seconds, and waiting for a
     server that has stopped answering within a minute, unless the URL says otherwise.
     """
     url = known_url(section, environment)

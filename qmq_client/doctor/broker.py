@@ -140,7 +140,7 @@ def _room(address: BrokerAddress) -> Findings:
     for name, count, limit in used:
         if limit and count >= _USED_SHARE * limit:
             fix = (
-                f"qmq broker status --broker {url}; remove what nobody needs (qmq groups remove, qmq subjects "
+                f"qmq broker status --broker {url}; remove unused ones (qmq groups remove, qmq subjects "
                 "remove), and replay or purge dead letters (qmq dead)"
             )
             yield found("broker.room", f"{url}: {name}: {count} of {limit}", fix)

@@ -15,7 +15,7 @@ BROKER_CHECKS: Final = (
         _RISK,
         "O1",
         _BROKER,
-        "Nobody answers there: messages wait in their databases.",
+        "It does not answer: messages wait in their databases.",
     ),
     check_of(
         "broker.certificate",

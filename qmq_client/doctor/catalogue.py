@@ -226,7 +226,7 @@ CHECKS: Final = (
         _ALL,
         "The clocks of this machine and the database differ: delays and ages are off by that much.",
     ),
-    # -- what is going on
+    # -- activity
     check_of(
         "transactions.prepared",
         _BREAKS,
@@ -254,7 +254,7 @@ CHECKS: Final = (
         _RISK,
         "W1",
         _ALL,
-        "Messages are due and nobody sends them: no watchdog looks after this database.",
+        "Messages are due and not sent: no watchdog sweeps this database.",
     ),
     check_of(
         "rows.unsent",

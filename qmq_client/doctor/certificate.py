@@ -26,7 +26,7 @@ _FIX: Final = "renew it, put the files in the old ones' place, and send the brok
 
 
 def certificate(address: BrokerAddress) -> Findings:
-    """Whether the broker's certificate has expired, or soon will; nothing if nobody answers."""
+    """Whether the broker's certificate has expired, or soon will; nothing without an answer."""
     try:
         days = _days_left(address)
     except (OSError, ValueError, ConfigurationError):  # the question after this one says why

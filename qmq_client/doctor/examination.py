@@ -107,7 +107,7 @@ def _looked(engine: sa.Engine, look: Callable[[sa.Connection], list[Finding]]) -
             raise ConfigurationError(
                 setting="examine(engine)",
                 value="asynchronous, with its database in memory",
-                remedy="Nobody else can see it; examine one in a file.",
+                remedy="Other processes cannot see it; examine one in a file.",
             )
         own = OwnConnections(engine, dialect)
         try:

@@ -57,7 +57,7 @@ class Thresholds:
 
     #: A transaction open for longer.
     transaction_s_max: float = 300.0
-    #: A prepared transaction that nobody has ended for longer.
+    #: A prepared transaction that is open for longer.
     prepared_s_max: float = 60.0
     #: A row overdue for longer; a watchdog takes one within seconds.
     overdue_s_max: float = 30.0

@@ -85,7 +85,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 
 def _pooler(connection: sa.Connection) -> Findings:
-    """The backend process that the driver was told when it connected, and the one that answers now."""
+    """The backend process that the driver connected to, and the one that answers now."""
     told = _known_pid(driver_of(connection))
     answers = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     if told not in (None, answers):

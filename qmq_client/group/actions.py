@@ -115,7 +115,7 @@ class GroupSettings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     is_ordered: bool = False
     #: None for the broker's default.
     backoff: BackoffTerms | None = None
-    #: The group ends when nobody asked for it for this long; 0 for never.
+    #: The group ends after this long without a pull; 0 for never.
     idle_ms: int = 0
 
 

@@ -192,7 +192,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         self._count = 0
         #: Bytes of all letters, in memory or not.
         self.encoded_bytes = 0
-        #: Blocks that nobody asks for again; to free a million letters at once takes too long.
+        #: Blocks that are not read again; to free a million letters at once takes too long.
         self._forgotten: list[Block] = []
         #: Retention waits for no letter with a lower sequence.
         self._needed_from = 0

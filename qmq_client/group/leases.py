@@ -41,7 +41,7 @@ class Lease:
     next: int
     #: Consume queue sequence of the first message; the others follow without a gap.
     first_sequence: int
-    #: Which delivery of these messages to this group it is, from 1; what came back untried is not
+    #: Which delivery of these messages to this group it is, from 1; an untried one is not
     #: counted.
     attempt: int
     #: Which opening of the store gave it.

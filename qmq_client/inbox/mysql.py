@@ -10,7 +10,7 @@ group, and then the next copy of the message would not be recognized. MariaDB re
 stored; on MySQL one more statement reads it back.
 
 A temporary table hides the inbox from its connection, even under its whole name, until the connection
-is closed. What is noted there, nobody else sees. Only its definition shows it, so that is read first.
+is closed. Other connections do not see what is noted there. Only its definition shows it, so that is read first.
 
 A deadlock or a DDL statement ends the transaction without the notice of a handler that swallows the
 error. The savepoint around the handler's work is gone then, and its RELEASE fails. Two consumers
@@ -36,7 +36,7 @@ from qmq_client.outbox.database.table_names import table_text
 
 _KNOWN_ID: Final = 1062  # ER_DUP_ENTRY
 _RETURNING: Final = " RETURNING consumer_group, message_id"
-#: The INSERT has locked the row that it met, so a read that locks waits for nobody. A plain one may use
+#: The INSERT has locked the row that it met, so a read that locks does not wait. A plain one may use
 #: a snapshot that does not have the row yet.
 _AS_LOCKED: Final = " LOCK IN SHARE MODE"
 

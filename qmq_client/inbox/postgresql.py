@@ -89,7 +89,7 @@ def _run_deferred_triggers(
 ) -> None:
     """Now instead of in the COMMIT, after which nothing can be refused.
 
-    Nobody can add one until then: that takes a lock which our INSERT keeps from everybody.
+    None can be added until then: that takes a lock which conflicts with our INSERT.
     """
     quote = connection.dialect.identifier_preparer.quote_identifier
     query = (

@@ -50,7 +50,7 @@ class FoundRow:
     message_id: bytes
     #: LIVE, PARKED or SENT of `table.py`.
     state: int
-    #: Whose it is; None if nobody's.
+    #: The owner's; None without an owner.
     token: bytes | None
     #: Whether others may take it by now.
     is_due: bool
@@ -115,7 +115,7 @@ class FailedRow:
     message_id: bytes
     delay_ms: int
     error: str
-    #: Whether the attempt counts; it does not if there was nobody to send it to.
+    #: Whether the attempt counts; it does not if no broker was reachable.
     is_attempt: bool = True
 
 

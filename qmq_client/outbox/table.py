@@ -1,7 +1,7 @@
 """The tables next to the business data: outbox, inbox, and the locks of ordering keys.
 
 One outbox row is one message that waits for the broker's answer; see `docs/guarantees.md` S1, O1
-and O3. Searches use only `state` and `due_at_ms`. Until `due_at_ms` nobody but the owner of `token`
+and O3. Searches use only `state` and `due_at_ms`. Until `due_at_ms` only the owner of `token`
 may touch the row: first this is the takeover time, then a lease, then a backoff. All times are
 integer milliseconds UTC by the database's own clock.
 

@@ -5,7 +5,7 @@ clock in it. A batch is one frame and one request where it fits. A row counts as
 answer names the very frame it was in.
 
 A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
-refuses by its id, is parked at once and its neighbours continue; a refusal that names nobody is halved
+refuses by its id, is parked at once and its neighbours continue; a batch whose refusal names no row is halved
 until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
 A broker that is unreachable is no fault of any row: an outage counts as no attempt and, however long it
 lasts, parks no row. The same holds for a broker that does not know this process's token (401), and

@@ -94,7 +94,7 @@ class Receipt:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and the wait with it
                 loop.call_soon_threadsafe(ended.set)
 
         self._waiting[tell] = None
@@ -137,7 +137,7 @@ class Receipts:
             if receipt is None or receipt.outcome is not None:
                 if len(self._open) >= RECEIPTS_MAX:
                     raise OutboxError(
-                        f"{RECEIPTS_MAX} receipts are open already. Let go of those that nobody waits "
+                        f"{RECEIPTS_MAX} receipts are open already. Let go of those that no code waits "
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
                 receipt = Receipt(format_message_id(message_id), self)

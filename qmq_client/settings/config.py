@@ -139,7 +139,7 @@ def _choose(given: str, names: Sequence[str], merged: Layer) -> str:
         if given in names:
             return given
         fault = unknown(given, names, "--database")
-        known = f"{fault.remedy} " if names else ""  # "Known: none." helps nobody
+        known = f"{fault.remedy} " if names else ""  # "Known: none." does not help
         remedy = f"{known}For a file: sqlite:///{given}. For a server: its URL, or a name of [[database]]."
         raise wrong(given, fault.value, remedy)
     first = name = name_from_url(given)
@@ -194,7 +194,7 @@ class _Built:
             shown = self._faults[:_FAULTS_SHOWN_MAX]
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
             more = " …" if len(shown) < len(self._faults) else ""
-            # Each is a sentence, and so is what comes of them.
+            # Each is a sentence, and so is the whole.
             texts = (listed + more).removesuffix(".")
             raise wrong(f"{len(self._faults)} settings", texts, "Fix them all.")
 

@@ -27,8 +27,8 @@ def drain(consumers: Consumers) -> DrainReport:
 
     Waits for nothing: a message that comes again later is due only when the broker's clock says so.
     Starts no thread but that of the event loop of async handlers, which ends with `consumers`.
-    Raises what a handler raised to end the interpreter, such as Ctrl-C, after giving back the messages
-    in hand. Requires: `consumers` was not started.
+    Raises what a handler raised to end the interpreter, such as Ctrl-C, after giving back prefetched
+    messages. Requires: `consumers` was not started.
     """
     handled = settled = failures = 0
     for _ in range(_PASSES_MAX):

@@ -126,7 +126,7 @@ class BrokerAddress:
         import httpx  # late: brings its own list of authorities
 
         if urlsplit(self.url).scheme != "https":
-            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used, and trusts nobody
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used, and trusts no certificate
         try:
             if self.ca_file:
                 context = ssl.create_default_context(cafile=self.ca_file)

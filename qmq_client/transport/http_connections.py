@@ -29,7 +29,7 @@ from qmq_client.transport.plain_connection import Answer, Call, Opening, PlainCo
 
 #: Read at once: a large answer comes through three layers piece by piece, each with its price.
 _READ_BYTES: Final = 256 * 1024
-#: Written together with what comes next: a head, and a body that costs less to copy than a call.
+#: Written together with the bytes after it: a head, and a body that costs less to copy than a call.
 _HELD_BYTES_MAX: Final = 64 * 1024
 #: What can go wrong on a connection; the roots of httpcore's errors.
 _HTTPCORE_ERRORS: Final = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError)
@@ -220,7 +220,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # not connected any more: nobody waits for it
+            return  # not connected any more: no request waits for it
 
     def start_tls(
         self,

@@ -15,7 +15,7 @@ _CHECKED: Final = ((b"123456789", 0xE3069283), (bytes(range(256)) * 256, 0xA224A
 
 
 class Checksum(Protocol):
-    """A checksum of bytes that continues from a seed: the one of what came before, 0 at the start."""
+    """A checksum of bytes that continues from a seed: the checksum of the bytes before, 0 at the start."""
 
     def __call__(self, data: bytes | memoryview, seed: int = 0, /) -> int: ...
 
@@ -54,7 +54,7 @@ def _choose() -> tuple[Checksum, str]:
 
 
 _CHOSEN: Final = _choose()
-#: CRC-32C of bytes. A view is not copied; nobody may write to what it shows meanwhile, because other
+#: CRC-32C of bytes. A view is not copied; its memory must not change meanwhile, because other
 #: threads run during a long one.
 crc32c: Final[Checksum] = _CHOSEN[0]
 #: What makes it, by name: for those who tell how fast something was.

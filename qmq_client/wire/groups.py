@@ -1,6 +1,6 @@
 """How a group is named: `group`, or `group@consumer` for one consumer of a broadcast.
 
-`@` is in no name, so that nobody can take the group of a broadcast for one of their own.
+`@` is in no name, so that the group of a broadcast never has the name of another group.
 """
 
 from __future__ import annotations

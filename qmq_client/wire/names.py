@@ -14,7 +14,7 @@ from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.shown import shorten
 
-#: Subjects that begin so are the broker's own: nobody sends to them or pulls from them.
+#: Subjects that begin so are the broker's own: no client sends to them or pulls from them.
 OWN_PREFIX: Final = "_qmq."
 #: The broker's subject for copies of messages for long retries.
 COPIES: Final = "_qmq.copies"
@@ -26,7 +26,7 @@ _NAMES_KEPT_MAX: Final = 4096
 
 def is_name(text: object) -> bool:
     """Whether `text` is a valid name."""
-    # The length goes first, so that nobody fills the cache with texts of megabytes.
+    # The length goes first, so that texts of megabytes never enter the cache.
     return isinstance(text, str) and len(text) <= NAME_BYTES_MAX and _matches(text)
 
 

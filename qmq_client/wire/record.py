@@ -89,7 +89,7 @@ _pack_pair: Final = _PAIR.pack
 _unpack_pair: Final = _PAIR.unpack_from
 _HEADER_NAMES_KEPT_MAX: Final = 4096
 _TAGS_KEPT_MAX: Final = 1024
-#: What is longer than a few names together is not kept: nobody is to fill the memory with it.
+#: Texts longer than a few names together are not kept: they would fill the memory.
 _TAGS_KEPT_BYTES_MAX: Final = 1024
 
 

@@ -57,7 +57,7 @@ class Nack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Why, for the history of the message; bounded by the broker.
     error: str = ""
     #: False: no handler began with them, or a stop of the consumer came before it was done. This
-    #: delivery is no attempt. What comes back like this again waits a second at least.
+    #: delivery is no attempt. The second one of a message waits a second at least.
     was_begun: bool | UnsetType = UNSET
 
 
@@ -136,7 +136,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Ask for messages; may carry settlements of earlier ones."""
 
     # Fifteen fields and no more: with sixteen every request begins with another byte, whatever is
-    # said in it. What comes next goes into a struct of its own.
+    # said in it. Later fields go into a struct of their own.
 
     subject: Name
     group: Name

@@ -195,7 +195,7 @@ def a_keeper_is_answered_before_it_is_noted(
 
 
 def retention_asks_no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = LogOffsets(keepers.NOBODY, keepers.NOBODY)
+    nobody = LogOffsets(keepers.NO_BOUND, keepers.NO_BOUND)
     monkeypatch.setattr(Keepers, "needed", nobody)
 
 

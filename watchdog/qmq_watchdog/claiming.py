@@ -15,7 +15,7 @@ no thread and no second connection for it. Its error is raised when it is waited
 one begins, and at the end of the sweep.
 
 Rows per second are limited here too, for each database: after a pause at most one second's worth goes
-at once. At the start one row does, since nobody knows what the previous watchdog has just sent.
+at once. At the start one row does, since what the previous watchdog has just sent is unknown.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Claims:
             self._ahead.append((self._beside.submit(self._claim, limit), limit))
 
     def end(self) -> list[Claim]:
-        """End of a sweep: the claims that nobody will take any more; their errors are dropped.
+        """End of a sweep: the claims that will not be sent; their errors are dropped.
 
         Waits for claims under way: their statements end by themselves.
         """

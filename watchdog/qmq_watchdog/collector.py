@@ -114,7 +114,7 @@ def _counters(jobs: list[SweepJob]) -> Iterator[Metric]:
 
 
 def _breakers(jobs: Mapping[str, Job]) -> Metric:
-    is_open = _gauge("breaker_open", "1 while the database, or the broker for it, is away.")
+    is_open = _gauge("breaker_open", "1 while the database, or the broker for it, is unreachable.")
     for name, job in jobs.items():
         is_open.add_metric([name], int(job.is_in_trouble))
     return is_open

@@ -137,7 +137,7 @@ class _Pass:
         return counts.error is None
 
     def _rests(self, sweep: Sweep, counts: SweepCounts) -> bool:
-        """Whether only its rate keeps this sweep from going on; then it continues later."""
+        """Whether only its rate limit cut this sweep short; then it continues later."""
         until_s = self._clock.monotonic_s() + counts.rate_wait_s
         if not counts.rate_wait_s or counts.error or until_s >= self._rest_until_s_max:
             return False

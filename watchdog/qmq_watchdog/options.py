@@ -23,7 +23,7 @@ class DaemonOptions:
     workers: int = WatchdogSection().workers
     isolated_workers: int = WatchdogSection().isolated_workers
     maintenance_s: float = WatchdogSection().maintenance_s
-    #: 0 if nobody reads the metrics.
+    #: 0 without metrics.
     sample_s: float = 0.0
 
     @classmethod

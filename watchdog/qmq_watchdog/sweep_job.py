@@ -306,7 +306,7 @@ class SweepJob:
 
     def _succeed(self, counts: SweepCounts) -> None:
         # What the broker took shows that it is back, also what it took from another watchdog or from
-        # the sender; if nothing was due, nobody here asked it.
+        # the sender; if nothing was due, it was not asked.
         is_over = counts.sent > 0 or self._outage.kind != BROKER_UNREACHABLE or self._was_overtaken
         if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)

@@ -94,7 +94,7 @@ class Workers(Generic[_Work]):
         self._thread_count = 0
         #: The system had no thread to give when one was last wanted.
         self._lacks_thread = False
-        #: Waiting threads that nobody has called yet.
+        #: Waiting threads that were not woken yet.
         self._idle_count = 0
         self._is_stopped = False
 
@@ -130,7 +130,7 @@ class Workers(Generic[_Work]):
                 if not run.is_isolated and self._count(is_isolated=True) < self._isolated_max:
                     run.is_isolated = True
                     self._start_or_wake()
-            if self._lacks_thread:  # also if none is needed: else nobody would see the end of it
+            if self._lacks_thread:  # also if none is needed: else its end would not be noticed
                 self._start_thread()
 
     def stop(self) -> None:

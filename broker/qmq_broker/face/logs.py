@@ -1,7 +1,7 @@
 """Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
 
 Bodies of messages are never logged. A line is handed to a thread, which writes it: a slow reader of standard error
-may stop reading, and nobody else waits for that. What does not fit meanwhile is dropped and counted.
+may stop reading, and no other thread waits for that. What does not fit meanwhile is dropped and counted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def start_logging(level: int) -> None:
 
 
 def dropped_lines() -> int:
-    """How many log lines of this process were dropped since its start, because nobody read those before them."""
+    """How many log lines of this process were dropped since its start, because earlier ones were not read."""
     return sum(
         handler.dropped
         for handler in logging.getLogger().handlers

@@ -2,7 +2,7 @@
 
 Decided in the loop thread, where the groups live, and done elsewhere: segments by the writer,
 snapshots by the thread that syncs the action log. Files of delayed messages go by the log's own
-time; while nobody sends, the writer is asked to advance it. A segment of the commit log may go if
+time; without sends, the writer is asked to advance it. A segment of the commit log may go if
 it is older than the retention, or the log too long, and if every group has got past it on every
 subject and every keeper has it. `force_retention` lifts the second condition; what a group or a
 keeper loses by that is counted.

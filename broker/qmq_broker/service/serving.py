@@ -55,7 +55,7 @@ class ServingState:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nobody should wait for anything any more."""
+        """Whether all waits are to end."""
         return self.state in (Serving.DRAINING, Serving.POISONED)
 
     def check_takes_messages(self) -> None:

@@ -1,4 +1,4 @@
-"""Removing a subject that nobody uses any more: its place among the subjects is free again.
+"""The removal of an unused subject: its place among the subjects is free again.
 
 Only what is empty goes: no message is left, none waits for its time, and no group is there. The writer
 notes it durably, between two commits. What is sent to the subject meanwhile is either there first, and

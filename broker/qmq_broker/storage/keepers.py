@@ -29,8 +29,8 @@ from qmq_client.wire.shown import shorten
 _log = logging.getLogger(__name__)
 #: Each may fill the disk. An archive, a second one elsewhere and a mirror make three.
 KEEPERS_MAX: Final = 16
-#: The bound when nobody is waited for.
-NOBODY: Final = 2**63 - 1
+#: The bound without keepers.
+NO_BOUND: Final = 2**63 - 1
 
 
 class LogOffsets(NamedTuple):
@@ -60,11 +60,11 @@ class Keepers:
 
     @property
     def needed(self) -> LogOffsets:
-        """Retention may not pass these places; `NOBODY` where it waits for nobody."""
+        """Retention may not pass these places; `NO_BOUND` without keepers."""
         keepers = () if self._options.force_retention else self.all
         return LogOffsets(
-            min((one.kept_offset for one in keepers), default=NOBODY),
-            min((one.kept_actions_offset for one in keepers), default=NOBODY),
+            min((one.kept_offset for one in keepers), default=NO_BOUND),
+            min((one.kept_actions_offset for one in keepers), default=NO_BOUND),
         )
 
     @contextmanager
@@ -75,7 +75,7 @@ class Keepers:
         """
         has_room = self._disk.free_bytes() >= self._options.reserve_bytes
         with self._lock:
-            yield self.needed.actions if has_room else NOBODY
+            yield self.needed.actions if has_room else NO_BOUND
 
     def limit(self, end: LogOffsets) -> int:
         """Move back keepers that are ahead of the ends of the logs, durably; returns how many.

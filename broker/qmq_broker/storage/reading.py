@@ -49,7 +49,7 @@ class RecordReader:
             view = memoryview(data)
             for one in stretches:
                 first = offsets[one.start] - first_offset
-                # A stretch stays the bytes that were read: nobody has to copy them again.
+                # A stretch stays the bytes that were read: they are not copied again.
                 after = ends[one.stop - 1] - first_offset
                 part = data if len(stretches) == 1 else view[first:after]
                 broken = _broken(part, lengths[one.start : one.stop], seed)

@@ -3,7 +3,7 @@
 ::
 
     noted      parallel to the writer   where each queue will begin, then state/retained, durably
-    taken      by the writer       nobody looks below it any more
+    taken      by the writer       nothing reads below it any more
     removed    parallel to the writer   files of the log and of the queues; some segments stay as spares
 
 Finding where ten thousand queues begin means reading all of their files, and a file system may take
@@ -15,7 +15,7 @@ repeated, entries that are not in their files, delayed messages that were not co
 has not got yet (`keepers.py`) is given up only by force.
 
 Whether a group still needs something is decided in another thread, which asks for it to be given
-up. From then on nobody can be moved there: what is decided is not looked at again.
+up. From then on no group can seek there: what is decided is not looked at again.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Store:
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
         """Write the new messages of these frames in one gathering write.
 
-        Neither durable nor visible on return: nobody may be answered before `commit`. A frame with
+        Neither durable nor visible on return: no request may be answered before `commit`. A frame with
         a message id that is already stored with other content gets `Placed.conflict` and is not
         stored; the others are. Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
@@ -208,7 +208,7 @@ class Store:
         return states
 
     def note_time(self) -> None:
-        """Advance the log's own time while nobody sends, so that finished buckets can be removed."""
+        """Advance the log's own time without sends, so that finished buckets can be removed."""
         self._check()
         self._check_place()
         self._commit_log.note_time()

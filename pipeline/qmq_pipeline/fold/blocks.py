@@ -29,7 +29,7 @@ NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, LONG_RETRY =
     len(OUTCOMES)
 )
 _OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, LONG_RETRY)
-#: What retention deletes by force: not what a consumer has in hand, nor what has a copy.
+#: What retention deletes by force: not messages in flight, nor those with a copy.
 _DELETED: Final = (NONE, RETURNED, WAITING)
 _STATE: Final = np.dtype(
     [

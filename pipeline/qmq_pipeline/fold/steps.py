@@ -304,7 +304,7 @@ class GroupSteps:
 
 
 def _lease(first: int, next_: int, first_sequence: int) -> Lease:
-    """A lease of which nobody asks here when it ends."""
+    """A lease without its end, which is not needed here."""
     return Lease(
         first=first, next=next_, first_sequence=first_sequence, attempt=1, token=0, until_ms=0
     )

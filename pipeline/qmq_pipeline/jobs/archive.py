@@ -19,7 +19,7 @@ from qmq_client.wire.record import BodyKind, Record, encode_record, record_crc
 from qmq_pipeline.errors import DamagedRangeError
 from qmq_pipeline.jobs.ingest import ARCHIVE, Streams, is_new, lost_sequences
 from qmq_pipeline.jobs.keeping import Keeping
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.places.options import Place, parse_log_options
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOGS: Final[tuple[str, ...]] = (COMMIT_LOG, ACTION_LOG)
-NO_BROKER: Final = "no broker was told of this archive (--broker URL)"
+NO_BROKER: Final = "no broker knows this archive (--broker URL)"
 _TIMES: Final = ("born_at", "due_at", "expires_at")
 _COLUMNS: Final = (
     "subject",
@@ -78,7 +78,7 @@ def archive(
     config: PipelineConfig,
     *,
     keeping: Keeping | None = None,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> Archived:
     """Archive every sealed segment that the folder `config.tables` does not have yet.
 

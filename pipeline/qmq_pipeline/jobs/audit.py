@@ -28,7 +28,7 @@ from qmq_pipeline.jobs.deliveries import groups
 from qmq_pipeline.jobs.ingest import lost_sequences
 from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
 from qmq_pipeline.jobs.lifecycle import bronze_progress
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import AuditOptions, PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.spark.frames import arrow_frame
@@ -123,7 +123,7 @@ def judged_window(tables: Tables, config: PipelineConfig) -> Window:
         coverage=(
             *([] if has_log else [_NO_LOG]),
             *([] if read_at_ms or not has_log else [_NOT_READ]),
-            *([] if scans else ["no outbox was scanned: losses and ghosts cannot be told"]),
+            *([] if scans else ["no outbox was scanned: losses and ghosts are unknown"]),
             *([] if is_folded else [_NOT_FOLDED]),
             *([_begun_text(begun, first_ms)] if begun is not None else []),
             *(
@@ -252,7 +252,7 @@ class AuditResult:
 
 
 def audit(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = no_progress
 ) -> AuditResult:
     """Judge everything in bronze, write the run and its findings, and return what was found."""
     tables = tables_of(spark, config)

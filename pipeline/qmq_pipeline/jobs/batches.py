@@ -109,7 +109,7 @@ SELECT next AS first, sequence AS next FROM (
 
 
 def _note_spans(tables: Tables, part: int) -> None:
-    """Count what came in by part and subject, from this part on; raises `IncompleteError` if a sequence is missing."""
+    """Count new messages by part and subject, from this part on; raises `IncompleteError` if a sequence is missing."""
     spark = tables.spark
     log = tables.read(LOG)
     # A row for each part and subject; counted in parallel, and then not worth many partitions.

@@ -22,7 +22,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.signal_flag import SignalFlag
 from qmq_pipeline.errors import OptionError, TablesError, UnreachableError
 from qmq_pipeline.jobs.batches import BatchWriter, tables_of
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.places.options import BROKER_OPTIONS, Place
@@ -68,7 +68,7 @@ def ingest(
     config: PipelineConfig,
     *,
     skip_expired: bool = False,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> Ingested:
     """Bring the bronze tables up to the ends of the logs and outboxes.
 
@@ -270,7 +270,7 @@ class Streams:
             self.ends["store_id"] = end["store_id"]
 
     def done(self, before: Mapping[str, Any]) -> Ingested:
-        """What came in since `before`; notes how far the tables are."""
+        """The rows added since `before`; notes how far the tables are."""
         new = {log: is_new(log, before) for log in _TABLE_OF}
         log = self.tables.read(LOG).where(new[COMMIT_LOG]).select("kind", "part")
         actions = self.tables.read(ACTIONS).where(new[ACTION_LOG])

@@ -33,7 +33,7 @@ class Keeping:
     kept: dict[str, int] = field(default_factory=dict)
 
     def tell(self, store_id: str, kept: Mapping[str, int]) -> bool:
-        """Tell the broker how far each log is kept, with what was told before; whether retention waits for the rest.
+        """Report to the broker how far each log is kept; returns whether retention waits for the rest.
 
         Raises `SourceError` if the broker refuses: it has another store, or another archive has
         this name.

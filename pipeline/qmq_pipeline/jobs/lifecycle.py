@@ -20,7 +20,7 @@ from qmq_pipeline.jobs import lifecycle_sql
 from qmq_pipeline.jobs.batches import tables_of
 from qmq_pipeline.jobs.deliveries import Folded, fold_actions, group_spans, groups
 from qmq_pipeline.jobs.ingest import ARCHIVE, INGEST
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.log import ACTION_LOG, COMMIT_LOG
 from qmq_pipeline.tables.schemas import DELIVERIES, LIFECYCLE, LOG, MESSAGES, OUTBOX, SPANS
@@ -70,7 +70,7 @@ def lifecycle(
     config: PipelineConfig,
     *,
     is_full: bool = False,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> Lived:
     """Bring `deliveries` and `lifecycle` up to date with bronze; `is_full` makes both again."""
     tables = tables_of(spark, config)

@@ -2,7 +2,7 @@
 
 - `messages`: messages of these parts of the log;
 - `deliveries`, `groups`: what became of them, and which groups they are for;
-- `outbox_new`, `scheduled_new`, `cancelled_new`: what came in since the table was made;
+- `outbox_new`, `scheduled_new`, `cancelled_new`: rows added since the table was made;
 - `old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from them.
 
 To make the whole table, the same query runs with everything new and nothing old.

@@ -19,7 +19,7 @@ from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.batches import tables_of
 from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
 from qmq_pipeline.jobs.marts_sql import BY_DAY, BY_PART, DAYS, SUMMED, of_days
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.tables.schemas import GROUP_SPANS, LIFECYCLE, PART_DAYS, PRODUCER_PARTS
 from qmq_pipeline.tables.store import Tables
@@ -52,7 +52,7 @@ def marts(
     config: PipelineConfig,
     *,
     is_full: bool = False,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> Marts:
     """Bring the gold tables up to date with silver; `is_full` makes all of them again.
 

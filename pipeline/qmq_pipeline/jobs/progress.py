@@ -19,5 +19,5 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-def nobody(_: Progress) -> None:
-    """Ignores progress."""
+def no_progress(_: Progress) -> None:
+    """Ignore progress."""

@@ -33,7 +33,7 @@ from qmq_pipeline.errors import OptionError
 from qmq_pipeline.jobs.batches import tables_of
 from qmq_pipeline.jobs.deliveries import BREAK
 from qmq_pipeline.jobs.lifecycle import JOB as LIFECYCLE_JOB
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.places.options import Place
 from qmq_pipeline.places.outage import AwayError, Outage, is_about_trust
@@ -122,7 +122,7 @@ def replay(
     order: Order,
     *,
     is_sending: bool = False,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> Replay:
     """Find the messages that the order chooses; send them if asked to.
 

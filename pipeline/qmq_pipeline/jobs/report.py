@@ -12,7 +12,7 @@ from qmq_pipeline.errors import OptionError, TablesError
 from qmq_pipeline.jobs.audit import KINDS
 from qmq_pipeline.jobs.batches import tables_of
 from qmq_pipeline.jobs.marts import JOB as MARTS_JOB
-from qmq_pipeline.jobs.progress import OnProgress, Progress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, Progress, no_progress
 from qmq_pipeline.jobs.report_gold import ROWS_MAX, as_grid, gold_facts, utc
 from qmq_pipeline.places.config import PipelineConfig
 from qmq_pipeline.report.facts import Grid, ReportFacts, Verdict
@@ -45,7 +45,7 @@ class Reported:
 
 
 def report(
-    spark: SparkSession, config: PipelineConfig, path: str, *, on_progress: OnProgress = nobody
+    spark: SparkSession, config: PipelineConfig, path: str, *, on_progress: OnProgress = no_progress
 ) -> Reported:
     """Write the page to `path`, whole or not at all. Raises `TablesError` if there are no marts."""
     facts = collect(spark, config, on_progress=on_progress)
@@ -68,7 +68,7 @@ def report(
 
 
 def collect(
-    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = nobody
+    spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = no_progress
 ) -> ReportFacts:
     """Everything on the page."""
     tables = tables_of(spark, config)

@@ -13,7 +13,7 @@ from qmq_pipeline.jobs.audit import AuditResult, audit
 from qmq_pipeline.jobs.ingest import Ingested, ingest
 from qmq_pipeline.jobs.lifecycle import Lived, lifecycle
 from qmq_pipeline.jobs.marts import Marts, marts, require_sketches
-from qmq_pipeline.jobs.progress import OnProgress, nobody
+from qmq_pipeline.jobs.progress import OnProgress, no_progress
 from qmq_pipeline.jobs.report import Reported, report
 from qmq_pipeline.places.config import PipelineConfig
 
@@ -55,7 +55,7 @@ def run(
     skip_expired: bool = False,
     is_full: bool = False,
     report_path: str | None = None,
-    on_progress: OnProgress = nobody,
+    on_progress: OnProgress = no_progress,
 ) -> RunResult:
     """Ingest, make the tables, audit, and write the report to `report_path` if given.
 

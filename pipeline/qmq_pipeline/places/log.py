@@ -113,7 +113,7 @@ class LogReader:
         return LogBounds(self.store_id, first_offset, *self._durable_offset(first_offset))
 
     def bounds_since(self, known: LogBounds) -> LogBounds | None:
-        """The same for callers that know an earlier range: only what came since is read.
+        """The same for callers that know an earlier range: only later frames are read.
 
         The lower end stays as it was: readers of a range find out that retention has passed it.
         None if only `bounds` can tell: the store is another one, or its next frame is not where it

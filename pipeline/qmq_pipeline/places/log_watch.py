@@ -1,7 +1,7 @@
 """A log that is checked again and again by a stream.
 
 The first check reads everything: lists of files, the checkpoint, and the log from there on. Each
-later one reads what came since, which at a broker is three small requests, or seven if nothing
+later one reads only newer frames, which at a broker is three small requests, or seven if nothing
 came.
 """
 

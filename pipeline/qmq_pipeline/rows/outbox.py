@@ -1,7 +1,7 @@
 """Rows of outbox tables as rows of the table `outbox`: which to read, and reading them.
 
 Bodies stay in the database: of a record only the first bytes are read, which hold its checksum and
-due time. Each range of ids is read in short transactions of a few thousand rows, so nobody waits
+due time. Each range of ids is read in short transactions of a few thousand rows, so no writer waits
 for the pipeline.
 
 Rows change until they are sent, and numbers are assigned before their transactions commit. So a

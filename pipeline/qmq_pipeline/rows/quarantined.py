@@ -1,7 +1,7 @@
 """What the broker has in quarantine fails a read, and is named, unless its reader asked to pass over it.
 
 The log has frames of kind LOST there. The first frame of such a range names the lost sequences; of
-delayed messages and actions nobody knows what was lost.
+delayed messages and actions it is unknown what was lost.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log from its beginning, or from where the options say, and continues with what comes."""
+    """Reads the log from its beginning, or from where the options say, and continues with new frames."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options

@@ -32,4 +32,4 @@ def prepare_heap() -> None:
 @functools.cache
 def _prepare() -> None:
     gc.freeze()
-    bytes(_KEPT_BYTES)  # zeros that nobody reads take no memory
+    bytes(_KEPT_BYTES)  # unread zeros take no memory

@@ -51,7 +51,7 @@ def explain(error: BaseException, log: str) -> QmqError:
 
 
 def _is_of_lost_jvm(error: BaseException) -> bool:
-    """Whether the bridge to the JVM has found nobody at the other end, or nobody any more."""
+    """Whether the bridge to the JVM found no process at the other end, or lost it."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not frames[-1].f_globals["__name__"].startswith("py4j."):
         return False

@@ -193,7 +193,7 @@ _LOCAL: Final = {
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
-    # Nobody sees plans written down, and Spark's own rules are not under test: both cost time in each query.
+    # Written plans are not read, and Spark's own rules are not under test: both cost time in each query.
     "spark.sql.maxPlanStringLength": "1000",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.lightweightPlanChangeValidation": "false",
@@ -307,7 +307,7 @@ def log_path() -> Path:
 
 
 def quieten() -> None:
-    """Let nobody but us tell that something failed in the JVM, or on the way to it."""
+    """Silence the loggers of failures in the JVM, or on the way to it: the caller logs them."""
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_not_of_bridge)

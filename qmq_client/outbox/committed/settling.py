@@ -9,7 +9,7 @@ Rows that the database does not delete: marked as sent, and their deletion tried
 A trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
 silently. The broker has the message, so leaving the row as it is would send it again at the end of
 each lease, forever, and beyond the broker's memory as a new message. A row marked as sent is
-claimed by nobody and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
+never claimed and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
 Maintenance retries its deletion when its time has come, so once the cause is gone, the row goes too.
 
 See `docs/decisions/0022-rows-that-stay.md`.

@@ -151,7 +151,7 @@ class OutboxStore:
 
     @cached_property
     def _resolved(self) -> Tables:
-        """The tables under their whole names; connects if nobody has, to learn the schema."""
+        """The tables under their whole names; connects first, if needed, to learn the schema."""
         dialect = self._application.dialect
         if dialect.name != "sqlite" and dialect.default_schema_name is None:
             self._own.look(lambda _: None)
@@ -184,7 +184,7 @@ class OutboxStore:
     ) -> list[OutboxRow]:
         """Take up to `limit` live rows for `token` until `lease_ms` from now.
 
-        Takes due rows or, with `keys`, rows of these ordering keys that belong to nobody. Ends with
+        Takes due rows or, with `keys`, rows of these ordering keys without an owner. Ends with
         the row at which their records reach `bytes_max`.
         """
 

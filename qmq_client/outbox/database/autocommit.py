@@ -51,7 +51,7 @@ def driver_of(connection: sa.Connection) -> Any:
 def begin_to_write(connection: sa.Connection) -> None:
     """Take SQLite's write lock for a transaction that has just begun, or wait for it; else nothing.
 
-    A transaction that has read fails at its first write if somebody wrote in between, and nobody can wait
+    A transaction that has read fails at its first write if another one wrote in between, and none can wait
     for that. An application that begins by itself, or in AUTOCOMMIT, is left alone.
     """
     if connection.dialect.name != "sqlite" or in_transaction(connection):

@@ -2,7 +2,7 @@
 
 There are two claims: of due rows, oldest due first; and of the followers of an ordering key, in
 commit order, when the rows before them have just been sent. Followers were given back to come due
-later, so they are taken before their time. They belong to nobody, so their token is empty.
+later, so they are taken before their time. They have no owner, so their token is empty.
 
 A claim ends with the row at which its records reach the size asked for: the size of the next ones
 is unknown before they are read, and a thousand may be more than memory holds.
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_rows(now_ms: str, keys: Sequence[str], places: Iterator[str]) -> Wanted:
-    """Rows that are due or, with `keys`, rows of these ordering keys that nobody owns."""
+    """Rows that are due or, with `keys`, rows of these ordering keys without an owner."""
     if not keys:
         return Wanted(f"state = {LIVE} AND due_at_ms <= {now_ms}", (), "due_at_ms")
     some = ", ".join(next(places) for _ in keys)

@@ -134,7 +134,7 @@ class OutboxDialect(ABC):
     def is_refused(self, error: sa.exc.DBAPIError) -> bool:
         """Whether the database refused a statement because of its rows, and would again.
 
-        For example by a trigger, a foreign key or a missing right; not if it was away, busy,
+        For example by a trigger, a foreign key or a missing right; not if it was unreachable, busy,
         locked, full or read-only.
         """
 

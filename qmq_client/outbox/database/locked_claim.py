@@ -3,7 +3,7 @@
 The records are read with the lock. Returned by the UPDATE they would cost more: a server rewrites a
 row before it returns it, and must find each twice, once for its size and once to write it.
 
-Between the two statements nobody else can take the rows: they are locked, and others skip them.
+Between the two statements no other process can take the rows: they are locked, and others skip them.
 Large records are read only once it is known that they fit; if the UPDATE cannot return them, a
 third statement reads them.
 """

@@ -66,7 +66,7 @@ class SqliteUse:
             yield
 
     def before_fork(self, end_s: float) -> None:
-        """Wait until nobody is inside, or until `end_s`, and close the idle connections."""
+        """Wait until none is in use, or until `end_s`, and close the idle connections."""
         left_s = max(0.0, end_s - SYSTEM_CLOCK.monotonic_s())
         self._is_held_for_fork = self._lock.acquire(timeout=left_s)
         if isinstance(self._engine.pool, sa.QueuePool) and self._engine.pool.checkedin():

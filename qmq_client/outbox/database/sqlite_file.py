@@ -1,7 +1,7 @@
 """Notices that the path of a SQLite database leads to another file than before.
 
 A restore or a deployment may put another file in its place. A connection that is kept stays with the
-old one, which has no name any more: it would be read and written forever, and nobody would see it.
+old one, which has no name any more: it would be read and written forever, unseen by others.
 """
 
 from __future__ import annotations

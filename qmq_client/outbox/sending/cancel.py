@@ -24,7 +24,7 @@ def delete_unsent(
 ) -> bool:
     """Delete this row unless somebody may be sending it; whether there was one.
 
-    `own`: the token it was written with if that was in this transaction, so that nobody else has seen it.
+    `own`: the token it was written with if that was in this transaction, so that no other process has seen it.
     With `is_at_broker` any row: who still sends it finds its row gone, like a late owner.
     """
     columns = outbox.c

@@ -1,7 +1,7 @@
 """Which session or connection a send joins: named or scoped, never guessed.
 
 `session=` names it. Without that it is the innermost `@transactional`, `transaction` or inbox handler
-around the code, or what the producer was told to ask (`Producer(…, session=db.session)`).
+around the code, or what the producer was given (`Producer(…, session=db.session)`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qmq_client.outbox.sending.notes import begun_connections
 _NOT_NAMED: Final = (
     "which transaction? Pass `session=`: the Session or AsyncSession that this code writes with, or a "
     "Connection. It may be left out inside @transactional, `transaction(engine)` and inbox handlers, and "
-    "when the producer was told whom to ask: Producer(…, session=db.session). `send_now` has a "
+    "when the producer has a session of its own: Producer(…, session=db.session). `send_now` has a "
     "transaction of its own"
 )
 

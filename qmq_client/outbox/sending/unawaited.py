@@ -1,7 +1,7 @@
 """Sends through an asynchronous session: awaited, they are written at once; forgotten, by its next flush.
 
 `send` cannot execute anything outside of a coroutine. So it returns an object to be awaited, and notes it
-with the session. What nobody has awaited by then is written when the session flushes or commits, by the
+with the session. A send that is not awaited by then is written when the session flushes or commits, by the
 same statements: nothing is lost, but the row is late. So that is logged as a mistake. A mapped object that
 is never written itself makes the session flush.
 """
@@ -185,7 +185,7 @@ class PendingInSession(Pending):
 
 
 def write_unawaited(session: Session, *, is_whole: bool) -> None:
-    """Before a flush or a commit: write what nobody has awaited.
+    """Before a flush or a commit: write messages of sends that were not awaited.
 
     `is_whole`: the whole transaction is about to end, and not the innermost savepoint alone.
     """
@@ -201,7 +201,7 @@ def write_unawaited(session: Session, *, is_whole: bool) -> None:
 
 
 def flush_unawaited(session: Session) -> None:
-    """Before a flush: write what nobody has awaited, and leave none of our objects to be flushed."""
+    """Before a flush: write the same, and leave none of our objects to be flushed."""
     if _UNAWAITED in session.info:
         write_unawaited(session, is_whole=False)
         for each in list(session.new):

@@ -22,7 +22,7 @@ from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.beside import Work
 from qmq_broker.storage.files.keepers import Keeper
-from qmq_broker.storage.keepers import KEEPERS_MAX, NOBODY, LogOffsets
+from qmq_broker.storage.keepers import KEEPERS_MAX, NO_BOUND, LogOffsets
 from qmq_client.wire.errors import InvalidMessageError
 from tests.broker.service.retaining import (
     RETAINING,
@@ -208,7 +208,7 @@ def test_B12_nobody_comes_in_between_the_choice_of_actions_and_their_end(rig: Ri
         coming.join(0.1)
         order.append("actions go")
     coming.join(DEADLINE_S)
-    assert kept_offset == NOBODY
+    assert kept_offset == NO_BOUND
     assert order == ["actions go", "is told where the log begins"]
 
 

@@ -141,7 +141,7 @@ def _load(context: ssl.SSLContext, options: TlsOptions) -> None:
 
 
 def _no_password() -> bytes:
-    """Instead of asking for a password at a terminal where nobody sits."""
+    """Refuse the key, instead of asking for a password at a terminal."""
     raise ValueError("the key is encrypted")
 
 

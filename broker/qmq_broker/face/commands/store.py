@@ -345,7 +345,7 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # whatever it is in the middle of: nobody will hear of it
+        os._exit(1)  # whatever it is in the middle of: its reader has ended
 
     Thread(target=watch, name="parent", daemon=True).start()
 

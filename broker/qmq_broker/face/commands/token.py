@@ -167,7 +167,7 @@ def revoke(token_id: str, path: str, as_json: bool) -> None:
 
 def _with(listed: TokenList, entry: TokenEntry) -> TokenList:
     if len(listed.tokens) >= TOKENS_MAX:
-        raise click.ClickException(f"there are {TOKENS_MAX} tokens: revoke those of nobody")
+        raise click.ClickException(f"there are {TOKENS_MAX} tokens: revoke unused ones")
     if entry.certificate in {one.certificate for one in listed.tokens if one.certificate}:
         raise click.ClickException(f"certificate {entry.certificate} is listed: revoke it first")
     return TokenList(tokens=(*listed.tokens, entry))
@@ -189,7 +189,7 @@ def _change(path: str, change: Any) -> None:
 
 @contextmanager
 def _secret_written(path: str | None, text: str) -> Iterator[None]:
-    """Before the token counts, as one that nobody has would be of no use; gone when it does not."""
+    """Before the token counts, as an unwritten one would be of no use; gone when it does not."""
     if path is None:
         yield
         return

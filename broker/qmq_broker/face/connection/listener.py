@@ -2,9 +2,9 @@
 
 How many connections fit next to the files that the broker must be able to open.
 
-A connection costs a descriptor, and each process has a limited number of them. Nobody may fill that
+A connection costs a descriptor, and each process has a limited number of them. No client may fill that
 limit with idle connections and keep the broker from its own files. Not for: the limit of the whole
-machine, which nobody can reserve; reaching it refuses requests (`FilesFullError`).
+machine, which cannot be reserved; reaching it refuses requests (`FilesFullError`).
 """
 
 from __future__ import annotations

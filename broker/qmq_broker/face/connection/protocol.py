@@ -14,7 +14,7 @@ chunks and control characters with a 400. Deadlines are kept by one sweep over a
 instead of timers, so a request costs no timer.
 
 Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
-connection is closed. What a client asks to upgrade to is ignored, and what comes after a chunked body is passed
+connection is closed. What a client asks to upgrade to is ignored, and bytes after a chunked body are passed
 over, within the bounds of a head.
 """
 
@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         self.idle_since_s: float | None = None
         #: Loop time since when the client has left an answer unread.
         self.unread_since_s: float | None = None
-        #: Whether the pass before found it too slow. What came while the loop stood still, for a slow
+        #: Whether the pass before found it too slow. Bytes received while the loop stood still, for a slow
         #: disk for one, is read between two passes.
         self.was_slow = False
         self._make_parser()
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(cast("Any", self))
-        # Of several requests one after the other, each has to know that nobody is there any more.
+        # Of several requests one after the other, each has to know that the client is gone.
         for request in (self._served, *self.requests):
             if request is not None:
                 request.lose()
@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
         self._feed(data)
         if self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
             self._refuse_raw(self._head_too_long())
-        self._serve()  # not before: the parser is done with what came
+        self._serve()  # not before: the parser is done with the bytes
 
     @property
     def _missing_bytes(self) -> int:
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self.idle_since_s = self.loop.time()
 
     def eof_received(self) -> bool:
-        """The client sends no more; returns whether the connection stays: until what came before is answered.
+        """The client sends no more; returns whether the connection stays: until earlier requests are answered.
 
         Requires what uvloop does: through TLS nothing can be answered after that.
         """

@@ -16,7 +16,7 @@ _FIRST_BYTES: Final = 64 * 1024
 #: How much longer each step is than what has arrived: half a megabyte is complete after two.
 _AHEAD: Final = 16
 _NOTHING: Final = memoryview(b"")
-#: Where bytes go that nobody reads; shared by all.
+#: Where discarded bytes go; shared by all.
 _DISCARDED: Final = memoryview(bytearray(_FIRST_BYTES))
 
 
@@ -71,7 +71,7 @@ class ReceiveBuffer:
         return self._buffer.getvalue()[: self.arrived_bytes]
 
     def drop(self) -> None:
-        """Nobody wants it: free the memory, and discard what still comes."""
+        """Free the memory, and discard bytes that still come."""
         self.is_dropped = True
         self._start, self._buffer, self._free = b"", None, _NOTHING
 

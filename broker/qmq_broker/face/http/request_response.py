@@ -253,7 +253,7 @@ class RequestResponse:
             self._wake()
 
     def end(self) -> None:
-        """The route has returned: nobody wants the body; a client without a whole answer must not wait."""
+        """The route has returned: the body is not needed; a client without a whole answer must not wait."""
         self._buffer.drop()
         if not self.response_complete:
             self._transport.close()

@@ -46,8 +46,8 @@ _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
 DROP: Final = "qmq.drop"
 
 
-class ClientGone(Exception):  # noqa: N818  # not an error: nobody is there to be told
-    """The client closed the connection; there is nobody to answer."""
+class ClientGone(Exception):  # noqa: N818  # not an error: it is never answered
+    """The client closed the connection; no answer is possible."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,7 +132,7 @@ class DelayedRoutes:
         )
 
     async def retry(self, _: Request) -> Response:
-        """Look again at what could not be read; the status tells soon what came of it."""
+        """Read again what could not be read; the status soon shows the result."""
         self._broker.serving.check_delivers()
         releaser = self._broker.delayed.releaser
         buckets = sorted(

@@ -263,7 +263,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "log_lines_dropped",
         "counter",
-        "Log lines that were dropped because nobody read those before them.",
+        "Log lines that were dropped because earlier ones were not read.",
         lambda reading: reading.log_lines_dropped,
     ),
     _one(

@@ -34,7 +34,7 @@ class DelayCounts:
         self.damaged_by_bucket: dict[int, int] = {}
         #: How often that was found, including messages that could be read later.
         self.damaged_total = 0
-        #: Those of them that are copies of the broker's own, to be cancelled when nobody waits for
+        #: Those of them that are copies of the broker's own, to be cancelled when no group waits for
         #: them …
         self.damaged_copies: deque[DelayedMessage] = deque()
         #: … and the buckets of more such copies, to be checked again then.

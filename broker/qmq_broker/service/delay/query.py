@@ -257,7 +257,7 @@ class DelayQuery:
     ) -> Iterator[Columns]:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
-            if self._releaser.is_stopped:  # nobody waits for it, and it would hold up the end
+            if self._releaser.is_stopped:  # its answer is not needed, and it would hold up the end
                 raise UnavailableError("the broker stops", state="draining", retry_after_s=2.0)
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > latest_bucket_ms(self._schedule, last_ms)

@@ -2,7 +2,7 @@
 copies.
 
 A long retry delivers a copy of the message, because retention may have taken the original by
-then (`storage/logs/copies.py`). Outside this floor nobody sees the copy.
+then (`storage/logs/copies.py`). Outside this layer the copy is not seen.
 """
 
 from __future__ import annotations

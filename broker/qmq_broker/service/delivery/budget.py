@@ -23,7 +23,7 @@ RETRY_AFTER_S: Final = 60.0
 #: Memory may be free again as soon as something is acked.
 _MEMORY_RETRY_AFTER_S: Final = 5.0
 _REMEDY: Final = (
-    "Settle what is delivered; replay or purge dead letters (qmq dead); remove groups that nobody needs "
+    "Settle what is delivered; replay or purge dead letters (qmq dead); remove unused groups "
     "(qmq groups remove)."
 )
 
@@ -144,7 +144,7 @@ def too_many(field: str, count: int, limit: int) -> BusyError:
         field=field,
         limit=str(limit),
         value=str(count),
-        remedy="Remove groups that nobody needs: qmq groups remove.",
+        remedy="Remove unused groups: qmq groups remove.",
     )
 
 

@@ -62,7 +62,7 @@ class Changes:
         """Move the group to this place; returns its sequence."""
         group = self._group(subject, name)
         sequence = position_of(self._store, subject, start)
-        # The group passes what went by force, and nobody could count it later.
+        # The group passes messages deleted by force, which could not be counted later.
         self._delivery.skip_what_is_gone(group, now_ms)
         self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
         return sequence

@@ -314,11 +314,11 @@ class Delivery:
         name = group_of(request)
         group = self.registry.find(request.subject, name)
         if group is None:
-            nobody = GroupState(
+            unknown = GroupState(
                 subject=request.subject, group=name, first_sequence=0, max_attempts=1
             )
-            terms = self._terms(nobody, now_ms)
-            return plan_settlements(nobody, request.consumer, settlements, terms)
+            terms = self._terms(unknown, now_ms)
+            return plan_settlements(unknown, request.consumer, settlements, terms)
         group.note_seen(request.consumer, now_ms)
         if settlements:
             group.instances.seen(now_ms)

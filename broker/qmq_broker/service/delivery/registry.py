@@ -40,7 +40,7 @@ from qmq_client.wire.start import Start, StartKind, parse_start
 def position_of(store: Store, subject: str, start: Start) -> int:
     """The sequence of this start position, within what is durable and stays.
 
-    What retention is about to delete counts as gone: nobody asks again whether a group wants it.
+    Messages that retention is about to delete count as gone, wanted by a group or not.
     Places are found by halving, which may block for a few reads.
     """
     queue = store.queue(subject)
@@ -134,7 +134,7 @@ class Groups:
         self._journal = journal
         self._groups: dict[GroupKey, Group] = {}
         self._schedule: list[tuple[int, GroupKey]] = []
-        #: Groups that end when nobody asks for them.
+        #: Groups that end when they are not pulled for.
         self._mortal: dict[GroupKey, Group] = {}
         #: Dead letters of groups that ended, whose memory is freed by and by.
         self._leaving: list[DeadLetters] = []

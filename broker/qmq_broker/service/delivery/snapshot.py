@@ -1,7 +1,7 @@
 """All groups as bytes and back: the content of a snapshot of the action log.
 
 MessagePack arrays with a version in front. New fields go to the end and have a default. Dead letters, of
-which there may be very many, follow in pages of their own: nobody needs all of them in memory. A start
+which there may be very many, follow in pages of their own: they are never all in memory. A start
 that loads a snapshot and replays what follows it ends with the same state as a replay of
 everything.
 

@@ -1,7 +1,7 @@
 """Which token brought a subject into being, and how many each token may.
 
 What is known of that is in the action log, next to the groups, so a token has no more subjects after a
-restart than before. A subject of before, or of an operator, belongs to nobody.
+restart than before. A subject of before, or of an operator, has no owner.
 """
 
 from __future__ import annotations

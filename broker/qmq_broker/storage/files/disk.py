@@ -3,7 +3,7 @@
 All storage code is written against `Disk` and `DiskFile` (`disk_port.py`). `OsDisk` is the real
 one, rooted at a data directory; crash tests put a recording disk in its place. Paths are relative
 to the root, with forward slashes. A symbolic link anywhere below the root is refused, so that
-nobody can redirect writes.
+writes cannot be redirected.
 
 Durability, by POSIX: `DiskFile.sync` makes the content and length of a file durable,
 `sync_directory` makes names durable. Every `OSError` becomes `DiskError`, or `DiskFullError` when
@@ -28,7 +28,7 @@ from qmq_broker.storage.files.os_file import OsFile, confirm, sync_all
 _NOT_LINKED: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 )
-#: A file that only others may write, or nobody.
+#: A file that this process may not write.
 _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700

@@ -5,7 +5,7 @@
     state/keepers    MessagePack of KeeperTable and a checksum line
 
 Truth, not derived: nothing else on the disk tells what an archive still lacks. Written durably
-before a keeper is answered. If there is no file, nobody is waited for. A draft is next to it all the
+before a keeper is answered. Without the file there are no keepers. A draft is next to it all the
 time, so that a keeper can be removed where nothing is left on the disk.
 """
 

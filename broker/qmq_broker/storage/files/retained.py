@@ -5,8 +5,8 @@
     state/retained    MessagePack of Retained and a checksum line
 
 Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
-is given twice. So does one that was removed because nobody needed it any more. Written durably before the first segment is removed. From then on everything below
-`first_offset` belongs to nobody, and the next opening clears it away. If there is no file, nothing
+is given twice. So does one that was removed because it was unused. Written durably before the first segment is removed. From then on everything below
+`first_offset` is not part of the log, and the next opening clears it away. If there is no file, nothing
 was given up yet. A draft is next to it all the time, so that segments can be given up where nothing
 is left on the disk.
 """

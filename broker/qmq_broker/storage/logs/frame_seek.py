@@ -1,4 +1,4 @@
-"""Finding frames of a log by offset and by time, without reading what comes before them.
+"""Finds frames of a log by offset and by time, without reading earlier ones.
 
 The stamp of a frame holds its offset and its time under a checksum, and times never go back within
 a log. So a time is found by halving: first among the segments, by the first frame of each, then

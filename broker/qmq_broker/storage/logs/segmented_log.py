@@ -6,7 +6,7 @@ in `segments.py`, the frame in `qmq_client.wire.frame`.
 
 Space is allocated before anything is written: on a full disk, or in a process that may open no more
 files, the whole append is refused and the log continues. The first failed write or sync poisons the
-log for good: nobody knows any more what the disk holds, and a second try may succeed without having
+log for good: it is unknown what the disk holds, and a second try may succeed without having
 stored anything. Only a restart, which verifies and rewrites the tail, can be trusted.
 """
 

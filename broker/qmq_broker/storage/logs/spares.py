@@ -9,9 +9,9 @@ times faster than blocks that were only promised. It becomes a spare when it is 
 will be needed soon, whichever comes first.
 
 Where the log has no room to grow by a step, messages are refused before the log is asked. So
-spares are given back there: what nobody may write takes the room of what waits to be written.
+spares are given back there: room that may not be used is taken from messages that wait.
 
-Runs in a background thread. Until the last step, a rename, the file belongs to nobody: a crash
+Runs in a background thread. Until the last step, a rename, the file is not part of the log: a crash
 before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
 that goes wrong here stops the broker.
 """

@@ -3,7 +3,7 @@
 A segment is summarized when all of it is durable and no more frames can be added. `step` reads a
 bounded number of bytes of the first segment without a summary and verifies every frame; so each
 byte of the log is read back once after it was written. A damaged segment gets no summary, and
-readers look into it as if nobody had tried. Nothing that goes wrong here stops the broker.
+readers look into it as if it had not been tried. Nothing that goes wrong here stops the broker.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A copy appends to the schedule and dispatch logs of every bucket that has someth
 a time, syncs them, and then replaces the table. What the table does not cover was never copied: it
 is cut and derived from the commit log again, so a message is copied once, by its source. Parts are
 small, and few are copied between two commits, because everything sent or released waits meanwhile.
-Nobody waits for the syncs: they run parallel to the writer. A finished bucket first leaves the table,
+No request waits for the syncs: they run parallel to the writer. A finished bucket first leaves the table,
 then its files are removed, also parallel to the writer: removing a large file takes a disk long.
 
 Delayed messages in a backup: the table, and every file as far as the table goes.
@@ -55,7 +55,7 @@ UNCOPIED_MAX: Final = 100_000
 PART_MESSAGES_MAX: Final = 500
 #: Parts copied between two commits, if there is time for more than one …
 PARTS_PER_STEP: Final = 4
-#: … and when memory must be spared: one more than what came since, up to this.
+#: … and when memory must be spared: one more than arrived since, up to this.
 PARTS_PER_STEP_BEHIND: Final = 32
 #: Steps skipped after one that had no room: the log is not to be filled with complaints.
 SKIPS_WITHOUT_ROOM: Final = 100

@@ -21,7 +21,7 @@ backup, and `state/retained`; damage to those still stops a start.
 Giving up damage of the action log, by explicit option: groups go back to where it is whole.
 
 The state of the groups is a snapshot plus the actions after it, and no action can be applied
-without those before it: an ack after a lost hand-out would skip messages that nobody was given. So
+without those before it: an ack after a lost hand-out would skip messages that were never delivered. So
 everything from the first damaged byte on is given up, including good frames after it. The groups
 go back to their state at that point, and what was settled since is delivered again. No message is
 lost by that.

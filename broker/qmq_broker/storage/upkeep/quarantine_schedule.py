@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ShortFile(NamedTuple):
-    """A file that ends before what was synced, where nobody has the rest."""
+    """A file that ends before its synced end, where no copy has the rest."""
 
     log: str
     bucket: int
@@ -205,7 +205,7 @@ class ScheduleQuarantine:
         return state.next_sequence - state.dispatched - readable
 
     def _first_source(self, bucket: int) -> int | None:
-        """Where the bucket's first record is in the commit log; None if nobody can say."""
+        """Where the bucket's first record is in the commit log; None if unknown."""
         if not self._first_offset:
             return 0  # nothing was ever given up
         if not self._files.has(layout.SCHEDULE, bucket):

@@ -308,17 +308,19 @@ def _strays(disk: Disk, segments: Segments, claims: LogClaims) -> Iterator[Fault
         if path == layout.SPARE_DRAFT:
             continue
         if base is None and layout.parse_spare(name) is None:
-            yield ignored(path, "not a segment", "Nobody reads it.")
+            yield ignored(path, "not a segment", "It is never read.")
         elif base is not None and not segments.has(base):
             what = f"not named by a multiple of {claims.segment_bytes}"
-            yield ignored(path, what, "Nobody reads it.")
+            yield ignored(path, what, "It is never read.")
         elif base is not None and base < claims.first_offset and claims.log == layout.COMMIT_LOG:
             yield ignored(path, "given up", "The next start removes it.")
         elif base is not None:
             surplus_bytes = segments.file(base).length() - claims.segment_bytes
             if surplus_bytes > 0:
                 what = f"{surplus_bytes} bytes longer than a segment"
-                yield ignored(path, what, "Nobody reads them.", offset=base + claims.segment_bytes)
+                yield ignored(
+                    path, what, "They are never read.", offset=base + claims.segment_bytes
+                )
 
 
 def _queues(
@@ -332,7 +334,7 @@ def _queues(
     for name in disk.names(layout.CONSUME_QUEUES):
         if layout.parse_subject(name) is None:
             path = f"{layout.CONSUME_QUEUES}/{name}"
-            yield ignored(path, "not the folder of a subject", "Nobody reads it.")
+            yield ignored(path, "not the folder of a subject", "It is never read.")
     for subject in files.unfit_queues:
         path = layout.queue_directory(subject)
         yield rebuilt(path, "its files are missing or not as the table says")
@@ -376,7 +378,7 @@ def index_faults(
     there = set(disk.names(layout.INDEX))
     for name in sorted(there - known):
         is_ours = layout.is_index_name(name)
-        meaning = "The next start removes it." if is_ours else "Nobody reads it."
+        meaning = "The next start removes it." if is_ours else "It is never read."
         yield ignored(layout.index_path(name), "not in the table", meaning)
     for state in states:
         path = layout.index_path(state.name)

@@ -106,7 +106,7 @@ class _Chain:
         for name in self._disk.names(self._directory):
             if layout.parse_number(name) is None:
                 path = f"{self._directory}/{name}"
-                yield ignored(path, "not a file of a journal", "Nobody reads it.")
+                yield ignored(path, "not a file of a journal", "It is never read.")
         known = {file.path for file in self._read}
         for base in self._bases:
             path = layout.segment_path(self._directory, base)
