@@ -100,7 +100,7 @@ def test_a_full_run_has_at_least_five_rounds_and_a_quick_one_three() -> None:
     assert Effort.QUICK.rounds == 3
 
 
-def test_a_goal_is_judged_by_the_median_and_missed_rounds_are_told() -> None:
+def test_a_goal_is_judged_by_the_median_and_missed_rounds_are_reported() -> None:
     assert row(8, 9, 10).verdict == "met"
     assert row(8, 9, 11).verdict == "met, not in every round"
     assert row(8, 11, 12).verdict == "not met"

@@ -175,7 +175,7 @@ def test_what_is_wrong_in_the_file_is_named(text: str, expected: str) -> None:
     assert expected in problem(text)
 
 
-def test_rules_for_text_are_told_in_words() -> None:
+def test_rules_for_text_are_reported_in_words() -> None:
     one = '[[database]]\nname = "a"\nurl = "b"\n'
     for line, count in (('table_prefix = "é"', 32), ('schema = "a\\tb"', 63)):
         assert f"Use up to {count} printable characters of ASCII, and none" in problem(one + line)
@@ -183,7 +183,7 @@ def test_rules_for_text_are_told_in_words() -> None:
     assert "Use 1 to 63 characters of A-Z a-z 0-9 _." in problem('[registry]\ntable = "a;b"')
 
 
-def test_of_a_long_value_the_beginning_is_told() -> None:
+def test_of_a_long_value_the_beginning_is_reported() -> None:
     told = problem(f'[[database]]\nname = "a"\nurl = "b"\ntable_prefix = "{"x" * 100_000}"')
     assert f"'{'x' * 200}…' from qmq.toml. Use" in told
     assert len(told) < 400

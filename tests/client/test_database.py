@@ -87,7 +87,7 @@ def test_what_others_do_before_a_connect_of_pymysql_is_done() -> None:
     assert len(asked) == 1
 
 
-def test_what_pymysql_lacks_for_a_password_is_told_with_what_helps(
+def test_what_pymysql_lacks_for_a_password_is_reported_with_what_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without `cryptography` PyMySQL raises this in the middle of its first exchange with the server."""
@@ -304,7 +304,7 @@ def test_a_database_that_is_not_there_is_none_that_a_migration_would_make(
         engine.connect()
 
 
-def test_a_mysql_where_nobody_listens_is_told_in_words_not_as_a_tuple() -> None:
+def test_a_mysql_where_nobody_listens_is_reported_in_words_not_as_a_tuple() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         engine = open_engine(section(f"mysql://a@127.0.0.1:{closed.getsockname()[1]}/shop"), {})

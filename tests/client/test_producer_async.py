@@ -212,7 +212,7 @@ def test_S11_O4_messages_of_a_key_are_accepted_in_the_order_of_their_commits(
 
 
 @pytest.mark.parametrize("way", ["flush", "close", "block"])
-def test_S11_the_loop_goes_on_while_somebody_waits_for_the_broker(
+def test_S11_the_loop_continues_while_somebody_waits_for_the_broker(
     tmp_path: Path, sqlite_database: Database, way: str
 ) -> None:
     async def story(world: World) -> None:

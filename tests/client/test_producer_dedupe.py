@@ -80,7 +80,7 @@ def test_S6_a_rolled_back_run_leaves_the_key_to_the_next(world: World) -> None:
     assert (world.sent(), world.stored_ids()) == (["again"], set())
 
 
-def test_S6_other_messages_of_the_batch_go_on(world: World) -> None:
+def test_S6_other_messages_of_the_batch_continue(world: World) -> None:
     run(world, "first")
     assert world.producer.flush()
     with Session(world.sync_engine) as session, session.begin():

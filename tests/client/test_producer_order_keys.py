@@ -81,7 +81,7 @@ def test_S7_mysqls_short_utf8_takes_the_keys_it_can_spell_and_no_others(
         assert world.sent() == ["b"]
 
 
-def test_O4_O6_a_key_that_the_application_cannot_spell_holds_up_nobody_who_finds_its_row(
+def test_O4_O6_a_key_that_the_application_cannot_spell_holds_up_no_other_who_finds_its_row(
     tmp_path: Path, a_server_database: Database
 ) -> None:
     connecting = NARROW[a_server_database.kind]

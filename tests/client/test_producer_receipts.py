@@ -129,7 +129,7 @@ def test_a_parked_message_has_its_reason_on_the_receipt(world: World) -> None:
     assert "refused by a fault" in receipt.error
 
 
-def test_what_falls_to_the_watchdog_is_told(tmp_path: Path) -> None:
+def test_what_falls_to_the_watchdog_is_reported(tmp_path: Path) -> None:
     with a_world(tmp_path, queue_messages=1) as world:
         world.broker.faults.is_unreachable = True
         receipts = []

@@ -198,7 +198,7 @@ def test_O7_an_outage_of_any_length_parks_nothing(tmp_path: Path) -> None:
         assert world.store.counts().parked == 0
 
 
-def test_S9_a_record_damaged_in_the_database_is_parked_and_its_neighbours_go_on(
+def test_S9_a_record_damaged_in_the_database_is_parked_and_its_neighbours_continue(
     world: World,
 ) -> None:
     ids = send_each(world, 5)

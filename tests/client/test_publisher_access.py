@@ -86,7 +86,7 @@ def test_O6_rows_of_a_forbidden_subject_wait_and_hold_up_no_others(
     assert "--role producer:SUBJECTS" in caplog.text
 
 
-def test_W8_a_forbidden_subject_is_told_less_and_less_often_and_its_end_once(
+def test_W8_a_forbidden_subject_is_reported_less_and_less_often_and_its_end_once(
     world: World, tmp_path: Path, tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     narrow = add_token(tokens, "producer:orders.*", name="narrow")[1]

@@ -104,7 +104,7 @@ def test_a_batch_ends_at_its_bytes(tmp_path: Path) -> None:
         assert world.producer._publisher.step(0.0, is_hurried=True).sent == 1
 
 
-def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
+def test_a_transaction_longer_than_the_takeover_is_claimed_again_before_the_send(
     world: World,
 ) -> None:
     with Session(world.engine) as session, session.begin():
@@ -127,7 +127,7 @@ def test_a_transaction_longer_than_the_takeover_is_claimed_anew_before_the_send(
 
 
 @pytest.mark.parametrize(("waited_s", "reclaimed"), [(2.4, 0), (2.6, 1)])
-def test_O5_a_row_that_waited_half_its_takeover_is_claimed_anew_before_the_send(
+def test_O5_a_row_that_waited_half_its_takeover_is_claimed_again_before_the_send(
     world: World, waited_s: float, reclaimed: int
 ) -> None:
     """What is left of it is for the request: a watchdog must not take the row meanwhile."""
@@ -137,7 +137,7 @@ def test_O5_a_row_that_waited_half_its_takeover_is_claimed_anew_before_the_send(
     assert publisher.stats.reclaimed == reclaimed
 
 
-def test_broker_down_then_up_goes_on_and_loses_nothing(world: World) -> None:
+def test_broker_down_then_up_continues_and_loses_nothing(world: World) -> None:
     publisher = world.producer._publisher
     world.broker.faults.is_unreachable = True
     for second in range(3):

@@ -249,7 +249,7 @@ def _stored_at(broker: BrokerProcess) -> int:
     return len(pulled.messages)
 
 
-def test_W8_an_outage_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_is_over(
+def test_W8_an_outage_is_reported_when_it_begins_seldom_while_it_lasts_and_when_it_is_over(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def send(at_s: float) -> None:

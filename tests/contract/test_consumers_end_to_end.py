@@ -91,7 +91,7 @@ def test_C1_every_message_is_handled_and_acked_over_several_consumers(
         assert left == []
 
 
-def test_C4_a_rejected_and_a_failing_message_end_as_dead_letters_and_the_rest_goes_on(
+def test_C4_a_rejected_and_a_failing_message_end_as_dead_letters_and_the_rest_continues(
     broker: BrokerProcess,
 ) -> None:
     good: list[int] = []

@@ -265,7 +265,7 @@ def test_C4_a_message_that_no_handler_began_with_comes_again_after_its_last_atte
     assert pull(transport, subject, max_attempts=1).messages == ()
 
 
-def test_C6_a_message_that_fails_holds_up_nobody(transport: Transport, subject: str) -> None:
+def test_C6_a_message_that_fails_holds_up_no_other(transport: Transport, subject: str) -> None:
     transport.send(frame_of(subject, b"bad", b"good"))
     got = pull(transport, subject, max_messages=1, wait_ms=WAIT_MS)
     settle(transport, subject, nacks(got, delay_ms=LONG_LEASE_MS))

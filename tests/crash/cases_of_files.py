@@ -12,8 +12,8 @@ _KILLS = "test_F25_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_do
 _TORN = "test_B3_a_torn_tail_is_cut_counted_and_logged_once"
 _BITS = "test_B4_any_altered_bit_of_accepted_frames_stops_the_broker_or_is_never_delivered"
 _DAMAGE = "test_B4_damage_of_accepted_data_stops_the_broker_and_changes_nothing"
-_CLASSES = "test_B4_every_class_of_damage_is_told_with_its_file_and_what_a_start_will_do"
-_GIVEN_UP = "test_B4_a_damaged_range_is_told_kept_and_passed_over"
+_CLASSES = "test_B4_every_class_of_damage_is_reported_with_its_file_and_what_a_start_will_do"
+_GIVEN_UP = "test_B4_a_damaged_range_is_reported_kept_and_passed_over"
 _FUZZ = "test_B4_B11_a_damaged_file_of_any_kind_ends_in_a_declared_error_or_in_the_truth"
 _PLANTED = "test_a_planted_bug_is_found"
 _DERIVED = "test_B11_a_derived_file_that_is_gone_or_wrong_is_made_again"
@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     ),
     "B13": Case(
         "a frame with right checksums and a sequence that was given or left out",
-        (_CLASSES, "test_B4_what_a_hole_took_is_told_by_sequence"),
+        (_CLASSES, "test_B4_what_a_hole_took_is_reported_by_sequence"),
     ),
     "B14": Case(
         "content that looks like a frame, or like nothing",
@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
     "C5": Case(
         "thousands of queues and few files that may be open",
         (
-            "test_B10_a_process_that_may_open_no_more_files_refuses_and_goes_on_when_it_may",
+            "test_B10_a_process_that_may_open_no_more_files_refuses_and_continues_when_it_may",
             "test_B10_idle_connections_do_not_keep_the_broker_from_its_files",
         ),
     ),

@@ -7,7 +7,7 @@ from tests.crash.case import Case
 _EVERYWHERE = "test_B3_whatever_a_power_cut_leaves_every_acknowledged_message_is_there"
 _KILLS = "test_F25_B1_B3_B7_B8_C1_a_broker_killed_under_load_loses_alters_and_doubles_nothing"
 _CALLS = "test_B5_B6_whichever_call_fails_the_broker_ends_as_documented_and_loses_nothing"
-_FULL = "test_B6_on_a_full_disk_sends_are_refused_and_all_else_goes_on_until_there_is_room"
+_FULL = "test_B6_on_a_full_disk_sends_are_refused_and_all_else_continues_until_there_is_room"
 _PLANTED = "test_a_planted_bug_is_found"
 _DELAY = "test_D1_D3_D4_hold_whatever_a_power_cut_leaves"
 
@@ -74,7 +74,7 @@ CASES: dict[str, Case] = {
         "a file of delayed messages is torn or damaged",
         (
             "test_B4_a_file_that_is_shorter_than_its_table_says_stops_the_broker",
-            "test_B4_a_damaged_record_is_held_and_named_and_others_go_on",
+            "test_B4_a_damaged_record_is_held_and_named_and_others_continue",
         ),
     ),
     "E4": Case(
@@ -113,7 +113,7 @@ CASES: dict[str, Case] = {
         "no space, wherever it is needed",
         (
             _FULL,
-            "test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room",
+            "test_B6_a_full_disk_refuses_and_continues_when_there_is_room",
             "test_B6_queues_that_find_no_room_stay_in_memory",
             "test_a_full_disk_makes_the_index_wait_and_harms_nobody",
             _CALLS,
@@ -234,7 +234,7 @@ CASES: dict[str, Case] = {
     "G8": Case(
         "a request that found no room is sent again",
         (
-            "test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room",
+            "test_B6_a_full_disk_refuses_and_continues_when_there_is_room",
             "test_B7_a_refused_frame_leaves_its_other_ids_free",
         ),
     ),
@@ -250,7 +250,7 @@ CASES: dict[str, Case] = {
         "a group or a message is older than what is kept",
         (
             "test_B12_a_segment_goes_when_it_is_old_and_every_group_has_passed_it",
-            "test_B12_by_force_a_group_loses_messages_and_their_number_is_told",
+            "test_B12_by_force_a_group_loses_messages_and_their_number_is_reported",
             "test_B12_what_a_group_lost_by_force_is_counted_before_it_is_moved",
         ),
     ),

@@ -94,7 +94,7 @@ def test_a_failed_installation_is_tried_again_and_shows_its_log(
         assert "exit code 3" in str(caught.value)
 
 
-def test_what_a_command_can_do_without_is_told_in_a_line_and_does_not_end_it(
+def test_what_a_command_can_do_without_is_reported_in_a_line_and_does_not_end_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = [sys.executable, "-c", "print('no such package'); raise SystemExit(3)"]
@@ -125,7 +125,7 @@ def test_a_bare_debian_gets_python3_venv_first_when_root(
     assert installs[2][1:3] == ["-m", "venv"]
 
 
-def test_a_bare_debian_is_told_the_command_when_not_root(
+def test_a_bare_debian_gets_the_command_when_not_root(
     installs: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare_debian(monkeypatch, user=1000)

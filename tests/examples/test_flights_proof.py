@@ -29,7 +29,7 @@ def test_without_spark_the_demo_says_so_in_one_line_and_is_as_right_as_it_was() 
     assert proof.ok
 
 
-def test_findings_and_a_pipeline_that_cannot_go_on_are_not_right() -> None:
+def test_findings_and_a_pipeline_that_cannot_continue_are_not_right() -> None:
     counts = {"committed": 9, "stored": 8, "delivered": 8, "expected": 9}
     found = Proof(audit={**counts, "findings": FINDINGS})
     assert not found.ok

@@ -12,7 +12,7 @@ from examples.flights.run import DEPARTURES, Run
 from tests.kit.ports import free_port
 
 
-def test_a_service_that_ends_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_service_that_ends_before_it_is_ready_is_reported_with_its_log(tmp_path: Path) -> None:
     database = {BOARD: f"sqlite:///{tmp_path}/board.db"}
     plan = Plan(directory=str(tmp_path), databases=database, port=free_port(), months=(1,), days=1)
     programs = dict.fromkeys((TALLIES, COUNTER), "import signal; signal.pause()")

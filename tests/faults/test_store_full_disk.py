@@ -60,7 +60,7 @@ def _consume_by_many(transport: HttpTransport) -> None:
 
 @pytest.mark.parametrize("reserve_bytes", [RESERVE_BYTES, 0], ids=["reserve", "no reserve"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_B6_on_a_full_disk_sends_are_refused_and_all_else_goes_on_until_there_is_room(
+def test_B6_on_a_full_disk_sends_are_refused_and_all_else_continues_until_there_is_room(
     kind: str, reserve_bytes: int, tmp_path: Path
 ) -> None:
     sent, ids = Sent(), MessageIds(5)

@@ -128,7 +128,7 @@ RAW_FILES = ("commitlog/", "actionlog/", "consumequeue/", "index/", "ids/", "che
 @pytest.mark.parametrize("prefix", SMALL_FILES)
 @fuzzed
 @given(place=st.integers(0, 1_000), drawn=edits)
-def test_B4_B13_a_small_file_that_says_something_else_is_told_or_believed(
+def test_B4_B13_a_small_file_that_says_something_else_is_reported_or_believed(
     prefix: str, place: int, drawn: list[Edit]
 ) -> None:
     state = image()

@@ -25,7 +25,7 @@ def test_what_a_shell_says_to_our_programs_and_drivers_is_taken_away() -> None:
     assert kept == {"QMQ_TEST_RUNGS", "PATH"}
 
 
-def test_package_managers_go_on_by_the_proxy_also_in_a_worker() -> None:
+def test_package_managers_continue_by_the_proxy_also_in_a_worker() -> None:
     environment = dict(SAID)
     quieten(environment)
     quieten(environment)

@@ -116,7 +116,7 @@ def test_tables_beside_another_history_are_taken_over_only_when_that_is_said(
 
 
 @pytest.mark.parametrize("revision", sorted(TABLES_OF))
-def test_tables_that_are_gone_are_told_with_what_makes_them_again(
+def test_tables_that_are_gone_are_reported_with_what_makes_them_again(
     a_database: Database, revision: str
 ) -> None:
     engine = a_database.engine()
@@ -136,7 +136,7 @@ def test_tables_that_are_gone_are_told_with_what_makes_them_again(
 
 
 @pytest.mark.parametrize(("kind", "statement"), [("mysql", "DATABASE"), ("postgresql", "SCHEMA")])
-def test_a_schema_that_is_missing_is_told_with_the_statement_that_makes_it(
+def test_a_schema_that_is_missing_is_reported_with_the_statement_that_makes_it(
     make_database: MakeDatabase, kind: str, statement: str
 ) -> None:
     database = make_database(kind)
@@ -150,7 +150,7 @@ def test_a_schema_that_is_missing_is_told_with_the_statement_that_makes_it(
         execute(engine, f"DROP {statement} {schema}" if kind == "mysql" else "SELECT 1")
 
 
-def test_a_database_of_the_first_revision_goes_on_with_its_messages(a_database: Database) -> None:
+def test_a_database_of_the_first_revision_continues_with_its_messages(a_database: Database) -> None:
     engine = a_database.engine()
     migrate(engine)
     assert downgrade(engine, "qmq0001") == Migrated(before="qmq0002", after="qmq0001")
@@ -284,7 +284,7 @@ def test_a_lock_that_another_holds_is_busy_and_named_so(a_database: Database) ->
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])
-def test_a_step_does_not_wait_for_ever_for_an_open_transaction(
+def test_a_step_does_not_wait_forever_for_an_open_transaction(
     make_database: MakeDatabase, kind: str
 ) -> None:
     """Everybody else's statements on the table would wait behind it."""

@@ -21,7 +21,7 @@ def found_crc(record: Record) -> int:
     return crc32c(content, crc32c(record.subject.encode()))
 
 
-def test_P4_records_whose_bytes_do_not_fit_their_checksum_are_told_by_name() -> None:
+def test_P4_records_whose_bytes_do_not_fit_their_checksum_are_reported_by_name() -> None:
     every = messages(MessageIds(1), 40, subjects=("orders", "flight.departed"))
     altered = {every[number].message_id.hex(): every[number] for number in (3, 17, 28)}
     due = [msgspec.structs.replace(one, due_at_ms=FAR_MS) for one in messages(MessageIds(2), 3)]

@@ -70,7 +70,7 @@ def test_B12_retention_waits_for_the_archive_and_goes_as_far_as_it_has_come(
         assert keeper["lost_bytes"] == 0
 
 
-def test_a_row_that_is_not_what_its_producer_made_stops_an_archive_before_a_broker_is_told(
+def test_a_row_that_is_not_what_its_producer_made_stops_an_archive_before_a_broker_hears_of_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     directory = DataDirectory(tmp_path / "broker", FORGETFUL)

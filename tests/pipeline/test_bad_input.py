@@ -107,7 +107,7 @@ def test_an_option_that_would_have_no_effect_is_a_wrong_call(
     assert not (tmp_path / "tables").exists()
 
 
-def test_what_nobody_expected_is_told_with_its_kind_and_where_it_was() -> None:
+def test_what_nobody_expected_is_reported_with_its_kind_and_where_it_was() -> None:
     told = str(explain(KeyError("side"), "some.log"))
     assert told == "unexpected KeyError: 'side'. The traceback is in some.log."
     full = str(carried("OSError", "[Errno 28] No space left on device"))

@@ -232,7 +232,7 @@ def test_what_spark_says_in_250_lines_becomes_one() -> None:
     assert "jvm.log" in str(foreign)
 
 
-def test_of_the_bridge_to_the_jvm_the_exception_is_told_and_not_the_call() -> None:
+def test_of_the_bridge_to_the_jvm_the_exception_is_reported_and_not_the_call() -> None:
     said = "An error occurred while calling o53.load.\n: java.io.IOException: no such program.\n\tat java"
     told = str(explain(RuntimeError(said), "jvm.log"))
     assert told.startswith("Spark failed: java.io.IOException: no such program. Details")

@@ -26,7 +26,7 @@ def test_the_page_tells_the_command_that_is_tried() -> None:
     assert COMMAND in PAGE
 
 
-def test_each_run_appends_what_is_new_and_counts_anew(
+def test_each_run_appends_what_is_new_and_counts_again(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if not request.config.getoption("--release"):

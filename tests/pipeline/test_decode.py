@@ -226,7 +226,7 @@ def test_a_batch_ends_with_what_was_read_at_once_if_that_is_enough() -> None:
 @pytest.mark.parametrize(
     "columns", [("subject",), FIVE, ("subject", "key", "tags", "headers", "due_at")]
 )
-def test_a_batch_without_bodies_goes_on_behind_its_block_and_does_not_keep_it(
+def test_a_batch_without_bodies_continues_behind_its_block_and_does_not_keep_it(
     columns: tuple[str, ...],
 ) -> None:
     frames = large_frames(4)

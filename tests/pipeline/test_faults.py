@@ -178,7 +178,7 @@ def test_F40_files_of_an_older_version_of_a_table_are_read_with_nulls(
     assert rows[0].asDict().keys() == set(LOG.names)
 
 
-def test_a_bit_that_a_disk_has_turned_in_a_table_is_told_with_the_file_and_what_helps(
+def test_a_bit_that_a_disk_has_turned_in_a_table_is_reported_with_the_file_and_what_helps(
     spark: SparkSession, directory: DataDirectory, config: PipelineConfig
 ) -> None:
     directory.append(messages(MessageIds(1), 200))

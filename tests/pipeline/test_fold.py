@@ -227,7 +227,7 @@ def test_what_a_group_without_a_filter_comes_past_was_skipped() -> None:
     assert outcomes(unknown)[3] == "filtered", "its settings are older than the table"
 
 
-def test_a_seek_back_begins_anew_and_a_seek_ahead_skips() -> None:
+def test_a_seek_back_begins_again_and_a_seek_ahead_skips() -> None:
     given: list[Action] = [DEFINED, pulled(1, 0, (0, 8, 1)), acked(2, 0, 6)]
     back = folded([*given, Sought(AT_MS + 3, "orders", "billing", 4)])
     assert outcomes(back) == dict.fromkeys(range(4), "acked")

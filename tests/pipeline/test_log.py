@@ -324,7 +324,7 @@ def test_a_format_of_another_version_is_refused_untouched(directory: DataDirecto
         ),
     ],
 )
-def test_a_wrong_option_is_told_with_what_is_right(given: dict[str, str], says: str) -> None:
+def test_a_wrong_option_is_reported_with_what_is_right(given: dict[str, str], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         parse_log_options(given)
 
@@ -342,7 +342,7 @@ def test_options_are_known_in_the_spelling_of_spark_too() -> None:
     ids=["day", "minute", "second", "seconds", "microseconds", "endless"],
 )
 @pytest.mark.parametrize("option", ["since", "until"])
-def test_a_number_that_is_no_time_of_a_message_is_told_how_to_write_a_date(
+def test_a_number_that_is_no_time_of_a_message_is_answered_with_how_to_write_a_date(
     option: str, text: str
 ) -> None:
     with pytest.raises(OptionError, match=f"option {option}: .* Write a date as 2026-01-31"):

@@ -45,7 +45,7 @@ def test_a_batch_is_planned_with_what_was_read_when_its_end_was_asked_for(tmp_pa
     directory.close()
 
 
-def test_how_far_a_query_is_behind_is_told_by_the_look_at_the_log_that_it_had(
+def test_how_far_a_query_is_behind_is_reported_by_the_look_at_the_log_that_it_had(
     tmp_path: Path,
 ) -> None:
     """Spark asks for that in each micro-batch."""
@@ -60,7 +60,7 @@ def test_how_far_a_query_is_behind_is_told_by_the_look_at_the_log_that_it_had(
     directory.close()
 
 
-def test_a_query_does_not_go_on_with_another_store(tmp_path: Path) -> None:
+def test_a_query_does_not_continue_with_another_store(tmp_path: Path) -> None:
     directory, other = DataDirectory(tmp_path / "broker"), DataDirectory(tmp_path / "other")
     for one in (directory, other):
         one.append(messages(MessageIds(1), 100))
@@ -75,7 +75,9 @@ def test_a_query_does_not_go_on_with_another_store(tmp_path: Path) -> None:
         reader.latestOffset(end, ReadAllAvailable())
 
 
-def test_a_query_does_not_go_on_with_a_log_that_was_restored_from_a_backup(tmp_path: Path) -> None:
+def test_a_query_does_not_continue_with_a_log_that_was_restored_from_a_backup(
+    tmp_path: Path,
+) -> None:
     directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 50))
     directory.close()
@@ -96,7 +98,7 @@ def test_a_query_does_not_go_on_with_a_log_that_was_restored_from_a_backup(tmp_p
     directory.close()
 
 
-def test_a_batch_that_is_planned_again_looks_at_the_log_anew(tmp_path: Path) -> None:
+def test_a_batch_that_is_planned_again_looks_at_the_log_again(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "broker")
     directory.append(messages(MessageIds(1), 100))
     first = reader_of(directory)
@@ -109,7 +111,7 @@ def test_a_batch_that_is_planned_again_looks_at_the_log_anew(tmp_path: Path) -> 
     directory.close()
 
 
-def test_what_retention_gave_up_before_a_batch_is_planned_is_told(tmp_path: Path) -> None:
+def test_what_retention_gave_up_before_a_batch_is_planned_is_reported(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "broker", FORGETFUL)
     directory.append(messages(MessageIds(1), 3000), frame_records=20)
     reader = reader_of(directory)

@@ -85,7 +85,7 @@ def test_the_error_of_a_call_to_a_dead_jvm_says_what_to_do() -> None:
     assert "has room" in str(explain(ConnectionRefusedError("of something else"), ""))
 
 
-def test_an_answer_that_does_not_come_is_told_like_that_and_one_that_says_why_is_not() -> None:
+def test_an_answer_that_does_not_come_is_reported_like_that_and_one_that_says_why_is_not() -> None:
     """The bridge makes an answer of its own of a line that breaks: an error without anything behind it."""
     with pytest.raises(Py4JError) as broken:
         get_return_value(ERROR, None, "o1", "count")

@@ -79,7 +79,7 @@ def test_gold_tables_are_what_a_plain_count_says(spark: SparkSession, tmp_path: 
     assert marts(spark, config).is_unchanged
 
 
-def test_a_spark_without_sketches_is_told_which_one_has_them() -> None:
+def test_a_spark_without_sketches_is_refused_with_which_one_has_them() -> None:
     for version in ("4.1.2", "4.10.1", "5.0.0-preview1"):
         require_sketches(version)
     for version in ("4.0.5", "4.1.1"):

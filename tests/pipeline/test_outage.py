@@ -68,7 +68,7 @@ class Broker:
         return "here"
 
 
-def test_a_broker_that_is_away_is_waited_for_and_that_is_told_once_at_its_begin_and_its_end(
+def test_a_broker_that_is_away_is_waited_for_and_that_is_reported_once_at_its_begin_and_its_end(
     world: World,
 ) -> None:
     broker = Broker(world, back_s=40)
@@ -222,7 +222,7 @@ def test_a_command_says_that_it_waits_and_for_how_long(tmp_path: Path) -> None:
     assert not (tmp_path / "t").exists()
 
 
-def test_a_source_is_told_how_long_to_wait_by_an_option() -> None:
+def test_a_source_learns_how_long_to_wait_by_an_option() -> None:
     given = {"broker_url": URL}
     assert parse_log_options(given).place.wait_s == WAIT_S
     assert parse_log_options({**given, "waitS": "7"}).place.wait_s == 7

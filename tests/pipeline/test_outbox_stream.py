@@ -171,7 +171,7 @@ def test_a_wrong_option_of_a_stream_is_said_before_a_database_is_asked(
 
 
 @pytest.mark.parametrize("option", ["url", "database"])
-def test_a_database_that_nobody_knows_is_told_by_the_option_that_names_it(option: str) -> None:
+def test_a_database_that_nobody_knows_is_reported_by_the_option_that_names_it(option: str) -> None:
     with pytest.raises(OptionError, match=f"^option {option}: ordres is not known;"):
         parse_outbox_options({option: "ordres"}, {}, ["row_id"])
 

@@ -58,7 +58,7 @@ def disk() -> Iterator[RemoteDisk]:
         server.shutdown()
 
 
-def test_a_segment_goes_on_behind_the_last_byte_that_came_and_is_asked_for_in_small_parts_at_first(
+def test_a_segment_continues_behind_the_last_byte_that_came_and_is_asked_for_in_small_parts_at_first(
     disk: RemoteDisk,
 ) -> None:
     Files.breaks = [100_000, 0, 0]

@@ -46,7 +46,7 @@ def test_the_first_rung_that_holds_is_taken_and_no_later_one_is_tried() -> None:
     assert (found.url, found.rung) == ("here", "middle")
 
 
-def test_without_a_rung_every_reason_is_told() -> None:
+def test_without_a_rung_every_reason_is_reported() -> None:
     rungs = [("low", lambda: refuses("rotten")), ("high", lambda: refuses("gone"))]
     with pytest.raises(
         ServiceMissingError, match=r"no mysql for the tests\. low: rotten; high: gone"

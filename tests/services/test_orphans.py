@@ -37,7 +37,7 @@ def lives(process: int) -> bool:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_what_a_killed_process_started_ends_and_what_it_detached_goes_on(
+def test_what_a_killed_process_started_ends_and_what_it_detached_continues(
     ending: signal.Signals,
 ) -> None:
     command = [sys.executable, "-m", "tests.services.test_orphans"]

@@ -69,7 +69,7 @@ def test_a_server_that_starts_leaves_the_temporary_tables_of_others_alone(
 
 
 @SERVERS
-def test_a_frozen_server_says_nothing_and_goes_on_when_thawed(
+def test_a_frozen_server_says_nothing_and_continues_when_thawed(
     make_private_server: MakeServer, kind: str
 ) -> None:
     server = make_private_server(kind)

@@ -55,7 +55,7 @@ def test_the_rate_of_a_database_is_bounded_and_it_comes_back_when_more_may_go(
     database.close()
 
 
-def test_a_single_pass_goes_on_at_the_rate_of_a_database_until_nothing_is_due(
+def test_a_single_pass_continues_at_the_rate_of_a_database_until_nothing_is_due(
     tmp_path: Path, broker: MemoryBroker
 ) -> None:
     database = limited(tmp_path / "shop.db", 400)

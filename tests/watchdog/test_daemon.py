@@ -70,7 +70,7 @@ def test_rows_that_fall_due_later_are_found_by_the_next_poll(
         assert transport.accepted.wait(DEADLINE_S)
 
 
-def test_sweeps_that_end_in_no_time_follow_each_other_for_ever(
+def test_sweeps_that_end_in_no_time_follow_each_other_forever(
     database: Database, broker: MemoryBroker
 ) -> None:
     verbs = []
@@ -86,7 +86,7 @@ def test_sweeps_that_end_in_no_time_follow_each_other_for_ever(
         assert enough.wait(DEADLINE_S)
 
 
-def test_a_sweep_that_was_cut_short_goes_on_at_once(
+def test_a_sweep_that_was_cut_short_continues_at_once(
     database: Database, broker: MemoryBroker
 ) -> None:
     put_rows(database, 30)
@@ -252,7 +252,7 @@ def test_W8_an_outage_of_the_broker_is_over_when_another_has_sent_what_waited_fo
     assert "sweep.recovered database=shop failures=1" in caplog.text
 
 
-def test_W8_an_outage_of_a_database_is_told_with_its_reason_and_then_seldom(
+def test_W8_an_outage_of_a_database_is_reported_with_its_reason_and_then_seldom(
     tmp_path: Path, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = broken_databases(tmp_path)[0]
@@ -292,7 +292,7 @@ def test_an_idle_daemon_says_nothing_and_a_pass_says_one_line(
     ]
 
 
-def test_O7_parking_is_told_with_what_to_do(
+def test_O7_parking_is_reported_with_what_to_do(
     database: Database, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     (message_id,) = put_rows(database, 1)

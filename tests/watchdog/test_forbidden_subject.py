@@ -13,7 +13,7 @@ from tests.watchdog.rows import SUBJECT, make_due, put_rows
 from tests.watchdog.transports import ForbiddingTransport
 
 
-def test_W8_it_is_told_less_and_less_often_over_sweeps_and_its_end_once(
+def test_W8_it_is_reported_less_and_less_often_over_sweeps_and_its_end_once(
     database: Database, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_rows(database)

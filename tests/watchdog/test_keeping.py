@@ -241,7 +241,7 @@ def test_a_purge_that_a_deadlock_with_a_consumer_undid_is_done_again(kept: Datab
     assert inbox_count(kept) == 0
 
 
-def test_inbox_ids_stay_for_ever_where_no_time_is_set(kept: Database) -> None:
+def test_inbox_ids_stay_forever_where_no_time_is_set(kept: Database) -> None:
     put_inbox(kept, 3, age_ms=1_000 * HOUR_MS)
     for_ever = Database(name="shop", store=kept.store, engine=kept.engine)
     assert maintain(for_ever).inbox_purged == 0

@@ -249,7 +249,7 @@ def test_a_daemon_of_many_databases_has_a_bounded_number_of_connections(
     assert not open_now, "all are closed after a stop"
 
 
-def test_W7_a_database_without_tables_is_told_and_costs_the_others_nothing(
+def test_W7_a_database_without_tables_is_reported_and_costs_the_others_nothing(
     tmp_path: Path, template: Path, broker: MemoryBroker
 ) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'bare.db'}")

@@ -165,7 +165,7 @@ def test_a_look_is_taken_only_as_often_as_configured_and_a_scrape_asks_no_databa
     assert statements == []
 
 
-def test_troubles_are_told_by_kind_and_a_removed_database_leaves_no_series(
+def test_troubles_are_reported_by_kind_and_a_removed_database_leaves_no_series(
     tmp_path: Path, watched: Watched
 ) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'nowhere' / 'dead.db'}")

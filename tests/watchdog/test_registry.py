@@ -132,7 +132,7 @@ def test_a_registry_without_its_table_says_how_to_make_it(tmp_path: Path) -> Non
     )
 
 
-def test_rows_that_are_too_many_are_told_and_not_merely_left_out(tmp_path: Path) -> None:
+def test_rows_that_are_too_many_are_reported_and_not_merely_left_out(tmp_path: Path) -> None:
     registry = a_registry(tmp_path)
     names = [f"shop-{number:04}" for number in range(DATABASES_MAX + 1)]
     with closing(sqlite3.connect(tmp_path / "control.db")) as connection, connection:

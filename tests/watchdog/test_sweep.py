@@ -198,7 +198,7 @@ def test_O6_bad_rows_with_the_lowest_ids_do_not_delay_the_good_ones(
     assert sweep.step().claimed == 0, "each bad row waits for a time of its own"
 
 
-def test_O6_a_damaged_record_is_parked_and_its_neighbours_go_on(
+def test_O6_a_damaged_record_is_parked_and_its_neighbours_continue(
     database: Database, broker: MemoryBroker
 ) -> None:
     ids = put_rows(database, 5)

@@ -334,7 +334,7 @@ def test_W1_jobs_wait_for_a_thread_that_the_system_does_not_give_and_run_when_it
         assert round_.workers.wait_idle(DEADLINE_S)
 
 
-def test_each_lack_of_threads_is_told_also_if_the_one_before_was_got_over_without_a_thread(
+def test_each_lack_of_threads_is_reported_also_if_the_one_before_was_got_over_without_a_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with a_round(threads=2, isolated_max=2) as round_:

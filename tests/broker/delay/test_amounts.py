@@ -69,7 +69,7 @@ def test_D2_D3_very_many_due_in_one_second_take_bounded_memory_and_hold_up_no_se
     rig.close()
 
 
-def test_F34_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_nobody(
+def test_F34_D2_what_is_overdue_after_a_stop_goes_first_at_a_bounded_rate_and_holds_up_no_other(
     tmp_path: Path,
 ) -> None:
     rig = DelayRig(tmp_path, limits=ServiceLimits(overdue_per_s=1_000))
@@ -143,7 +143,7 @@ def test_D2_lateness_is_counted_in_classes_up_to_and_with_their_upper_ends() -> 
     assert [hundred.late_quantile_ms(share) for share in (0.5, 0.99, 0.999)] == [10, 10, 15]
 
 
-def test_D2_lateness_ends_when_it_is_told_that_the_release_is_durable(tmp_path: Path) -> None:
+def test_D2_lateness_ends_when_it_is_reported_that_the_release_is_durable(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path)
     rig.send_delayed({b"one": rig.now_ms + 1_000})
     releaser = rig.broker.delayed.releaser

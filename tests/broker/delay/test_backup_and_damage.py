@@ -123,7 +123,7 @@ def test_B4_a_file_that_is_shorter_than_its_table_says_stops_the_broker(
     assert caught.value.segment == name
 
 
-def test_B4_a_damaged_record_is_held_and_named_and_others_go_on(tmp_path: Path) -> None:
+def test_B4_a_damaged_record_is_held_and_named_and_others_continue(tmp_path: Path) -> None:
     rig, due = waiting(tmp_path)
     rig.close()
     path = sorted((tmp_path / "schedule").rglob("2*/*"))[-2]

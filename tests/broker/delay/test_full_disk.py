@@ -6,7 +6,7 @@ from tests.crash.delay_world import MINUTE_MS, DelayLife, _released
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 
 
-def test_B6_D3_releases_and_copies_wait_for_room_and_go_on_without_a_restart() -> None:
+def test_B6_D3_releases_and_copies_wait_for_room_and_continue_without_a_restart() -> None:
     disk = RecordingDisk()
     life = DelayLife(disk)
     bodies = life.send(1, 2, 3, body_bytes=300) + life.send(4, 30, body_bytes=300)

@@ -72,7 +72,7 @@ def test_D3_the_group_of_a_copy_that_is_damaged_gets_the_original_and_others_are
     assert (status.damaged, status.pending) == (0, 0), "nobody waits for it any more"
 
 
-def test_D3_without_copy_and_original_a_message_is_told_as_lost_and_its_group_goes_on(
+def test_D3_without_copy_and_original_a_message_is_reported_as_lost_and_its_group_continues(
     rig: LongRetryRig,
 ) -> None:
     rig.start_long_retries(BAD)

@@ -151,7 +151,7 @@ def test_D3_two_releases_of_one_message_in_one_commit_bring_it_once(tmp_path: Pa
     rig.close()
 
 
-def test_D3_what_is_loaded_before_its_arrival_is_told_comes_once(tmp_path: Path) -> None:
+def test_D3_what_is_loaded_before_its_arrival_is_reported_comes_once(tmp_path: Path) -> None:
     rig = DelayRig(tmp_path)
     releaser, schedule = rig.broker.delayed.releaser, rig.store.schedule
     tell = schedule.on_arrivals

@@ -13,7 +13,7 @@ from tests.kit.broker_process import BrokerProcess
 DEADLINE_S = 60.0
 
 
-def test_O7_messages_that_expire_are_told_in_one_line(tmp_path: Path) -> None:
+def test_O7_messages_that_expire_are_reported_in_one_line(tmp_path: Path) -> None:
     with (
         BrokerProcess(tmp_path / "data") as broker,
         httpx.Client(base_url=broker.url, timeout=DEADLINE_S) as client,

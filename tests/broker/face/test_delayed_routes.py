@@ -95,7 +95,7 @@ def test_D4_what_never_waited_is_too_late_and_what_nobody_knows_is_unknown(rig: 
     assert cancel(Client(rig), stored.hex(), other.hex()) == ["too_late", "unknown"]
 
 
-def test_D4_who_puts_off_what_is_taken_back_meanwhile_is_told_that_it_was_cancelled(
+def test_D4_who_puts_off_what_is_taken_back_meanwhile_learns_that_it_was_cancelled(
     rig: DelayRig,
 ) -> None:
     first, second = rig.find_all()
@@ -191,7 +191,7 @@ def test_D4_a_message_that_is_just_being_put_off_is_found_where_it_goes(
         assert rig.find_all() == [second]
 
 
-def test_D4_what_went_from_a_bucket_that_is_kept_to_one_that_is_gone_is_told_by_its_queue(
+def test_D4_what_went_from_a_bucket_that_is_kept_to_one_that_is_gone_is_reported_by_its_queue(
     tmp_path: Path,
 ) -> None:
     rig = DelayRig(tmp_path, dedupe_ids=1)
@@ -237,7 +237,7 @@ def test_D4_where_damage_may_hide_a_message_nothing_is_taken_back_before_that_is
 
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["in the log", "in its bucket's file"])
-def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_told_and_what_is_damaged(
+def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_reported_and_what_is_damaged(
     tmp_path: Path, is_copied: bool
 ) -> None:
     rig = DelayRig(tmp_path)
@@ -273,7 +273,7 @@ def test_B4_of_a_message_that_cannot_be_read_place_and_time_are_told_and_what_is
     rig.close()
 
 
-def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_told(rig: DelayRig) -> None:
+def test_D4_of_an_id_that_was_sent_twice_the_newest_place_is_reported(rig: DelayRig) -> None:
     client = Client(rig)
     again = next(new_ids())
     for after_ms in (1_000, HOUR_MS):

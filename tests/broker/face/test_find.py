@@ -78,7 +78,7 @@ def test_messages_are_found_by_key_and_time_newest_first(rig: Rig, client: Clien
     assert "groups" not in answer["messages"][0]
 
 
-def test_what_became_of_a_message_is_told_for_each_group(rig: Rig, client: Client) -> None:
+def test_what_became_of_a_message_is_reported_for_each_group(rig: Rig, client: Client) -> None:
     ids = send(client, *({"body": n} for n in range(6)))
     given = rig.pull(max_messages=5)
     rig.settle(Settlement(token=given.token, acks=(given.part(0),)))

@@ -20,7 +20,7 @@ def told(rig: Rig, **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
-def test_a_keeper_comes_goes_on_is_listed_and_is_removed(rig: Rig, client: Client) -> None:
+def test_a_keeper_comes_continues_is_listed_and_is_removed(rig: Rig, client: Client) -> None:
     rig.send(b"a", b"b")
     end_offset = rig.store.durable_offset
     kept = client.post("/v1/keepers/keep", told(rig)).json

@@ -86,7 +86,7 @@ def test_the_dropped_lines_of_this_process_are_counted(monkeypatch: pytest.Monke
     assert (before, dropped_lines()) == (0, 3)
 
 
-def test_what_is_repeated_without_end_is_told_at_doubling_intervals() -> None:
+def test_what_is_repeated_without_end_is_reported_at_doubling_intervals() -> None:
     repeats = Repeats()
     told = [
         (tenth / 10, count) for tenth in range(2_000) if (count := repeats.due("a", tenth / 10))
@@ -96,7 +96,7 @@ def test_what_is_repeated_without_end_is_told_at_doubling_intervals() -> None:
     assert repeats.due("b", 191.0, 5) == 5, "another kind has intervals of its own"
 
 
-def test_what_was_left_is_told_later_and_quiet_begins_again() -> None:
+def test_what_was_left_is_reported_later_and_quiet_begins_again() -> None:
     repeats = Repeats()
     assert [repeats.due("a", at_s, count) for at_s, count in ((0, 0), (0, 1), (0.5, 4))] == [
         0,

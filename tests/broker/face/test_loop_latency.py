@@ -97,13 +97,13 @@ HOSTILE_JSON: Final[dict[str, bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_JSON)
-def test_B10_hostile_json_holds_up_nobody(turns: Turns, kind: str) -> None:
+def test_B10_hostile_json_holds_up_no_other(turns: Turns, kind: str) -> None:
     reply = turns.ask("POST", "/v1/send", send_of(HOSTILE_JSON[kind]))
     assert reply.status in (200, 400, 422), reply.body
     assert turns.longest_s < TURN_S_MAX
 
 
-def test_B10_many_messages_in_json_hold_up_nobody(turns: Turns) -> None:
+def test_B10_many_messages_in_json_hold_up_no_other(turns: Turns) -> None:
     body = json.dumps({"messages": [{"subject": SUBJECT, "body": 1}] * MANY}).encode()
     assert turns.ask("POST", "/v1/send", body).status == 200
     pull = {"subject": SUBJECT, "group": "g", "consumer": "c", "max_messages": MANY}
@@ -117,7 +117,7 @@ def test_B10_many_messages_in_json_hold_up_nobody(turns: Turns) -> None:
     assert turns.longest_s < TURN_S_MAX
 
 
-def test_B10_many_messages_in_frames_hold_up_nobody(turns: Turns) -> None:
+def test_B10_many_messages_in_frames_hold_up_no_other(turns: Turns) -> None:
     frame = make_frame([b"x"] * MANY)
     assert turns.ask("POST", "/v1/send", frame, FRAME).status == 200
     for group in ("a", "b"):
@@ -126,7 +126,7 @@ def test_B10_many_messages_in_frames_hold_up_nobody(turns: Turns) -> None:
     assert turns.longest_s < TURN_S_MAX
 
 
-def test_B10_many_expired_messages_hold_up_nobody(rig: Rig, turns: Turns) -> None:
+def test_B10_many_expired_messages_hold_up_no_other(rig: Rig, turns: Turns) -> None:
     for _ in range(5):
         rig.submit(make_frame([b"x"] * MANY, expires_at_ms=1))
     rig.broker.writer.step()
@@ -155,7 +155,7 @@ def fill(rig: Rig, fields: Callable[[int], dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("tags_of_all", [1, 3 * MANY], ids=["alike", "of their own"])
 @pytest.mark.parametrize("wanted", [1, 64])
-def test_B10_a_backlog_that_no_tag_matches_holds_up_nobody(
+def test_B10_a_backlog_that_no_tag_matches_holds_up_no_other(
     rig: Rig, turns: Turns, wanted: int, tags_of_all: int
 ) -> None:
     fill(rig, lambda number: {"tags": (f"t{number % tags_of_all}",)})
@@ -170,7 +170,7 @@ def test_B10_a_backlog_that_no_tag_matches_holds_up_nobody(
 
 
 @pytest.mark.parametrize("outcome", ["acks", "nacks", "rejects", "extends"])
-def test_B10_settling_many_messages_one_by_one_holds_up_nobody(
+def test_B10_settling_many_messages_one_by_one_holds_up_no_other(
     rig: Rig, turns: Turns, outcome: str
 ) -> None:
     rig.submit(make_frame([b"x"] * MANY))
@@ -193,7 +193,7 @@ def test_B10_settling_many_messages_one_by_one_holds_up_nobody(
     assert turns.longest_s < TURN_S_MAX
 
 
-def test_B10_messages_that_come_back_one_by_one_hold_up_nobody(rig: Rig, turns: Turns) -> None:
+def test_B10_messages_that_come_back_one_by_one_hold_up_no_other(rig: Rig, turns: Turns) -> None:
     """Each is a run of its own; a pull gets some hundred, and new messages get their share."""
     rig.submit(make_frame([b"x"] * MANY))
     rig.broker.writer.step()
@@ -255,7 +255,7 @@ LISTS: Final[dict[str, tuple[Callable[[Rig], None], str]]] = {
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_B10_long_lists_hold_up_nobody(rig: Rig, turns: Turns, kind: str) -> None:
+def test_B10_long_lists_hold_up_no_other(rig: Rig, turns: Turns, kind: str) -> None:
     prepare, path = LISTS[kind]
     prepare(rig)
     assert turns.ask("GET", path).status == 200
@@ -263,7 +263,7 @@ def test_B10_long_lists_hold_up_nobody(rig: Rig, turns: Turns, kind: str) -> Non
 
 
 @pytest.mark.parametrize("what", ["replay", "purge"])
-def test_B10_dealing_with_all_dead_letters_holds_up_nobody(
+def test_B10_dealing_with_all_dead_letters_holds_up_no_other(
     rig: Rig, turns: Turns, what: str
 ) -> None:
     dead_letters(rig)
@@ -284,7 +284,7 @@ def test_B10_dealing_with_all_dead_letters_holds_up_nobody(
         ("POST", "/v1/groups/remove", {}),
     ],
 )
-def test_B10_a_million_dead_letters_hold_up_nobody(
+def test_B10_a_million_dead_letters_hold_up_no_other(
     rig: Rig, turns: Turns, method: str, path: str, more: dict[str, str]
 ) -> None:
     rig.send(b"x")
@@ -305,7 +305,7 @@ def test_B10_a_million_dead_letters_hold_up_nobody(
 
 
 @pytest.mark.parametrize("keys", [1, 50, MANY], ids=lambda keys: f"{keys} keys")
-def test_B10_an_ordered_group_of_many_messages_holds_up_nobody(
+def test_B10_an_ordered_group_of_many_messages_holds_up_no_other(
     rig: Rig, turns: Turns, keys: int
 ) -> None:
     """With few keys, most messages are reached and wait; with many, all are given out."""
@@ -348,7 +348,7 @@ def indexed(rig: Rig) -> str:
     ],
     ids=["a key of all", "a key of none", "an id", "a trace"],
 )
-def test_B10_searches_hold_up_nobody(turns: Turns, indexed: str, path: str) -> None:
+def test_B10_searches_hold_up_no_other(turns: Turns, indexed: str, path: str) -> None:
     reply = turns.ask("GET", path.format(id=indexed))
     assert reply.status == 200, reply.body
     assert turns.longest_s < TURN_S_MAX
@@ -398,7 +398,7 @@ def waiting(tmp_path: Path) -> Iterator[tuple[Turns, list[str]]]:
         "/v1/subjects",
     ],
 )
-def test_B10_lists_of_delayed_messages_hold_up_nobody(
+def test_B10_lists_of_delayed_messages_hold_up_no_other(
     waiting: tuple[Turns, list[str]], path: str
 ) -> None:
     turns, ids = waiting
@@ -406,7 +406,7 @@ def test_B10_lists_of_delayed_messages_hold_up_nobody(
     assert turns.longest_s < TURN_S_MAX
 
 
-def test_B10_cancelling_and_rescheduling_many_messages_holds_up_nobody(
+def test_B10_cancelling_and_rescheduling_many_messages_holds_up_no_other(
     waiting: tuple[Turns, list[str]],
 ) -> None:
     turns, ids = waiting

@@ -112,7 +112,7 @@ def frame_of(body: bytes, due_at_ms: int | None = None) -> bytes:
     return build_message_frame({SUBJECT: [encode_record(record)]}, kind=kind)
 
 
-def test_a_group_is_told_by_what_it_was_given_and_what_it_lacks(client: Client) -> None:
+def test_a_group_is_shown_by_what_it_was_given_and_what_it_lacks(client: Client) -> None:
     rig = client.rig
     rig.send(*[b"x"] * 5)
     given = rig.pull(max_messages=3, lease_ms=1_000, max_attempts=2)
@@ -132,7 +132,9 @@ def test_a_group_is_told_by_what_it_was_given_and_what_it_lacks(client: Client) 
     assert groups["group_redelivery_messages"] == 1
 
 
-def test_refusals_are_counted_by_the_code_that_is_told_whoever_gives_them(client: Client) -> None:
+def test_refusals_are_counted_by_the_code_that_is_reported_wherever_they_come_from(
+    client: Client,
+) -> None:
     big = {b"content-length": b"9" * 12}
     asyncio.run(client.call("POST", "/v1/send", b"", headers=list(big.items()), has_length=False))
     client.get("/v1/dead?subject=a%20b")
@@ -146,7 +148,7 @@ def test_refusals_are_counted_by_the_code_that_is_told_whoever_gives_them(client
     assert sum(found.values()) == 1, "the id that is none"
 
 
-def test_the_state_and_the_disk_are_told(client: Client) -> None:
+def test_the_state_and_the_disk_are_reported(client: Client) -> None:
     found = scrape(client)
     assert (found["state", "serving"], found["state", "read-only"]) == (1, 0)
     assert found["takes_messages",] == 1
@@ -157,7 +159,7 @@ def test_the_state_and_the_disk_are_told(client: Client) -> None:
     assert found["disk_free_bytes",] > 0
 
 
-def test_how_far_the_times_of_messages_are_ahead_of_the_clock_is_told(client: Client) -> None:
+def test_how_far_the_times_of_messages_are_ahead_of_the_clock_is_reported(client: Client) -> None:
     client.rig.send(b"x")
     assert scrape(client)["stored_ahead_seconds",] == 0
     client.rig.clock.wall_ms += (
@@ -171,7 +173,7 @@ def test_how_far_the_times_of_messages_are_ahead_of_the_clock_is_told(client: Cl
     assert (ahead_s, scrape(Client(client.rig))["stored_ahead_seconds",]) == (90, 40)
 
 
-def test_delayed_messages_are_told(client: Client) -> None:
+def test_delayed_messages_are_reported(client: Client) -> None:
     due_at_ms = client.rig.now_ms + 60_000
     reply = client.post("/v1/send", frame_of(b"x", due_at_ms), content_type=FRAME)
     assert reply.status == 200

@@ -66,7 +66,7 @@ def test_B10_a_message_that_comes_goes_to_nobody_whose_token_was_revoked(
     assert group.cursor == 0
 
 
-def test_a_pull_that_waits_goes_on_when_other_tokens_change(rig: Rig, tmp_path: Path) -> None:
+def test_a_pull_that_waits_continues_when_other_tokens_change(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     guarded = Guarded(rig, path)
 

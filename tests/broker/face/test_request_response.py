@@ -82,7 +82,7 @@ def test_a_pull_that_waits_is_answered_by_a_message_or_when_its_time_is_up(clien
     assert asyncio.run(look()) == [0, 1]
 
 
-def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_told(client: Client) -> None:
+def test_a_body_in_pieces_is_one_body_and_a_lost_connection_is_reported(client: Client) -> None:
     async def look() -> tuple[bytes, bool]:
         protocol, wire = connect(client)
         for byte in request():
@@ -238,7 +238,7 @@ def test_a_connection_without_a_whole_answer_is_closed(
     assert told == [error] * (error is not None)
 
 
-def test_a_request_that_is_there_at_once_is_answered_before_the_loop_goes_on(
+def test_a_request_that_is_there_at_once_is_answered_before_the_loop_continues(
     client: Client,
 ) -> None:
     async def look() -> bytes:
@@ -249,7 +249,7 @@ def test_a_request_that_is_there_at_once_is_answered_before_the_loop_goes_on(
     assert asyncio.run(look()).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_commit_that_is_told_is_answered_before_the_loop_goes_on(client: Client) -> None:
+def test_a_commit_that_is_reported_is_answered_before_the_loop_continues(client: Client) -> None:
     frame = make_frame([b"x"])
     length = b"%d" % len(frame)
     head = request(b"/v1/send", content_length=length, content_type=FRAME_CONTENT_TYPE.encode())

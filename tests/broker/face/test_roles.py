@@ -211,7 +211,7 @@ def test_a_subject_in_the_query_does_not_open_what_is_about_all(
         assert guarded.ask(caller, method, path, body).status == 403
 
 
-def test_who_is_asking_is_told(guarded: Guarded) -> None:
+def test_who_is_asking_is_answered(guarded: Guarded) -> None:
     told = guarded.ask("consumer", "GET", "/v1/caller").json
     assert told["name"].startswith("consumer (")
     assert told["roles"] == ["consumer:orders.*"]

@@ -17,7 +17,7 @@ from tests.kit.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("given", [1000, 1024, 8 * 1024 * 1024, 8_389_121, 65 * 2**30])
-def test_the_rule_for_the_length_of_a_segment_is_told_as_a_whole(
+def test_the_rule_for_the_length_of_a_segment_is_reported_as_a_whole(
     tmp_path: Path, given: int
 ) -> None:
     data = str(tmp_path / "data")

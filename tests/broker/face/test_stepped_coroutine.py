@@ -27,7 +27,7 @@ def drive(route: Route, after: Callable[[list[object]], None] = lambda _: None) 
     return noted
 
 
-def test_it_begins_at_once_and_goes_on_within_the_call_that_tells_the_outcome() -> None:
+def test_it_begins_at_once_and_continues_within_the_call_that_tells_the_outcome() -> None:
     outcome: Outcome[str] = Outcome()
 
     async def route(noted: list[object]) -> None:
@@ -44,7 +44,7 @@ def test_it_begins_at_once_and_goes_on_within_the_call_that_tells_the_outcome() 
     assert drive(route, tell) == ["begun", "told"]
 
 
-def test_an_outcome_that_is_told_before_is_not_waited_for() -> None:
+def test_an_outcome_that_is_reported_before_is_not_waited_for() -> None:
     async def route(noted: list[object]) -> None:
         outcome: Outcome[int] = Outcome()
         outcome.set_result(7)

@@ -63,7 +63,7 @@ def test_B10_tokens_come_and_go_without_a_restart_and_two_are_valid_at_once(tmp_
             assert secret.rpartition("_")[2] not in broker.log
 
 
-def test_a_connection_is_not_a_caller_each_request_is_asked_anew(tmp_path: Path) -> None:
+def test_a_connection_is_not_a_caller_each_request_is_asked_again(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     producer, consumer = add_token(tokens, "producer")[1], add_token(tokens, "consumer")[1]
     with (

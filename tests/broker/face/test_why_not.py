@@ -37,11 +37,11 @@ def group(rig: Rig) -> None:
     rig.pull()
 
 
-def test_a_subject_without_a_group_is_told(rig: Rig, client: Client) -> None:
+def test_a_subject_without_a_group_is_reported(rig: Rig, client: Client) -> None:
     assert told(rig, sent(client)).count("no consumer has ever asked for it") == 2
 
 
-def test_messages_before_it_and_the_last_question_are_told(
+def test_messages_before_it_and_the_last_question_are_reported(
     rig: Rig, client: Client, group: None
 ) -> None:
     asked_at = time_text(rig.now_ms)
@@ -52,7 +52,7 @@ def test_messages_before_it_and_the_last_question_are_told(
     assert text.count(why) == 2
 
 
-def test_a_group_that_nobody_has_asked_for_since_the_start_is_told(
+def test_a_group_that_nobody_has_asked_for_since_the_start_is_reported(
     rig: Rig, client: Client, group: None
 ) -> None:
     wanted = sent(client)
@@ -60,14 +60,14 @@ def test_a_group_that_nobody_has_asked_for_since_the_start_is_told(
     assert told(rig, wanted).count("no consumer has asked since the broker started") == 2
 
 
-def test_a_paused_group_is_told(rig: Rig, client: Client, group: None) -> None:
+def test_a_paused_group_is_reported(rig: Rig, client: Client, group: None) -> None:
     wanted = sent(client)
     assert client.post("/v1/groups/pause", {"subject": SUBJECT, "group": GROUP}).status == 200
     assert told(rig, wanted).count("the group is paused") == 2
 
 
 @pytest.mark.parametrize("is_passed", [False, True])
-def test_tags_that_do_not_fit_are_told(rig: Rig, client: Client, is_passed: bool) -> None:
+def test_tags_that_do_not_fit_are_reported(rig: Rig, client: Client, is_passed: bool) -> None:
     rig.pull(tags=Tags(any=("red",)))
     wanted = sent(client, tags=["green"])
     if is_passed:
@@ -75,7 +75,7 @@ def test_tags_that_do_not_fit_are_told(rig: Rig, client: Client, is_passed: bool
     assert told(rig, wanted).count("its tags do not fit the group's") == 2
 
 
-def test_a_group_that_starts_after_it_is_told(rig: Rig, client: Client) -> None:
+def test_a_group_that_starts_after_it_is_reported(rig: Rig, client: Client) -> None:
     wanted = sent(client)
     rig.pull(start="latest")
     text = told(rig, wanted)
@@ -86,7 +86,7 @@ def test_a_group_that_starts_after_it_is_told(rig: Rig, client: Client) -> None:
 @pytest.mark.parametrize(
     ("delay_ms", "why"), [(60_000, "a retry, not due yet"), (9 * HOUR_MS, "a long retry")]
 )
-def test_a_retry_is_told(rig: Rig, client: Client, delay_ms: int, why: str) -> None:
+def test_a_retry_is_reported(rig: Rig, client: Client, delay_ms: int, why: str) -> None:
     wanted = sent(client)
     rig.settle(rig.pull().nack(delay_ms=delay_ms, error="ConnectionError"))
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_retry_is_told(rig: Rig, client: Client, delay_ms: int, why: str) -> N
     assert "ConnectionError" in text
 
 
-def test_an_earlier_message_of_its_key_is_told(rig: Rig, client: Client) -> None:
+def test_an_earlier_message_of_its_key_is_reported(rig: Rig, client: Client) -> None:
     sent(client, "before", key="k")
     wanted = sent(client, key="k")
     rig.pull(ordered=True)

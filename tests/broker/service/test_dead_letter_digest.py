@@ -41,7 +41,7 @@ def newly(reason: str, messages: int, first_sequence: int) -> NewlyDead:
     )
 
 
-def test_O7_a_message_that_expires_is_told(rig: Rig) -> None:
+def test_O7_a_message_that_expires_is_reported(rig: Rig) -> None:
     rig.send(b"a")
     rig.send(b"b", b"c", expires_at_ms=rig.now_ms + 1)
     rig.pass_ms(1)
@@ -49,14 +49,14 @@ def test_O7_a_message_that_expires_is_told(rig: Rig) -> None:
     assert taken(rig) == [newly("expired", 2, 1)]
 
 
-def test_O7_a_message_that_expires_and_leaves_nothing_to_hand_out_is_told(rig: Rig) -> None:
+def test_O7_a_message_that_expires_and_leaves_nothing_to_hand_out_is_reported(rig: Rig) -> None:
     rig.send(b"a", expires_at_ms=rig.now_ms + 1)
     rig.pass_ms(1)
     assert rig.pull().sequences == []
     assert taken(rig) == [newly("expired", 1, 0)]
 
 
-def test_O7_a_last_attempt_that_ends_in_silence_is_told(rig: Rig) -> None:
+def test_O7_a_last_attempt_that_ends_in_silence_is_reported(rig: Rig) -> None:
     rig.send(b"a", b"b")
     rig.pull(max_attempts=1, lease_ms=1_000)
     rig.pass_ms(1_000)
@@ -71,7 +71,7 @@ def test_O7_what_consumers_end_is_told_too_and_nothing_again_after_a_restart(rig
     assert taken(rig) == []
 
 
-def test_W8_the_same_group_and_reason_are_told_once_a_minute_and_all_are_counted() -> None:
+def test_W8_the_same_group_and_reason_are_reported_once_a_minute_and_all_are_counted() -> None:
     digest = DeadLetterDigest()
     digest.note(dead(7))
     assert logged(digest, 0.0) == [(GROUP, "expired", 1, 7)]

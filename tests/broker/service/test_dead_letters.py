@@ -114,7 +114,7 @@ def test_C4_scattered_dead_letters_are_replayed_all_and_once(rig: Rig) -> None:
     assert replayed == [n for n in rest if n >= 100]
 
 
-def test_dead_letters_of_nobody_are_told(rig: Rig) -> None:
+def test_dead_letters_of_nobody_are_reported(rig: Rig) -> None:
     for change in (replay, purge):
         with pytest.raises(NotFoundError):
             change(rig)

@@ -34,7 +34,7 @@ def test_C1_a_hand_out_whose_answer_was_lost_comes_again(rig: Rig) -> None:
     assert again.attempts == [2]
 
 
-def test_a_pull_goes_on_where_the_last_one_ended(rig: Rig) -> None:
+def test_a_pull_continues_where_the_last_one_ended(rig: Rig) -> None:
     rig.send(*[b"%d" % number for number in range(10)])
     first = rig.pull(max_messages=4)
     second = rig.pull(max_messages=4)
@@ -109,7 +109,7 @@ def test_C3_an_extended_lease_ends_later(rig: Rig) -> None:
     assert rig.settle(given.ack()).settled == 0
 
 
-def test_C3_no_number_of_extensions_keeps_a_message_for_ever(tmp_path: Path) -> None:
+def test_C3_no_number_of_extensions_keeps_a_message_forever(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data", limits=ServiceLimits(held_ms=10_000))
     rig.send(b"a")
     given = rig.pull("stuck", lease_ms=4_000)

@@ -54,7 +54,7 @@ def pull(rig: Rig, **changes: Any) -> Given:
 
 
 @pytest.mark.parametrize("outcome", ["acked", "waiting", "silent"])
-def test_B12_an_ordered_group_goes_on_behind_what_was_given_up_by_force(
+def test_B12_an_ordered_group_continues_behind_what_was_given_up_by_force(
     rig: Rig, outcome: str
 ) -> None:
     send(rig, 20, key="a")
@@ -87,7 +87,7 @@ def test_B12_an_ordered_group_holds_the_log_back_for_what_it_holds(rig: Rig) -> 
     assert rig.broker.delivery.needed_log.first_offset(0) == entry.physical_offset
 
 
-def test_B12_dead_letters_whose_messages_are_gone_are_told_when_they_are_replayed(
+def test_B12_dead_letters_whose_messages_are_gone_are_reported_when_they_are_replayed(
     rig: Rig,
 ) -> None:
     send(rig, 20)

@@ -51,7 +51,7 @@ def wait_until_indexed(store: Store) -> None:
         pause.wait(0.005)
 
 
-def test_it_catches_up_and_goes_on_with_what_comes_later(rig: Rig) -> None:
+def test_it_catches_up_and_continues_with_what_comes_later(rig: Rig) -> None:
     with running(Indexer(rig.store, SYSTEM_CLOCK)):
         for _ in range(3):
             rig.send(*(b"x" * 100 for _ in range(40)))

@@ -22,7 +22,7 @@ from tests.broker.service.rig import SUBJECT, Rig, make_frame, new_ids
 from tests.broker.storage.later import with_flags
 
 
-def test_B6_below_the_reserve_nothing_is_taken_and_pulls_go_on(tmp_path: Path) -> None:
+def test_B6_below_the_reserve_nothing_is_taken_and_pulls_continue(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data")
     rig.send(b"a")
     rig.close()
@@ -62,7 +62,7 @@ def test_a_broker_that_takes_no_messages_says_so_before_it_looks_at_disk_and_req
     rig.close()
 
 
-def test_B10_subjects_are_bounded_and_known_ones_go_on(tmp_path: Path) -> None:
+def test_B10_subjects_are_bounded_and_known_ones_continue(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "data", limits=ServiceLimits(subjects=2))
     rig.send(b"a", subject="one")
     rig.restart()

@@ -158,7 +158,7 @@ def test_B12_a_keeper_that_has_nothing_of_a_log_yet_says_so_until_it_has(rig: Ri
     assert (status(rig).lost_bytes, status(rig).lost_actions_bytes) == (0, 0)
 
 
-def test_B12_a_keeper_that_comes_while_segments_go_is_told_from_where_on_it_is_waited_for(
+def test_B12_a_keeper_that_comes_while_segments_go_learns_from_where_it_is_waited_for(
     rig: Rig,
 ) -> None:
     send(rig, 30)
@@ -235,7 +235,7 @@ def test_keepers_are_few_and_one_too_many_is_refused_with_a_remedy(rig: Rig) -> 
     keep(rig)
 
 
-def test_B12_by_force_a_keeper_loses_bytes_and_their_number_is_told_by_name(
+def test_B12_by_force_a_keeper_loses_bytes_and_their_number_is_reported_by_name(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(rig, 30)
@@ -372,7 +372,7 @@ class _Full:
         return getattr(self._disk, name)
 
 
-def test_B5_a_failed_write_of_keepers_ends_the_broker_and_nobody_is_told_that_it_was_heard(
+def test_B5_a_failed_write_of_keepers_ends_the_broker_and_no_keeper_is_answered(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(rig, 5)

@@ -81,7 +81,7 @@ def test_at_most_once_is_acked_in_the_same_frame_as_the_hand_out(rig: Rig) -> No
     assert (status.acked, status.in_flight, status.redelivery) == (3, 0, 0)
 
 
-def test_C10_each_consumer_of_a_broadcast_goes_on_where_it_was(rig: Rig) -> None:
+def test_C10_each_consumer_of_a_broadcast_continues_where_it_was(rig: Rig) -> None:
     rig.send(b"a", b"b")
     for consumer in ("one", "two"):
         given = rig.pull(consumer, broadcast="named", max_messages=1)
@@ -279,7 +279,7 @@ def test_dead_letters_behind_a_seek_are_taken_back_because_their_messages_come_a
     assert rig.pull().bodies == [b"b", b"c"]
 
 
-def test_a_change_of_a_group_that_is_not_there_is_told(rig: Rig) -> None:
+def test_a_change_of_a_group_that_is_not_there_is_reported(rig: Rig) -> None:
     with pytest.raises(NotFoundError):
         seek(rig, "earliest", "nobody")
 
@@ -333,7 +333,7 @@ def test_B10_settings_have_bounds(
         )
 
 
-def test_a_removed_group_is_gone_over_a_restart_and_made_anew_by_a_pull(rig: Rig) -> None:
+def test_a_removed_group_is_gone_over_a_restart_and_made_again_by_a_pull(rig: Rig) -> None:
     rig.send(b"a")
     given = rig.pull()
     rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
@@ -345,7 +345,7 @@ def test_a_removed_group_is_gone_over_a_restart_and_made_anew_by_a_pull(rig: Rig
     assert len(rig.broker.query.groups()) == 1
 
 
-def test_lag_is_told_in_messages_and_in_seconds(rig: Rig) -> None:
+def test_lag_is_reported_in_messages_and_in_seconds(rig: Rig) -> None:
     rig.pull()
     assert rig.broker.query.groups()[0].lag_s is None
     rig.send(b"a", born_at_ms=rig.now_ms)

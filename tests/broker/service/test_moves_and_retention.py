@@ -80,7 +80,7 @@ STARTS = (Start(StartKind.EARLIEST), Start(StartKind.SEQUENCE, 1), Start(StartKi
 @pytest.mark.parametrize("start", STARTS, ids=str)
 @pytest.mark.parametrize("come", [is_moved, is_new])
 @pytest.mark.parametrize("prepare", [decide, begin])
-def test_B12_a_group_gets_everything_from_the_place_that_it_is_told(
+def test_B12_a_group_gets_everything_from_the_place_that_it_is_given(
     rig: Rig, prepare: Callable[[Rig], list[Work]], come: Come, start: Start
 ) -> None:
     send(rig, COUNT)

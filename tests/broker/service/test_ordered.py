@@ -65,7 +65,7 @@ def test_C7_a_silent_consumer_keeps_its_key_in_order(rig: Rig) -> None:
     assert pull(rig, "two").bodies == [b"a1"]
 
 
-def test_C7_after_a_dead_letter_its_key_goes_on(rig: Rig) -> None:
+def test_C7_after_a_dead_letter_its_key_continues(rig: Rig) -> None:
     send_keyed(rig, "a1", "a2", "a3")
     rig.settle(pull(rig).reject("no"))
     second = pull(rig, max_attempts=1)

@@ -31,7 +31,7 @@ def full(*_: object) -> None:
     raise DiskFullError("0 bytes are free")
 
 
-def test_each_kind_of_work_is_told_once_then_every_second_power_and_the_end(
+def test_each_kind_of_work_is_reported_once_then_every_second_power_and_the_end(
     lines: Callable[[], list[str]],
 ) -> None:
     clock = FakeClock()

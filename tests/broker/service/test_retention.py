@@ -99,7 +99,7 @@ def test_a_log_that_is_too_long_loses_its_oldest_segments(rig: Rig) -> None:
     assert first_offset > 0
 
 
-def test_B12_by_force_a_group_loses_messages_and_their_number_is_told(rig: Rig) -> None:
+def test_B12_by_force_a_group_loses_messages_and_their_number_is_reported(rig: Rig) -> None:
     with_options(rig, force_retention=True)
     send(rig, 5)
     assert len(rig.pull(max_messages=2).bodies) == 2
@@ -153,7 +153,7 @@ def test_B12_what_a_group_lost_by_force_is_counted_before_it_is_moved(
         rig.restart()
 
 
-def test_B8_a_subject_that_lost_all_its_messages_goes_on_where_it_was(rig: Rig) -> None:
+def test_B8_a_subject_that_lost_all_its_messages_continues_where_it_was(rig: Rig) -> None:
     send(rig, 2, subject="quiet")
     send(rig, 12)
     assert keep_house(rig) > 0
@@ -212,7 +212,7 @@ def test_given_up_segments_are_written_again(rig: Rig) -> None:
     assert rig.pull(max_messages=100).bodies[-12:] == [BODY] * 12
 
 
-def test_B12_segments_are_found_and_removed_while_senders_go_on(rig: Rig) -> None:
+def test_B12_segments_are_found_and_removed_while_senders_continue(rig: Rig) -> None:
     send(rig, 20)
     waiting: list[Work] = []
     rig.store.retention.beside.start = waiting.append

@@ -132,7 +132,7 @@ def test_tokens_are_of_one_length_and_exact_in_every_reader_of_json(tmp_path: Pa
     rig.close()
 
 
-def test_C3_leases_that_have_ended_are_told_until_that_is_written() -> None:
+def test_C3_leases_that_have_ended_are_reported_until_that_is_written() -> None:
     """A full disk may refuse the action, and nobody else looks after them."""
     log = PullLog()
     deadlines = Deadlines({"one": log})

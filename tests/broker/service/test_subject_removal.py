@@ -103,7 +103,7 @@ def listed_names(disk: OsDisk) -> set[str]:
 
 
 @pytest.mark.parametrize("then", AFTERWARDS)
-def test_B12_a_removed_subject_is_gone_and_goes_on_where_it_ended(rig: Rig, then: str) -> None:
+def test_B12_a_removed_subject_is_gone_and_continues_where_it_ended(rig: Rig, then: str) -> None:
     make_empty(rig)
     assert remove(rig) == SubjectStatus(subject=OLD, first_sequence=3, next_sequence=3)
     assert listed(rig) == [SUBJECT]

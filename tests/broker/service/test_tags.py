@@ -123,7 +123,7 @@ def test_two_tags_that_look_alike_to_the_hash_are_told_apart_by_the_text(
     assert status.lag == 0
 
 
-def test_a_pull_that_has_to_look_far_goes_on_where_it_stopped(rig: Rig) -> None:
+def test_a_pull_that_has_to_look_far_continues_where_it_stopped(rig: Rig) -> None:
     for _ in range(5):
         rig.send(*[b"x"] * 10_000)
     rig.send(b"mine", tags=("red",))

@@ -182,7 +182,7 @@ def test_a_repeated_request_is_answered_with_its_first_place(rig: Rig) -> None:
     assert rig.pull().bodies == [b"a", b"b"]
 
 
-def test_an_id_with_other_content_is_refused_and_its_neighbours_go_on(rig: Rig) -> None:
+def test_an_id_with_other_content_is_refused_and_its_neighbours_continue(rig: Rig) -> None:
     rig.submit(make_frame([b"first"], ids=new_ids(1)))
     rig.broker.writer.step()
     outcomes = [
@@ -262,7 +262,7 @@ def test_a_failed_write_or_sync_tells_everybody_and_ends_the_broker(
         rig.submit(make_frame([b"c"]))
 
 
-def test_B5_who_waits_for_a_cancellation_is_told_as_well(rig: Rig) -> None:
+def test_B5_who_waits_for_a_cancellation_learns_it_as_well(rig: Rig) -> None:
     BrokenStore(rig, "append", OSError("gone"))
     rig.submit(make_frame([b"a"]))
     rig.broker.writer.step()

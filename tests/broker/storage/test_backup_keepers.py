@@ -184,7 +184,7 @@ def test_a_store_whose_keepers_hold_actions_below_the_snapshots_is_sound() -> No
 
 
 @pytest.mark.parametrize("damage", ["altered", "missing"])
-def test_B4_B12_damaged_actions_that_a_keeper_has_not_got_are_told_and_stop_no_start(
+def test_B4_B12_damaged_actions_that_a_keeper_has_not_got_are_reported_and_stop_no_start(
     damage: str,
 ) -> None:
     world = World(RecordingDisk())

@@ -71,7 +71,7 @@ def test_a_dense_frame_is_one_run_in_any_order() -> None:
 
 @pytest.mark.parametrize("bits", [16, 24, 32, 56])
 @pytest.mark.parametrize("before", [1, 255, 300])
-def test_a_run_goes_on_where_a_byte_of_the_counter_is_full(bits: int, before: int) -> None:
+def test_a_run_continues_where_a_byte_of_the_counter_is_full(bits: int, before: int) -> None:
     first = 2**bits - before
     assert runs_of([(5, first + number) for number in range(600)]) == [IdRun(5, first, first + 600)]
     broken = [(5, first + number) for number in range(600) if number != before]

@@ -126,7 +126,7 @@ def test_B6_the_next_holder_of_a_lock_needs_no_more_room_than_the_one_before(
     assert len(lengths) == 1
 
 
-def test_B9_another_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_B9_another_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
     lock = OsDisk(str(tmp_path)).lock("LOCK", f"pid {os.getpid()}")
     program = (
         "import sys; from qmq_broker.storage.files.disk import OsDisk\n"
@@ -162,7 +162,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_who_has_no_right_to_a_file_is_told_who_has(number: int) -> None:
+def test_who_has_no_right_to_a_file_learns_who_has(number: int) -> None:
     error = translate(OSError(number, os.strerror(number)), "open", layout.LOCK)
     assert isinstance(error, DiskError)
     assert str(error).startswith("open of LOCK: ")

@@ -121,7 +121,7 @@ def test_B5_a_poisoned_action_log_writes_nothing_more() -> None:
     assert layout.CLEAN not in disk.names(layout.ROOT)
 
 
-def test_B6_a_full_disk_refuses_and_goes_on_when_there_is_room() -> None:
+def test_B6_a_full_disk_refuses_and_continues_when_there_is_room() -> None:
     disk = RecordingDisk()
     world = World(disk, options=replace(OPTIONS, reserve_bytes=50_000))
     world.send(world.frame(orders=10))
@@ -174,7 +174,7 @@ def test_B6_a_stop_on_a_full_disk_loses_nothing_and_leaves_the_rest_to_the_start
 
 
 @pytest.mark.parametrize("call", ["open", "sync_directory"])
-def test_B10_a_process_that_may_open_no_more_files_refuses_and_goes_on_when_it_may(
+def test_B10_a_process_that_may_open_no_more_files_refuses_and_continues_when_it_may(
     call: str,
 ) -> None:
     disk = FailingDisk()

@@ -209,7 +209,7 @@ def test_dump_tells_room_that_was_never_used_from_damage(data: Path) -> None:
         assert "unreadable" in rows[-1], "the last frame is damaged"
 
 
-def test_dump_goes_on_behind_damage(data: Path) -> None:
+def test_dump_continues_behind_damage(data: Path) -> None:
     flip(data / "commitlog" / f"{0:020d}", 500)
     rows = [json.loads(line) for line in run("dump", "frames", data, "--json").output.splitlines()]
     unreadable = [row for row in rows if "unreadable" in row]

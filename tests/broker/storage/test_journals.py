@@ -95,7 +95,7 @@ def test_B7_B11_a_whole_chunk_of_something_else_is_not_believed(directory: str) 
 
 
 @pytest.mark.parametrize(("first", "cut_bytes"), [(1, 0), (0, 7)], ids=["a gap", "half an entry"])
-def test_B11_a_chunk_that_does_not_go_on_where_its_queues_end_is_not_believed(
+def test_B11_a_chunk_that_does_not_continue_where_its_queues_end_is_not_believed(
     first: int, cut_bytes: int
 ) -> None:
     world = lone_messages(24)

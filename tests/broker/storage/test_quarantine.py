@@ -123,7 +123,7 @@ def check(directory: Directory, image: Image, lost: dict[str, set[int]]) -> None
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
-def test_B4_a_damaged_range_is_told_kept_and_passed_over(harm: Harm, is_clean: bool) -> None:
+def test_B4_a_damaged_range_is_reported_kept_and_passed_over(harm: Harm, is_clean: bool) -> None:
     directory = directory_with_groups() if is_clean else Directory(is_clean=False)
     harm(directory)
     damaged = directory.files()

@@ -175,7 +175,7 @@ def test_B4_damage_below_the_snapshot_changes_nothing_whatever_life_it_is_of(lif
 
 
 @pytest.mark.parametrize("path", layout.SNAPSHOTS)
-def test_B4_no_snapshot_goes_on_through_damage_that_was_covered_below_a_newer_one(
+def test_B4_no_snapshot_continues_through_damage_that_was_covered_below_a_newer_one(
     path: str,
 ) -> None:
     lived = three_lives()
@@ -235,7 +235,7 @@ def test_B4_damage_from_below_the_snapshot_to_beyond_it_leaves_the_groups_as_the
     assert quarantine_damage(disk, FakeClock()) == []
 
 
-def test_B4_without_a_snapshot_and_a_beginning_all_groups_begin_anew() -> None:
+def test_B4_without_a_snapshot_and_a_beginning_all_groups_begin_again() -> None:
     directory = directory_with_groups()
     flip_both_snapshots(directory)
     if segments(directory)[0] == layout.segment_path(layout.ACTION_LOG, 0):
@@ -248,7 +248,7 @@ def test_B4_without_a_snapshot_and_a_beginning_all_groups_begin_anew() -> None:
 
 
 @pytest.mark.parametrize("name", ["an action", "a header", "an empty segment", "two places"])
-def test_B4_a_power_cut_anywhere_in_it_never_lets_the_log_go_on_behind_the_damage(
+def test_B4_a_power_cut_anywhere_in_it_never_lets_the_log_continue_behind_the_damage(
     name: str,
 ) -> None:
     directory = Directory(is_clean=False)

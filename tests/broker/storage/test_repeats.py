@@ -164,7 +164,7 @@ def test_B7_a_refused_frame_leaves_its_other_ids_free() -> None:
     assert visible(world.store) == {"orders": 2}
 
 
-def test_B7_a_message_that_is_made_anew_under_its_id_is_a_repeat() -> None:
+def test_B7_a_message_that_is_made_again_under_its_id_is_a_repeat() -> None:
     content = {"message_id": MessageIds(9).next_id(), "subject": "orders", "body": b"body"}
 
     def made(born_at_ms: int, **changes: object) -> bytes:

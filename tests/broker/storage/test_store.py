@@ -102,7 +102,7 @@ def test_times_never_go_back_also_when_the_clock_does() -> None:
 
 
 @pytest.mark.parametrize(("behind_ms", "lines"), [(-1, 0), (60_000, 0), (60_001, 1)])
-def test_a_start_behind_the_times_of_its_log_is_told(
+def test_a_start_behind_the_times_of_its_log_is_reported(
     behind_ms: int, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(RecordingDisk())

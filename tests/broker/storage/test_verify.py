@@ -73,7 +73,7 @@ def start(directory: Directory) -> str:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_B4_every_class_of_damage_is_told_with_its_file_and_what_a_start_will_do(
+def test_B4_every_class_of_damage_is_reported_with_its_file_and_what_a_start_will_do(
     case: Case,
 ) -> None:
     directory = directory_with_groups()
@@ -107,7 +107,7 @@ def test_B4_each_altered_bit_of_both_logs_is_found() -> None:
     assert verify(directory).worst is None
 
 
-def test_B4_what_a_hole_took_is_told_by_sequence() -> None:
+def test_B4_what_a_hole_took_is_reported_by_sequence() -> None:
     directory = directory_with_groups()
     directory.remove(SECOND)
     lost = [fault.what for fault in verify(directory).faults if "are lost" in fault.what]
@@ -125,7 +125,7 @@ def test_B4_what_a_hole_took_is_told_by_sequence() -> None:
 
 
 @pytest.mark.parametrize("first", [7, 1], ids=["left out", "given twice"])
-def test_B4_a_sequence_that_no_hole_explains_is_told_as_such_and_stops_the_start(
+def test_B4_a_sequence_that_no_hole_explains_is_reported_as_such_and_stops_the_start(
     first: int,
 ) -> None:
     world = World(RecordingDisk())
@@ -142,7 +142,7 @@ def test_B4_a_sequence_that_no_hole_explains_is_told_as_such_and_stops_the_start
         Store.open(disk, FakeClock(), OPTIONS)
 
 
-def test_B4_a_segment_of_an_older_epoch_behind_a_newer_one_is_told() -> None:
+def test_B4_a_segment_of_an_older_epoch_behind_a_newer_one_is_reported() -> None:
     world = World(RecordingDisk())
     world.disk.unlock()
     world = World(world.disk, history=world.history)

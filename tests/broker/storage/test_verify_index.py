@@ -73,7 +73,7 @@ def test_a_file_that_found_no_room_for_its_beginning_is_whole_when_there_is_some
     [flip(3), flip(41), flip(-1), flip(-25), lambda content: content[:60], lambda content: b""],
     ids=["header", "slot", "end", "entry", "cut", "empty"],
 )
-def test_B11_a_sealed_file_that_is_damaged_is_told_and_made_again(
+def test_B11_a_sealed_file_that_is_damaged_is_reported_and_made_again(
     how: Callable[[bytes], bytes],
 ) -> None:
     world = indexed()
@@ -89,7 +89,7 @@ def test_B11_a_sealed_file_that_is_damaged_is_told_and_made_again(
 
 
 @pytest.mark.parametrize("how", [flip(3), flip(-1)], ids=["header", "entry"])
-def test_B11_a_growing_file_that_is_damaged_is_told(how: Callable[[bytes], bytes]) -> None:
+def test_B11_a_growing_file_that_is_damaged_is_reported(how: Callable[[bytes], bytes]) -> None:
     world = indexed()
     path = names(world)[-1]
     change(world, path, how)
@@ -97,7 +97,7 @@ def test_B11_a_growing_file_that_is_damaged_is_told(how: Callable[[bytes], bytes
     assert (fault.level, fault.file) == (Level.REBUILT, path)
 
 
-def test_a_missing_file_a_stray_one_and_a_damaged_table_are_told() -> None:
+def test_a_missing_file_a_stray_one_and_a_damaged_table_are_reported() -> None:
     world = indexed()
     first, second, *_ = names(world)
     world.disk.unlink(first)

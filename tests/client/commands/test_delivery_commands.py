@@ -178,7 +178,9 @@ def test_tail_shows_the_last_ones_or_those_from_a_sequence_on(
     assert "no subject" in nothing.stderr
 
 
-def test_tail_goes_on_with_what_is_stored_from_now_on(broker: BrokerProcess, subject: str) -> None:
+def test_tail_continues_with_what_is_stored_from_now_on(
+    broker: BrokerProcess, subject: str
+) -> None:
     following = subprocess.Popen(
         [sys.executable, "-u", "-m", "qmq_client.cli", "tail", subject, "--follow"],
         env=os.environ | {"QMQ_BROKER_URL": broker.url, "PYTHONPATH": str(ROOT)},

@@ -197,7 +197,7 @@ def test_databases_of_the_registry_are_looked_into(
 
 
 @pytest.mark.parametrize("command", ["show", "trace"])
-def test_a_registry_that_cannot_be_read_is_told(
+def test_a_registry_that_cannot_be_read_is_reported(
     broker: BrokerProcess, registry: Registry, command: str
 ) -> None:
     Path("control.db").unlink()

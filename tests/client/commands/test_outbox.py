@@ -190,7 +190,7 @@ def test_purge_for_programs_never_asks_and_says_so(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("retry",), ("purge", "--yes")])
-def test_a_row_that_was_named_and_is_not_there_is_told(
+def test_a_row_that_was_named_and_is_not_there_is_reported(
     engine: sa.Engine, arguments: tuple[str, ...]
 ) -> None:
     missed = outbox(engine, *arguments, "0" * 32)

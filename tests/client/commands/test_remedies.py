@@ -69,7 +69,7 @@ def test_http_for_a_broker_that_speaks_tls_and_the_other_way_round_say_which(
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:9470", "ftp://127.0.0.1", "", "http://127.0.0.1:99999", "http://a:b"]
 )
-def test_S7_an_address_that_is_none_is_told_one_that_is(url: str) -> None:
+def test_S7_an_address_that_is_none_is_answered_with_one_that_is(url: str) -> None:
     told = refused("subjects", "--broker", url, exit_code=2)
     assert told.endswith("from command line. Use a URL like http://127.0.0.1:9470.")
 
@@ -88,12 +88,14 @@ def test_a_span_of_retention_is_refused_in_the_unit_in_which_it_was_given(tmp_pa
     assert not (tmp_path / "data").exists()
 
 
-def test_a_kind_of_file_that_is_none_is_told_all_there_are(tmp_path: Path) -> None:
+def test_a_kind_of_file_that_is_none_is_answered_with_all_there_are(tmp_path: Path) -> None:
     told = refused("store", "dump", "nonsense", str(tmp_path), exit_code=2)
     assert "Invalid value for 'KIND': 'nonsense' is not one of 'actions', " in told
 
 
-def test_who_types_a_message_is_told_that_it_is_waited_for_and_how_to_end(tmp_path: Path) -> None:
+def test_who_types_a_message_learns_that_it_is_waited_for_and_how_to_end(
+    tmp_path: Path,
+) -> None:
     keyboard, terminal = os.openpty()
     with BrokerProcess(tmp_path / "data") as broker:
         command = [sys.executable, "-m", "qmq_client", "send", "orders", "--broker", broker.url]

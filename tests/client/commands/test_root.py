@@ -67,7 +67,7 @@ def test_an_argument_that_is_no_text_is_a_wrong_call(arguments: list[str | bytes
 
 
 @pytest.mark.parametrize("arguments", [["config", "show"], ["--help"], ["--version"]])
-def test_an_output_that_takes_nothing_is_told_in_one_line(arguments: list[str]) -> None:
+def test_an_output_that_takes_nothing_is_reported_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "qmq_client.cli", *arguments]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)

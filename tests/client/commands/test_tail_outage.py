@@ -38,7 +38,7 @@ def test_tail_waits_for_a_broker_that_is_away_and_repeats_and_skips_nothing(tmp_
             following.communicate()
 
 
-def test_tail_goes_on_at_the_end_of_an_older_copy_that_was_restored(tmp_path: Path) -> None:
+def test_tail_continues_at_the_end_of_an_older_copy_that_was_restored(tmp_path: Path) -> None:
     data, older = tmp_path / "data", tmp_path / "older"
     with BrokerProcess(data) as broker:
         sent(broker, "orders", 2)

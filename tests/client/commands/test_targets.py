@@ -45,7 +45,9 @@ def test_an_import_that_is_not_there_is_named_with_its_line(refusal: Refusal) ->
     assert "Install no_such_thing" in said
 
 
-def test_an_error_is_told_with_the_places_of_the_applications_own_files(refusal: Refusal) -> None:
+def test_an_error_is_reported_with_the_places_of_the_applications_own_files(
+    refusal: Refusal,
+) -> None:
     Path("settings_of_targets.py").write_text(SETTINGS)
     said = refusal("fails_below", "import settings_of_targets\nsettings_of_targets.load()")
     assert "was found, but failed at its import: JSONDecodeError: Expecting property name" in said

@@ -74,7 +74,7 @@ def test_O7_a_message_that_cannot_be_read_is_told_to_be_a_dead_letter(
     assert "sequence=0 attempt=1 reason=rejected error=malformed: " in line
 
 
-def test_O7_outcomes_by_hand_are_told_where_they_make_dead_letters(
+def test_O7_outcomes_by_hand_are_reported_where_they_make_dead_letters(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[Delivery] = []
@@ -137,7 +137,7 @@ def test_a_rejection_that_comes_too_late_is_told_to_be_stale_and_no_dead_letter(
     assert not lines(caplog, "dead_letter")
 
 
-def test_a_rejection_whose_answer_was_lost_is_told_once(
+def test_a_rejection_whose_answer_was_lost_is_reported_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.put(1)

@@ -53,7 +53,7 @@ def child_of_this() -> int:
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS, ids=[end.__name__ for end, _ in ENDS])
-def test_S10_C2_a_child_that_comes_out_of_its_handler_ends_there_and_the_parent_goes_on(
+def test_S10_C2_a_child_that_comes_out_of_its_handler_ends_there_and_the_parent_continues(
     bench: Bench, end: Callable[[], None], code: int
 ) -> None:
     ended: list[int] = []
@@ -73,7 +73,7 @@ def test_S10_C2_a_child_that_comes_out_of_its_handler_ends_there_and_the_parent_
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS, ids=[end.__name__ for end, _ in ENDS])
-def test_S10_C2_a_child_of_an_asynchronous_handler_ends_there_and_the_parent_goes_on(
+def test_S10_C2_a_child_of_an_asynchronous_handler_ends_there_and_the_parent_continues(
     bench: Bench, end: Callable[[], None], code: int
 ) -> None:
     ended: list[int] = []

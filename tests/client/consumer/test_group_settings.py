@@ -203,7 +203,7 @@ def test_at_most_once_tells_the_broker_nothing_and_counts_what_was_dropped(
     assert counted == {"pulled": 1, "acked" if error is None else "dropped": 1}
 
 
-def test_what_a_stop_drops_of_what_comes_at_most_once_is_told(
+def test_what_a_stop_drops_of_what_comes_at_most_once_is_reported(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = consumer(SUBJECT, group=GROUP, at_most_once=True, concurrency=3)(lambda body: None)

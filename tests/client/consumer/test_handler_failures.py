@@ -61,7 +61,7 @@ def book_twice() -> None:
     raise ConnectionError("booked already")
 
 
-def test_W8_of_failures_of_one_kind_few_are_told_and_the_others_are_counted(
+def test_W8_of_failures_of_one_kind_few_are_reported_and_the_others_are_counted(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     @consumer(SUBJECT, group=GROUP)
@@ -107,7 +107,7 @@ def test_who_logs_at_debug_is_told_of_each(bench: Bench, caplog: pytest.LogCaptu
     assert caplog.text.count("Traceback") == 3 * LOGGED_MAX
 
 
-def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
+def test_W8_a_flood_is_reported_in_spans_that_double_and_its_end_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing = Failing()
@@ -135,7 +135,9 @@ def test_W8_a_flood_is_told_in_spans_that_double_and_its_end_once(
     assert len(lines(caplog, "handler_failures")) == 1, "after a minute again"
 
 
-def test_failures_that_come_now_and_then_are_told_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_that_come_now_and_then_are_reported_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failing = Failing()
     for _ in range(100):
         assert failing.fail(call_away, LOGGED_MAX) == LOGGED_MAX
@@ -164,7 +166,7 @@ def test_an_error_is_not_lost_among_many_of_another_kind() -> None:
         assert failing.fail(lambda: raised(book_twice)) == 1  # noqa: B023  # now
 
 
-def test_W8_errors_of_any_number_of_kinds_are_told_a_bounded_number_of_times() -> None:
+def test_W8_errors_of_any_number_of_kinds_are_reported_a_bounded_number_of_times() -> None:
     failing = Failing()
     kinds = [type(f"Error{number}", (Exception,), {}) for number in range(1_000)]
 
@@ -175,7 +177,7 @@ def test_W8_errors_of_any_number_of_kinds_are_told_a_bounded_number_of_times() -
     assert told == LOGGED_MAX * 101
 
 
-def test_errors_that_cause_each_other_are_told() -> None:
+def test_errors_that_cause_each_other_are_reported() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert HandlerFailures(NAME, FakeClock()).failed(first, "first")

@@ -130,7 +130,7 @@ def test_C8_a_starlette_application_runs_its_consumers_for_its_lifetime() -> Non
 
 
 @pytest.mark.asyncio
-async def test_C8_the_applications_loop_goes_on_while_consumers_stop() -> None:
+async def test_C8_the_applications_loop_continues_while_consumers_stop() -> None:
     broker = MemoryBroker()
     begun, may_finish = threading.Event(), threading.Event()
 

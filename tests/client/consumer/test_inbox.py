@@ -155,7 +155,7 @@ def test_C2_a_message_is_not_acked_when_its_commit_fails(bench: Bench, engine: s
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback", "close"])
-def test_a_handler_that_ends_the_transaction_itself_is_told_and_has_its_effect_at_most_once(
+def test_a_handler_that_ends_the_transaction_itself_is_reported_and_has_its_effect_at_most_once(
     bench: Bench, engine: sa.Engine, ending: str
 ) -> None:
     @consumer(SUBJECT, group=GROUP, inbox=sessionmaker(engine), max_attempts=2)

@@ -120,7 +120,7 @@ def test_C5_an_error_that_an_async_handler_swallowed_voids_nothing_in_silence(
     assert counted.get("acked", 0) == count_of(engine) == len(rows_in_inbox(engine)) == is_stored
 
 
-def test_S11_the_loop_goes_on_while_an_inbox_waits_for_the_database(
+def test_S11_the_loop_continues_while_an_inbox_waits_for_the_database(
     bench: Bench, engine: sa.Engine, async_engine: AsyncEngine
 ) -> None:
     """Two handlers meet inside their transactions: neither could while the other held the loop."""
@@ -186,7 +186,7 @@ def test_an_async_connection_that_commits_by_itself_is_refused_and_leaves_no_loo
     assert not consumers._async_calls.is_running
 
 
-def test_a_missing_table_is_told_before_an_async_consumer_starts(
+def test_a_missing_table_is_reported_before_an_async_consumer_starts(
     bench: Bench, a_database: Database
 ) -> None:
     @consumer(SUBJECT, group=GROUP, inbox=create_async_engine(a_database.async_url))

@@ -194,7 +194,7 @@ def test_a_connection_that_commits_by_itself_is_refused(shop: Shop) -> None:
     assert rows_in_inbox(shop.truth) == set()
 
 
-def test_C5_an_id_that_a_trigger_alters_is_told(shop: Shop) -> None:
+def test_C5_an_id_that_a_trigger_alters_is_reported(shop: Shop) -> None:
     with shop.truth.begin() as connection:
         for statement in ALTERING[shop.kind]:
             connection.exec_driver_sql(statement)

@@ -285,7 +285,7 @@ def test_C4_what_the_commit_finds_wrong_with_a_message_is_an_attempt_also_in_an_
     assert len(bench.broker.dead_letters(SUBJECT, GROUP)) == 1
 
 
-def test_W8_an_outage_is_told_when_it_begins_and_when_it_ends(
+def test_W8_an_outage_is_reported_when_it_begins_and_when_it_ends(
     bench: Bench, line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -61,7 +61,7 @@ class Probed:
         return pause_s
 
 
-def test_W8_probes_become_rarer_up_to_a_bound_and_the_next_outage_begins_anew() -> None:
+def test_W8_probes_become_rarer_up_to_a_bound_and_the_next_outage_begins_again() -> None:
     probed = Probed()
     assert probed.is_cause() == {True}
     waits_s = []

@@ -147,7 +147,7 @@ def test_purging_forgets_old_ids_while_others_are_noted(inbox: Inbox) -> None:
     assert len(rows_in_inbox(inbox._notes.engine)) == 1
 
 
-def test_C5_an_id_that_was_purged_and_noted_anew_is_not_purged_by_another_that_found_it_old(
+def test_C5_an_id_that_was_purged_and_noted_again_is_not_purged_by_another_that_found_it_old(
     inbox: Inbox,
 ) -> None:
     """Between its look and its delete another purge, and a late delivery, may come."""

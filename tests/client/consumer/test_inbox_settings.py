@@ -32,7 +32,7 @@ def test_an_inbox_without_an_engine_is_refused_when_the_consumers_are_made(
         bench.consumers(handler)
 
 
-def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
+def test_a_database_of_an_inbox_that_cannot_be_opened_is_reported_before_the_start(
     bench: Bench, tmp_path: Path
 ) -> None:
     nowhere = sa.create_engine(f"sqlite:///{tmp_path}/nowhere/shop.db")
@@ -42,7 +42,7 @@ def test_a_database_of_an_inbox_that_cannot_be_opened_is_told_before_the_start(
         consumers.start()
 
 
-def test_a_database_of_an_inbox_that_is_locked_is_told_before_the_start(
+def test_a_database_of_an_inbox_that_is_locked_is_reported_before_the_start(
     bench: Bench, tmp_path: Path
 ) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0})
@@ -63,7 +63,7 @@ def test_an_inbox_whose_database_is_away_is_made_all_the_same(bench: Bench, driv
         consumers.start()
 
 
-def test_a_missing_table_is_told_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
+def test_a_missing_table_is_reported_before_any_thread_starts(bench: Bench, tmp_path: Path) -> None:
     empty = sa.create_engine(f"sqlite:///{tmp_path}/empty.db")
     consumers = bench.consumers(consumer(SUBJECT, group=GROUP, inbox=empty)(lambda body: None))
     with pytest.raises(OutboxMissingError) as caught:

@@ -114,7 +114,7 @@ def test_another_filter_than_the_groups_is_refused_and_told(
 
 
 @pytest.mark.parametrize("kind", [True, "named"])
-def test_C10_of_two_live_consumers_of_one_name_the_later_gets_all_and_the_earlier_is_told(
+def test_C10_of_two_live_consumers_of_one_name_the_later_gets_all_and_the_earlier_learns_it(
     connect: MakeTransport, subject: str, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
     first, second = Seen(), Seen()
@@ -191,7 +191,7 @@ def test_C10_every_consumer_of_a_broadcast_gets_every_message(
     assert sorted(seen.bodies) == [0, 0, 1, 1, 2, 2]
 
 
-def test_C10_a_named_consumer_of_a_broadcast_goes_on_where_it_was(
+def test_C10_a_named_consumer_of_a_broadcast_continues_where_it_was(
     connect: MakeTransport, subject: str
 ) -> None:
     seen = Seen()

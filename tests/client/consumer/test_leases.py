@@ -29,7 +29,7 @@ def test_C3_a_lease_is_prolonged_while_its_handler_runs(bench: Bench) -> None:
     assert bench.counters(consumers) == {"pulled": 1, "acked": 1}
 
 
-def test_C3_a_lease_is_not_prolonged_for_ever(bench: Bench) -> None:
+def test_C3_a_lease_is_not_prolonged_forever(bench: Bench) -> None:
     @consumer(SUBJECT, group=GROUP, lease_ms=LEASE_MS, lease_ms_max=2 * LEASE_MS)
     def handler(body: Any) -> None:
         for _ in range(10):

@@ -76,7 +76,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return lines
 
 
-def test_W8_a_row_of_refusals_is_told_less_and_less_often_and_its_end_once(
+def test_W8_a_row_of_refusals_is_reported_less_and_less_often_and_its_end_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,7 +91,7 @@ def test_W8_a_row_of_refusals_is_told_less_and_less_often_and_its_end_once(
     assert failures.pause_s(GONE) <= 0.1, "the next row begins from the first wait"
 
 
-def test_a_refusal_after_an_outage_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_after_an_outage_is_reported_at_once(caplog: pytest.LogCaptureFixture) -> None:
     failures = Failures("pull", NAME, Outage())
     for _ in range(5):
         failures.pause_s(GONE)
@@ -102,7 +102,7 @@ def test_a_refusal_after_an_outage_is_told_at_once(caplog: pytest.LogCaptureFixt
     assert line.endswith("error=409 group_conflict: other tags")
 
 
-def test_W8_an_outage_of_many_handlers_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_W8_an_outage_of_many_handlers_is_reported_as_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = FakeClock()
     outage = Outage(clock)
@@ -123,7 +123,7 @@ def test_W8_an_outage_of_many_handlers_is_told_as_one(caplog: pytest.LogCaptureF
     assert told(caplog) == ["broker_reachable seconds=3600.0 failures=720000"]
 
 
-def test_W8_an_outage_that_comes_and_goes_is_told_as_rarely_as_one_that_lasts(
+def test_W8_an_outage_that_comes_and_goes_is_reported_as_rarely_as_one_that_lasts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As when one kind of call is never answered, and others are."""
@@ -187,7 +187,7 @@ def test_C9_a_busy_broker_is_not_asked_sooner_because_it_answers_others(bench: B
     assert consumers.stop().is_clean
 
 
-def test_C9_consumers_go_on_when_the_broker_is_back() -> None:
+def test_C9_consumers_continue_when_the_broker_is_back() -> None:
     broker = MemoryBroker()
     broker.faults.is_unreachable = True
     transport = MemoryTransport(broker)
@@ -211,7 +211,7 @@ def test_C9_consumers_go_on_when_the_broker_is_back() -> None:
         assert all(each["pull_failures"] for each in counted)
 
 
-def test_C9_consumers_go_on_after_their_broker_was_killed_and_came_back(tmp_path: Path) -> None:
+def test_C9_consumers_continue_after_their_broker_was_killed_and_came_back(tmp_path: Path) -> None:
     handled = Queue[Any]()
 
     @consumer(SUBJECT, group=GROUP)

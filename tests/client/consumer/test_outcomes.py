@@ -161,7 +161,7 @@ def test_C9_an_exit_out_of_the_type_of_a_body_stops_the_consumers_in_order(
     assert bench.broker.in_flight(SUBJECT, GROUP) == 0
 
 
-def test_an_error_of_the_database_is_told_without_its_parameters(bench: Bench) -> None:
+def test_an_error_of_the_database_is_reported_without_its_parameters(bench: Bench) -> None:
     import sqlalchemy as sa
 
     error = sa.exc.IntegrityError("INSERT", {"card": "secret"}, ValueError("UNIQUE failed"))
@@ -202,7 +202,7 @@ def test_the_logged_traceback_shows_no_parameters_of_a_statement(
     assert "secret" not in caplog.text
 
 
-def test_a_message_that_is_told_in_an_error_writes_no_line_of_the_log(
+def test_a_message_that_is_reported_in_an_error_writes_no_line_of_the_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.put(1)
@@ -296,7 +296,7 @@ def test_a_reject_from_a_batch_rejects_only_the_message_that_is_meant(bench: Ben
     assert bench.broker.lag(SUBJECT, GROUP) == 0
 
 
-def test_C9_a_malformed_record_is_rejected_with_its_reason_and_holds_up_nobody(
+def test_C9_a_malformed_record_is_rejected_with_its_reason_and_holds_up_no_other(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []

@@ -301,6 +301,6 @@ def test_one_function_may_handle_two_subjects(bench: Bench) -> None:
     assert sorted(seen) == ["left", "right"]
 
 
-def test_a_text_in_place_of_handlers_is_told_as_a_whole(bench: Bench) -> None:
+def test_a_text_in_place_of_handlers_is_reported_as_a_whole(bench: Bench) -> None:
     with pytest.raises(ConfigurationError, match="'shop' has no handler"):
         Consumers("shop", bench.transport)

@@ -181,7 +181,7 @@ def test_what_nobody_can_begin_is_taken_out_and_leaves_room() -> None:
     assert prefetch.take(is_blocking=False) is None
 
 
-def test_what_is_left_of_a_batch_waits_for_company_anew() -> None:
+def test_what_is_left_of_a_batch_waits_for_company_again() -> None:
     clock = FakeClock()
     prefetch = prefetch_of(clock, batch_size=2, max_wait_ms=100)
     prefetch.put(received(1, 1, 1))

@@ -131,7 +131,7 @@ def test_as_many_outcomes_as_a_pull_gives_go_behind_extensions_that_failed(
     assert len(broker.dead_letters(SUBJECT, GROUP)) == len(range(0, PULLED_MAX, 3))
 
 
-def test_C3_an_outcome_that_comes_after_its_lease_is_told_in_the_log(
+def test_C3_an_outcome_that_comes_after_its_lease_is_reported_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()

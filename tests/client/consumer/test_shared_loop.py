@@ -202,7 +202,7 @@ def test_C8_behind_a_stop_nothing_begins_on_a_loop_of_its_own() -> None:
     assert not calls.is_running
 
 
-def test_C8_a_handler_that_will_not_be_cancelled_is_told_once_and_leaves_no_thread_behind(
+def test_C8_a_handler_that_will_not_be_cancelled_is_reported_once_and_leaves_no_thread_behind(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = threading.Event()

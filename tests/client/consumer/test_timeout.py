@@ -54,7 +54,7 @@ class Hanging:
         assert not self._thread.is_alive()
 
 
-def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_goes_on(
+def test_F31_C6_a_plain_handler_over_its_time_has_its_message_given_back_while_it_continues(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     hanging = Hanging()
@@ -190,7 +190,7 @@ def test_an_async_handler_over_its_time_is_cancelled_and_its_message_given_back(
     assert dead.error.startswith("HandlerTimeoutError: the handler ran longer")
 
 
-def test_a_timeout_of_the_handlers_own_is_told_as_its_own(bench: Bench) -> None:
+def test_a_timeout_of_the_handlers_own_is_reported_as_its_own(bench: Bench) -> None:
     @consumer(SUBJECT, group=GROUP, timeout_ms=LONG_MS, max_attempts=1)
     async def handler(body: int) -> None:
         raise TimeoutError("the bank did not answer")

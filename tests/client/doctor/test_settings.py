@@ -101,7 +101,7 @@ def test_X1_W6_sessions_of_mysql_that_may_only_read_are_found_and_refused(
     OutboxStore(mysql_shop).check_schema()
 
 
-def test_O1_W7_a_binary_log_of_statements_is_refused_before_rows_wait_for_ever(
+def test_O1_W7_a_binary_log_of_statements_is_refused_before_rows_wait_forever(
     mysql_shop: sa.Engine,
 ) -> None:
     run(mysql_shop, MYSQL["mysql.binlog_format"])

@@ -70,7 +70,7 @@ def test_S1_a_transaction_larger_than_a_packet_goes_in_as_many_statements_as_it_
     assert [message.body for message in broker.messages(SUBJECT)] == bodies
 
 
-def test_S7_a_message_larger_than_a_packet_is_refused_and_its_transaction_goes_on(
+def test_S7_a_message_larger_than_a_packet_is_refused_and_its_transaction_continues(
     small_shop: sa.Engine, producer: Producer, broker: MemoryBroker
 ) -> None:
     allowed = record_bytes_max(small_shop)

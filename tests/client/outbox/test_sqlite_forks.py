@@ -107,7 +107,7 @@ def announce() -> None:
 os.register_at_fork(before=announce)  # who registers last comes first
 
 
-def test_S10_a_transaction_that_is_open_at_the_fork_goes_on_in_the_parent(world: World) -> None:
+def test_S10_a_transaction_that_is_open_at_the_fork_continues_in_the_parent(world: World) -> None:
     with Session(world.engine) as session, session.begin():
         session.add(Order(label="open"))
         session.flush()

@@ -68,7 +68,7 @@ def test_E18_S2_a_failed_flush_swallowed_before_the_commit_stores_nothing(any_wo
     assert world.outcome() == (["there"], [], set())
 
 
-def test_F6_E19_S1_S2_the_victim_of_a_deadlock_that_goes_on_stores_what_came_afterwards(
+def test_F6_E19_S1_S2_the_victim_of_a_deadlock_that_continues_stores_what_came_afterwards(
     server_world: World,
 ) -> None:
     """MySQL undoes everything, begins anew with the next statement, and says nothing."""

@@ -316,7 +316,7 @@ def test_O2_O5_a_trigger_that_cannot_even_be_read_makes_nothing_be_sent_twice(
     ],
     ids=["sqlite trigger", "postgresql trigger", "postgresql rule"],
 )
-def test_S1_S2_a_row_that_the_database_left_out_is_told_at_the_send(
+def test_S1_S2_a_row_that_the_database_left_out_is_reported_at_the_send(
     kind: str,
     planted: tuple[str, ...],
     is_alone: bool,

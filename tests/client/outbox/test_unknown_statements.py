@@ -74,7 +74,7 @@ TEXTS = {
 @pytest.mark.parametrize(
     ("kind", "text"), [(kind, text) for kind, texts in TEXTS.items() for text in texts]
 )
-def test_S1_S2_a_text_that_rolls_back_and_goes_on(
+def test_S1_S2_a_text_that_rolls_back_and_continues(
     kind: str, text: str, server_world: World
 ) -> None:
     world = server_world

@@ -71,7 +71,7 @@ def test_drain_ends_with_what_a_handler_raised_to_end_the_interpreter(
     assert (broker.in_flight("orders", "mail"), broker.lag("orders", "mail")) == (0, 2)
 
 
-def test_drain_counts_calls_that_fail_and_does_not_repeat_them_for_ever() -> None:
+def test_drain_counts_calls_that_fail_and_does_not_repeat_them_forever() -> None:
     broker = MemoryBroker()
     broker.faults.is_unreachable = True
     handler = consumer("orders", group="mail")(lambda body: None)
