@@ -42,6 +42,12 @@ _ERROR_TYPES: Final = (FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE)
 _SAID_CHARACTERS_MAX: Final = 1_000
 #: What OpenSSL says, before 3.5 and since, when the peer answers a handshake in plain text.
 _SAID_WITHOUT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OUT_OF_DATE_CODES: Final = (9, 10)
+_OUT_OF_DATE: Final = "Renew it at the broker; or this machine's clock is wrong."
+_OF_ANOTHER: Final = (
+    "Give the authority that signed it (broker.ca_file), and the host name that it names."
+)
 #: What the system numbers, and where a library's source says it: of no use to who reads an error.
 _REASON: Final = re.compile(r"^\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
 
@@ -78,9 +84,9 @@ def as_transport_error(
     import httpx
 
     if (refused := _refused_certificate(error)) is not None:
+        hint = _OUT_OF_DATE if refused.verify_code in _OUT_OF_DATE_CODES else _OF_ANOTHER
         return BrokerUnreachableError(
-            f"{url}: the broker's certificate is not accepted: {refused}. "
-            "Give the authority that signed it (broker.ca_file), and the host name that it names."
+            f"{url}: the broker's certificate is not accepted: {refused.verify_message}. {hint}"
         )
     text = f"{url}: {type(error).__name__}: {shorten(str(error))}"
     if has_connected and url.startswith("https:") and _may_be_our_certificate(error):
@@ -163,11 +169,11 @@ def said(text: str) -> str:
     return shown if len(text) <= _SAID_CHARACTERS_MAX else f"{shown}…"
 
 
-def _refused_certificate(error: BaseException | None) -> str | None:
+def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
     """Why TLS did not take the peer's certificate, when that is what went wrong."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message
+            return error
         error = error.__cause__ or error.__context__
     return None
 

@@ -194,6 +194,24 @@ def test_a_certificate_that_expires_while_the_broker_runs_is_logged_before_and_t
     assert "has expired" in told[1]
 
 
+@pytest.mark.parametrize(
+    ("years", "reason"), [((-2, -1), "has expired"), ((1, 2), "not yet valid")]
+)
+def test_a_client_that_refuses_a_certificate_for_its_time_says_so(
+    tmp_path: Path, authority: Authority, years: tuple[int, int], reason: str
+) -> None:
+    first, last = (datetime.now(UTC) + timedelta(days=365 * each) for each in years)
+    certificate, key = authority.issue(
+        "127.0.0.1", as_file="server", not_before=first, not_after=last
+    )
+    options = ["--tls-cert", certificate, "--tls-key", key]
+    with (
+        BrokerProcess(tmp_path / "data", *options) as broker,
+        pytest.raises(BrokerUnreachableError, match=rf"{reason}\. Renew it at the broker"),
+    ):
+        pull(broker.url, ca_file=str(authority.file))
+
+
 def test_bytes_that_are_no_certificate_have_no_validity() -> None:
     for der in (
         b"",
