@@ -28,7 +28,7 @@ from qmq_broker.service.delay.releasing import Releaser
 from qmq_broker.service.delay.rows import end_of
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
-from qmq_broker.storage.files.beside import in_a_thread
+from qmq_broker.storage.files.background import in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_broker.storage.schedule.sorted import SortedBuckets
@@ -154,7 +154,7 @@ class _Broker:
 
     def release(self, count: int) -> tuple[float, float]:
         """Release so many messages; returns wall time and processor time."""
-        self.store.schedule.beside.start = in_a_thread  # as in the broker
+        self.store.schedule.background.start = in_a_thread  # as in the broker
         began_s, cpu_s = time.perf_counter(), time.process_time()
         wanted = self.releaser.counts.released + count
         while self.releaser.counts.released < wanted:

@@ -1,6 +1,6 @@
 """How late delayed messages come, and what they do to everybody else; a part of R12.
 
-One producer sends messages that fall due at a steady rate. Beside it, each in a process of its own: a
+One producer sends messages that fall due at a steady rate. Background it, each in a process of its own: a
 consumer, whose handler looks how late it is; a sender of single ordinary messages, who looks how long the
 answer takes, also for a while before; and somebody who syncs a page of a file of his own,
 so that a slow disk is seen as such. A release counts when it is durable, by the broker's own clock.

@@ -22,7 +22,7 @@ from benchmarks.shop import open_database
 from benchmarks.suite import Bench
 
 KINDS: Final = ("sqlite", "mysql", "postgresql")
-#: Beside what the tests start it with; of two equal options the later wins.
+#: Background what the tests start it with; of two equal options the later wins.
 _ROOM: Final = {
     "mysql": ["--innodb-buffer-pool-size=512M", "--innodb-log-file-size=256M"],
     "postgresql": ["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"],

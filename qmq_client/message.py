@@ -264,7 +264,7 @@ def _message_id(message: Message) -> bytes:
     if message.message_id is not None:
         raise InvalidMessageError(
             field="dedupe_key",
-            limit="no message_id beside it",
+            limit="no message_id with it",
             value=shorten(message.dedupe_key),
             remedy="Give one of the two: the dedupe key makes the id.",
         )
@@ -295,7 +295,7 @@ def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
     if message.delay is not None and message.deliver_at is not None:
         raise InvalidMessageError(
             field="delay",
-            limit="no deliver_at beside it",
+            limit="no deliver_at with it",
             value=shorten(message.delay),
             remedy="Give one of the two.",
         )
@@ -312,7 +312,7 @@ def _expires_at_ms(message: Message, from_ms: int) -> int:
     if message.ttl is not None and message.expires_at is not None:
         raise InvalidMessageError(
             field="ttl",
-            limit="no expires_at beside it",
+            limit="no expires_at with it",
             value=shorten(message.ttl),
             remedy="Give one of the two.",
         )

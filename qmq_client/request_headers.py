@@ -59,7 +59,7 @@ _NOTHING: Final = nullcontext()
 
 @contextmanager
 def request_headers(headers: Mapping[str, str | None]) -> Iterator[None]:
-    """Give these headers to every message sent inside the block, beside those of blocks around it.
+    """Give these headers to every message sent inside the block, besides those of blocks around it.
 
     A value of None leaves a name out, so the headers of a web framework's request fit as they are.
     `traceparent` and `tracestate` are recognized in upper and lower case; a `traceparent` that is not

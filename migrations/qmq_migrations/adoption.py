@@ -84,7 +84,7 @@ def will_adopt(
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:
         raise OtherHistoryError(
-            f"{prefix}outbox exists without a revision of QMQ, beside a table {ALEMBIC_TABLE}: your "
+            f"{prefix}outbox exists without a revision of QMQ, next to a table {ALEMBIC_TABLE}: your "
             "own Alembic history seems to have created it. If so, keep to that, whether the tables "
             "are (1) in your metadata or (2) on our branch (`alembic upgrade qmq@head`), and only "
             "run `qmq db check` here. Or (3) let `qmq db migrate --adopt` take them over; your "

@@ -5,7 +5,7 @@
     MigrationError               the database is as it was, or as the last whole step made it
     ├── UnknownRevisionError     a newer version of the product migrated it; upgrade the product
     ├── NoRevisionError          the revision that was named does not exist
-    ├── OtherHistoryError        somebody else's Alembic history most likely made our tables
+    ├── OtherHistoryError        another Alembic history most likely made our tables
     ├── UnrecordedTablesError    our tables are there without a revision to go back from
     ├── TablesGoneError          tables of the noted revision are not there
     ├── SchemaMissingError       the schema for the tables is not there
@@ -29,7 +29,7 @@ class NoRevisionError(MigrationError):
 
 
 class OtherHistoryError(MigrationError):
-    """Our tables are there without our revision, next to somebody else's Alembic history.
+    """Our tables are there without our revision, next to another Alembic history.
 
     That history most likely made them and continues with them. Stay with it, or say that they are to
     be adopted.

@@ -276,7 +276,7 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
     if path and broker_url:
         raise OptionError(
             option="--path",
-            value="given beside --broker",
+            value="given with --broker",
             allowed="one of both",
             remedy="Read the directory, or ask the broker.",
         )

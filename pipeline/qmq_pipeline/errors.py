@@ -107,7 +107,7 @@ class IncompleteError(PipelineError):
     code = "incomplete"
     text = (
         "{subject}: sequences {first_sequence} to {last_sequence} are missing between what "
-        "was read before and behind them. Run `qmq store verify` on the data directory."
+        "was read before and after them. Run `qmq store verify` on the data directory."
     )
 
 

@@ -195,7 +195,7 @@ def skip_option(function: _Function) -> _Function:
         cls=DependentOption,
         needs=LOG_OPTIONS,
         is_flag=True,
-        help="Continue behind what retention has deleted.",
+        help="Continue after what retention has deleted.",
     )(function)
 
 

@@ -126,7 +126,7 @@ def _check(config: Config, listen: str | None) -> None:
     url = urlsplit(config.broker.url)
     setting = "broker.url" if listen is None else "--listen"
     if url.scheme != "http" or url.path.strip("/"):
-        remedy = "Serve TLS, or below a path, by `qmq broker serve` beside `qmq watchdog run`."
+        remedy = "Serve TLS, or below a path, by `qmq broker serve` and `qmq watchdog run`."
         raise ConfigurationError(setting=setting, value=config.broker.url, remedy=remedy)
     if url.port is None:
         remedy = "Give HOST:PORT, like 127.0.0.1:9470."

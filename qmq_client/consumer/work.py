@@ -164,7 +164,7 @@ class Calls:
             self._check_ran(await self._function(*values, **named))
 
     def _check_ran(self, returned: object) -> None:
-        """Raise for what somebody still had to await or go through: its message must not be acked."""
+        """Raise if the handler returned something to await or iterate: its message must not be acked."""
         if returned is None or not isinstance(returned, _UNDONE):
             return
         if isinstance(returned, Coroutine | Generator):

@@ -165,7 +165,7 @@ _REMEDY: Final = (
     "to encrypt it: `pip install cryptography`, or connect by TLS (?ssl_ca=FILE in the URL)"
 )
 #: PyMySQL fails in its own code on an option or a character set that it does not know.
-_OPTIONS: Final = "PyMySQL cannot connect as the URL says behind its `?`"
+_OPTIONS: Final = "PyMySQL cannot connect as the URL says after its `?`"
 
 
 def driver() -> ModuleType:

@@ -65,7 +65,7 @@ def driver(engine: sa.Engine, pymysql: str) -> Findings:
     if tuple(int(part) for part in pymysql.split(".")[:2]) >= _REFUSES_BYTES:
         yield found(
             "driver.aiomysql",
-            f"aiomysql beside PyMySQL {pymysql}",
+            f"aiomysql with PyMySQL {pymysql}",
             "pip install 'pymysql<1.2', or use asyncmy",
         )
 

@@ -23,7 +23,7 @@ _SAYS_WHY: Final = ("status", "code")
 _DURABLE: Final = "durable"
 #: From this share of a bound on, a person should look before the broker refuses.
 _USED_SHARE: Final = 0.8
-#: States that somebody asked for; a broker without disk space still says "serving".
+#: States that an operator asked for; a broker without disk space still says "serving".
 _READ_ONLY: Final = "read-only"
 
 

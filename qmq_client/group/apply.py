@@ -88,7 +88,7 @@ def _on_skipped(state: GroupState, action: Skipped) -> None:
     held_before = state.held
     if state.by_key is not None:
         in_range = [one for one, _ in state.by_key.sequences() if action.first <= one < action.next]
-        given = state.given()  # what somebody is handling holds its key until its outcome
+        given = state.given()  # a message in flight holds its key until its outcome
         for sequence in in_range:
             if sequence not in given and not state.long_retries.holds(sequence):
                 state.by_key.done(sequence, sequence + 1)

@@ -3,7 +3,7 @@
 There may be very many. Each is kept as the bytes that a snapshot has of it, in blocks of neighbouring
 sequences. Of each letter the sequence and the time of its death stay in memory; the bytes of a block
 may be *paged out* by a buffer pool (`Pool`) to wherever that keeps its pages, and are read again when
-somebody asks for a letter or changes the block. Without a pool everything stays in memory.
+a letter is read or changes the block. Without a pool everything stays in memory.
 """
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ class GroupState:
         return count
 
     def _watch_rest(self, action: Acked | Nacked | Expired | Extended) -> None:
-        """Note the deadline of what a cut left behind the range, under its new first number."""
+        """Note the deadline of what a cut left after the range, under its new first number."""
         rest = self._log(action.consumer).at(action.next)
         if rest is not None and rest.first == action.next:
             self.deadlines.watch(action.consumer, rest)

@@ -149,7 +149,7 @@ class InboxDialect(ABC):
     def known(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""
     ) -> set[bytes]:
-        """Those of these ids that are there. `ending`: SQL text behind the query."""
+        """Those of these ids that are there. `ending`: SQL text after the query."""
         found = connection.exec_driver_sql(self._find_sql(len(ids)) + ending, (group, *ids))
         return {bytes(row[0]) for row in found}  # some drivers return a view
 

@@ -73,7 +73,7 @@ class StoredRow:
     last_error: str | None
     created_at_ms: int
     due_at_ms: int
-    #: Whether somebody's token is on it.
+    #: Whether it has a token.
     is_owned: bool
     record_bytes: int
 

@@ -70,7 +70,7 @@ class Deletes:
         self._refused_until_s = float("-inf")
         self._pause_s = 0.0
         self._held_until_s = float("-inf")
-        #: Whether the database refused the last time, so that nobody has to wait for them.
+        #: Whether the database refused the last time, so that no flush waits for them.
         self.was_refused = False
 
     def add(self, message_ids: Sequence[bytes], now_s: float) -> None:
@@ -480,7 +480,7 @@ class Publisher:
         if deleted < len(waiting):
             self._count(not_deleted=len(waiting) - deleted)
             _log.warning(
-                "%d of %d accepted rows were not there to be deleted: somebody else sent or removed them",
+                "%d of %d accepted rows were not there to be deleted: another process sent or removed them",
                 len(waiting) - deleted,
                 len(waiting),
             )

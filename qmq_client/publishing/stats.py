@@ -26,7 +26,7 @@ class PublisherStats:
     held: int = 0
     #: Accepted rows deleted, or kept for an audit.
     deleted: int = 0
-    #: Accepted rows that were not there to be deleted: somebody else sent or removed them.
+    #: Accepted rows that were not there to be deleted: another process sent or removed them.
     not_deleted: int = 0
     #: Accepted rows that the database did not delete, and that were marked as sent; `qmq doctor` names
     #: what keeps them.

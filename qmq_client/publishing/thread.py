@@ -74,7 +74,7 @@ class PublisherThread:
     def start_soon(self) -> None:
         """The same without waiting for the thread: here a transaction is open, perhaps with a lock.
 
-        A thread that starts is waited for by its starter, and with gevent everybody else runs meanwhile.
+        A thread that starts is waited for by its starter, and with gevent all other greenlets run meanwhile.
         """
         if not self.is_running and self._is_background:
             with suppress(RuntimeError):  # no thread to give: the next call tells

@@ -74,7 +74,7 @@ class LoadedConfig:
         return next((one.origin for one in self.settings if one.path == path), _BUILT_IN)
 
     def is_given(self, path: str) -> bool:
-        """Whether somebody said this setting, be it with the built-in value."""
+        """Whether this setting was given, even with the built-in value."""
         return self.origin_of(path) != _BUILT_IN
 
 

@@ -105,7 +105,7 @@ class HttpTransport:
         _TRANSPORTS.add(self)
 
     def send(self, frame: bytes) -> SendAnswer:
-        """Hand over one message frame; see `Transport.send`."""
+        """Send one message frame; see `Transport.send`."""
         header = read_header(frame)
         data = self._call("send", frame, CONTROL_BYTES_MAX, self._answer_timeout_s)
         answer = _decode(data, SendAnswer)

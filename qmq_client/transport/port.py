@@ -18,7 +18,7 @@ class Transport(Protocol):
     """How this process reaches a broker."""
 
     def send(self, frame: bytes) -> SendAnswer:
-        """Hand over one message frame, wholly or not at all.
+        """Send one message frame, wholly or not at all.
 
         On return every message of the frame is as durable as `SendAnswer.durability` says, and the
         answer was checked to name this very frame. Safe to repeat: ids are the same.

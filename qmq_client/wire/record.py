@@ -214,7 +214,7 @@ def decode_headers(
     except UnicodeDecodeError as error:
         raise _not_utf8(position) from error
     if position != after:
-        raise ProtocolError("record has bytes behind its headers", offset=position)
+        raise ProtocolError("record has bytes after its headers", offset=position)
     if header_count > 1 and len(dict(headers)) != header_count:
         raise ProtocolError("record has a header name twice", offset=first)
     return tuple(headers)

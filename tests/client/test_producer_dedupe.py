@@ -170,7 +170,7 @@ def test_O2_a_refusal_of_another_kind_or_of_a_random_id_does_not_count_as_sent(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"dedupe_key": "a", "message_id": "0" * 32}, "no message_id beside it"),
+        ({"dedupe_key": "a", "message_id": "0" * 32}, "no message_id with it"),
         ({"dedupe_key": ""}, "an empty text"),
         ({"dedupe_key": "x" * 256}, "256 bytes"),
         ({"dedupe_key": "\ud800"}, "can be encoded"),

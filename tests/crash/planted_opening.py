@@ -16,7 +16,7 @@ from qmq_broker.storage.files.checkpoint import Checkpoint, CheckpointFiles
 from qmq_broker.storage.ids.window import DedupeWindow
 from qmq_broker.storage.logs import frame_scan, log_recovery
 from qmq_broker.storage.logs.action_log import ActionLog
-from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, claims_behind
+from qmq_broker.storage.logs.frame_scan import FrameScan, ScannedFrame, claims_after
 from qmq_broker.storage.logs.log_recovery import LogFinding, examine
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.recovery import Recovery
@@ -151,7 +151,7 @@ def bad_frames_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
                 frame = self._verified(self.next_offset)
             except ProtocolError:
                 assert isinstance(self._segments, Segments)
-                later = claims_behind(self._segments, self.search_offset, epoch=0)
+                later = claims_after(self._segments, self.search_offset, epoch=0)
                 header = next(later, None)
                 if header is None:
                     return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qmq_broker.errors import NoRoomError, PoisonedError
-from qmq_broker.storage.files.beside import Work
+from qmq_broker.storage.files.background import Work
 from tests.crash.recording_disk import UNLIMITED, RecordingDisk
 from tests.crash.world import RETAINING, History, World
 from tests.kit.clock import FakeClock
@@ -163,7 +163,7 @@ def retention_beside_the_writer(disk: RecordingDisk) -> World:
     """Segments are given up while the disk takes its time: what is sent meanwhile rolls over spares."""
     world = _retaining(disk)
     waiting: list[Work] = []
-    world.store.retention.beside.start = waiting.append
+    world.store.retention.background.start = waiting.append
     for round_ in range(16):
         _send_and_wait(world, 300 + 10 * round_)
         if round_ % 5 == 4:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.storage.files.beside import Work, at_once
+from qmq_broker.storage.files.background import Work, at_once
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.copy import ScheduleCopier
 from qmq_broker.storage.schedule.files import ScheduleFiles
@@ -44,10 +44,10 @@ def copies(life: DelayLife) -> None:
     life.pass_minutes(8)
 
 
-def copies_beside(life: DelayLife) -> None:
+def copies_in_background(life: DelayLife) -> None:
     """The same, one message after the other, while the disk takes its time for each sync of a copy."""
     waiting: list[Work] = []
-    life.store.schedule.beside.start = waiting.append
+    life.store.schedule.background.start = waiting.append
     with pytest.MonkeyPatch.context() as small:
         small.setattr(copy, "PART_MESSAGES_MAX", 1)
         for round_ in range(7):
@@ -80,14 +80,14 @@ def cancellations(life: DelayLife) -> None:
 def cleaning(life: DelayLife) -> None:
     """Buckets that are done with lose their files, beside the writer, while others go on."""
     waiting: list[Work] = []
-    life.store.schedule.beside.start = waiting.append
+    life.store.schedule.background.start = waiting.append
     for round_ in range(6):
         life.send(0.5, 3, 9, body_bytes=300)
         life.pass_minutes(6)
         while waiting and round_ % 2:
             waiting.pop()()
             life.store.step()
-    life.store.schedule.beside.start = at_once
+    life.store.schedule.background.start = at_once
     while waiting:
         waiting.pop()()
     life.pass_minutes(20)
@@ -130,7 +130,7 @@ def everything_due_at_once(life: DelayLife) -> None:
 SCENARIOS: tuple[Scenario, ...] = (
     waits_and_comes,
     copies,
-    copies_beside,
+    copies_in_background,
     cancellations,
     cleaning,
     retention,
@@ -278,7 +278,7 @@ def the_table_is_written_before_the_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ScheduleCopier, "_save", save)
 
 
-@planted(copies_beside)
+@planted(copies_in_background)
 def files_say_that_parts_are_durable_that_are_not(patch: pytest.MonkeyPatch) -> None:
     def append(
         self: ScheduleFiles, log: str, bucket: int, position: int, *rest: Any, **more: Any

@@ -1,7 +1,7 @@
 """The verdict on one played world: what is on the disks at the end against what was promised.
 
 Most is asked by the checker that also judges runs of real processes (`tests/kit`): lost, ghosts, altered,
-doubled, out of order, effects, fences. Beside it stand what the row watch and the hand-outs found, and the
+doubled, out of order, effects, fences. Background it stand what the row watch and the hand-outs found, and the
 few questions that only a world with played clocks can answer.
 """
 

@@ -277,7 +277,7 @@ class Watch(Machine):
             SweepOptions(batch_rows=4, lease_ms=4_000, backoff=_BACKOFF, seconds_max=60.0),
             clock=self.clock,
             random=draw,
-            beside=AtOnce,
+            executor=AtOnce,
         )
         options = DaemonOptions(poll_s=1.0, idle_after_s=5.0, idle_poll_s=2.0, outage_s_max=2.0)
         job = SweepJob(sweep, options, draw, clock=self.clock)

@@ -42,7 +42,7 @@ def test_two_claims_are_ahead_of_a_sweep_that_gets_on_well_and_never_more(
     put_rows(database, 80)
     claimed: list[int] = []
     watched = WatchedTransport(broker, lambda: claimed.append(80 - untouched(database)))
-    assert Sweep(database, watched, BATCH, beside=EagerExecutor).step().sent == 80
+    assert Sweep(database, watched, BATCH, executor=EagerExecutor).step().sent == 80
     # The one that is sent and, from the second on, one ahead of it; another when that was accepted.
     assert claimed == [10, 30, 50, 60, 70, 80, 80, 80]
 
@@ -52,7 +52,7 @@ def test_claims_ahead_take_no_more_than_a_sweep_may_send(
 ) -> None:
     put_rows(database, 60)
     options = SweepOptions(batch_rows=10, rows_max=45)
-    counts = Sweep(database, WatchedTransport(broker), options, beside=EagerExecutor).step()
+    counts = Sweep(database, WatchedTransport(broker), options, executor=EagerExecutor).step()
     assert (counts.sent, untouched(database), len(left(database))) == (45, 15, 15)
 
 
@@ -62,7 +62,7 @@ def test_O3_all_that_was_claimed_ahead_and_is_not_sent_is_due_again_without_an_a
     put_rows(database, 60)
     sent: list[int] = []
     watched = WatchedTransport(broker, lambda: sent.append(len(sent)))
-    counts = Sweep(database, watched, BATCH, beside=EagerExecutor).step(lambda: len(sent) == 3)
+    counts = Sweep(database, watched, BATCH, executor=EagerExecutor).step(lambda: len(sent) == 3)
     assert (counts.sent, counts.claimed, untouched(database)) == (30, 30, 10)
     assert database.store.counts().due == 30
     rows = database.store.list_rows(RowFilter())
@@ -80,7 +80,7 @@ def test_W8_what_was_claimed_ahead_of_an_outage_is_not_due_again_at_once(
         broker.faults.is_unreachable = len(frames) == 3
 
     watched = WatchedTransport(broker, on_send)
-    counts = Sweep(database, watched, BATCH, beside=EagerExecutor).step()
+    counts = Sweep(database, watched, BATCH, executor=EagerExecutor).step()
     assert (counts.sent, counts.failed, untouched(database)) == (20, 10, 10)
     assert database.store.counts().due == untouched(database)
 
@@ -96,7 +96,7 @@ def test_no_claim_ends_while_it_waits_for_batches_before_it(
         clock.elapsed_s += request_s
 
     watched = WatchedTransport(broker, on_send)
-    sweep = Sweep(database, watched, BATCH, clock=clock, beside=EagerExecutor)
+    sweep = Sweep(database, watched, BATCH, clock=clock, executor=EagerExecutor)
     assert BATCH.lease_ms == 5_000
     counts = sweep.step()
     assert (counts.sent, counts.lost, left(database)) == (60, 0, set())
@@ -114,7 +114,7 @@ def test_W1_rows_of_a_claim_ahead_are_sent_although_the_one_before_was_not_full(
             put_rows(database, 3)
 
     watched = WatchedTransport(broker, on_send)
-    counts = Sweep(database, watched, BATCH, beside=LateExecutor).step()
+    counts = Sweep(database, watched, BATCH, executor=LateExecutor).step()
     assert (counts.sent, counts.claimed, left(database)) == (28, 28, set())
 
 
@@ -136,7 +136,7 @@ def test_W1_rows_of_a_claim_ahead_are_sent_although_the_one_before_was_empty(
 
             return super().submit(watched)
 
-    counts = Sweep(database, WatchedTransport(broker), BATCH, beside=Watching).step()
+    counts = Sweep(database, WatchedTransport(broker), BATCH, executor=Watching).step()
     assert (found, counts.sent, left(database)) == ([0, 3], 23, set())
 
 
@@ -199,7 +199,7 @@ def test_a_sweep_has_two_connections_and_no_third_also_where_rows_are_held(
     try:
         watched = WatchedTransport(broker, on_send)
         with listening(sa.Pool, checkout=on_checkout, checkin=on_checkin):
-            counts = Sweep(database, watched, BATCH, beside=lambda: beside).step()
+            counts = Sweep(database, watched, BATCH, executor=lambda: beside).step()
     finally:
         database.close()
     assert counts.error is None

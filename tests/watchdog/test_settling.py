@@ -95,7 +95,7 @@ def test_O4_rows_of_a_key_are_not_held_back_by_those_whose_settlement_is_under_w
         connection.execute(
             sa.update(OUTBOX).where(OUTBOX.c.message_id.in_(keyed)).values(ordering_key="k")
         )
-    sweep = Sweep(database, MemoryTransport(broker), BATCH, beside=LateExecutor)
+    sweep = Sweep(database, MemoryTransport(broker), BATCH, executor=LateExecutor)
     counts = sweep.step()
     assert (counts.sent, counts.held, left(database)) == (40, 0, set())
     assert sent_ids(broker)[10:] == [format_message_id(each) for each in keyed]

@@ -81,7 +81,7 @@ def test_D5_a_span_beyond_all_measure_is_refused_in_a_few_words(field: str, span
 
 
 def test_one_of_delay_and_moment_is_enough() -> None:
-    with pytest.raises(InvalidMessageError, match="no deliver_at beside it"):
+    with pytest.raises(InvalidMessageError, match="no deliver_at with it"):
         due(delay=1, deliver_at=NOW)
 
 

@@ -251,7 +251,7 @@ NEVER_RECORDS: dict[str, tuple[bytes, str]] = {
     "key over the end": (altered(setting(21, 5)), "ends before its body"),
     "tags over the end": (altered(setting(22, 0xFF, 0xFF)), "ends before its body"),
     "headers over the end": (altered(setting(24, 0, 5)), "ends before its body"),
-    "header bytes without a header": (altered(setting(24, 0, 4)), "bytes behind its headers"),
+    "header bytes without a header": (altered(setting(24, 0, 4)), "bytes after its headers"),
     "a header without bytes": (altered(setting(26, 0, 1)), "inside a header"),
     "a header where the record ends": (altered(setting(26, 0, 1), body=b""), "inside a header"),
     "one header over the end": (altered(setting(38, 9), headers=(("a", "1"),)), "inside a header"),

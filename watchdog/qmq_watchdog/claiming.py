@@ -76,7 +76,7 @@ class Settlement:
     """The outcome of a batch."""
 
     token: bytes
-    #: The rows that were claimed; none if the lease has ended, because they may be somebody else's.
+    #: The rows that were claimed; none if the lease has ended, because another process may own them.
     rows: Sequence[OutboxRow]
     #: Of the rows that were tried.
     outcome: BatchOutcome
@@ -88,15 +88,15 @@ class Settlements:
     """Settlements on one database. One thread at a time; one settlement runs next to it."""
 
     def __init__(
-        self, store: Callable[[], OutboxStore], beside: Beside, *, keep_sent_ms: int | None
+        self, store: Callable[[], OutboxStore], threads: Threads, *, keep_sent_ms: int | None
     ) -> None:
         self._store = store
-        self._beside = beside
+        self._threads = threads
         self._keep_sent_ms = keep_sent_ms
         self._under_way: Future[int] | None = None
 
     def settle(self, settlement: Settlement) -> int:
-        """Write it down now; returns how many of the rows tried were somebody else's by then."""
+        """Write it down now; returns how many of the rows tried another process owned by then."""
         store, outcome = self._store(), settlement.outcome
         settled = store.settle(
             outcome,
@@ -109,7 +109,7 @@ class Settlements:
 
     def begin(self, settlement: Settlement) -> None:
         """Write it down parallel to this thread. Requires: none is under way."""
-        self._under_way = self._beside.submit(self.settle, settlement)
+        self._under_way = self._threads.submit(self.settle, settlement)
 
     def wait(self) -> int:
         """Wait for the one under way; returns what `settle` returns, 0 if there is none."""
@@ -125,10 +125,10 @@ _Result = TypeVar("_Result")
 
 def two_threads() -> Executor:
     """Threads that are created when needed."""
-    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="qmq-beside")
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="qmq-sweep")
 
 
-class Beside:
+class Threads:
     """The threads of one sweep, from the first work for them to its end. One thread submits."""
 
     def __init__(self, make: Callable[[], Executor] = two_threads) -> None:
@@ -173,11 +173,11 @@ class Claims:
     """Claims on one database. One thread at a time; claims ahead run next to it."""
 
     def __init__(
-        self, store: Callable[[], OutboxStore], clock: Clock, beside: Beside, *, lease_ms: int
+        self, store: Callable[[], OutboxStore], clock: Clock, threads: Threads, *, lease_ms: int
     ) -> None:
         self._store = store
         self._clock = clock
-        self._beside = beside
+        self._threads = threads
         self._lease_ms = lease_ms
         #: The next one first, each with the rows it may bring.
         self._ahead: deque[tuple[Future[Claim], int]] = deque()
@@ -213,7 +213,7 @@ class Claims:
         """
         is_quick = batch_s * 1000 < self._lease_ms * QUICK_SHARE
         if limit > 0 and len(self._ahead) < (CLAIMS_AHEAD_MAX if is_quick else 1):
-            self._ahead.append((self._beside.submit(self._claim, limit), limit))
+            self._ahead.append((self._threads.submit(self._claim, limit), limit))
 
     def end(self) -> list[Claim]:
         """End of a sweep: the claims that will not be sent; their errors are dropped.

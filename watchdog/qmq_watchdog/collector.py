@@ -23,7 +23,7 @@ _COUNTERS: Final = {
     "sent": "Rows that the broker accepted.",
     "failed": "Rows given back, to be tried again.",
     "parked": "Rows left to a person.",
-    "held": "Rows given back untried, behind an earlier one of their ordering key.",
+    "held": "Rows given back untried, after an earlier one of their ordering key.",
     "lost": "Claims that ended before they could be settled.",
     "sweeps": "Sweeps.",
 }

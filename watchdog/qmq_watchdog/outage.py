@@ -40,7 +40,7 @@ class BrokerGate:
         self._lock = threading.Lock()
         self._failures = 0
         self._shut_until_s = 0.0
-        #: Somebody is trying, and is waited for until then.
+        #: A thread is trying, and is waited for until then.
         self._tried_until_s = 0.0
 
     def wait_s(self) -> float:

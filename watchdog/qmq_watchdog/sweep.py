@@ -30,12 +30,12 @@ from qmq_client.retry import Backoff
 from qmq_client.settings.sections import WatchdogSection
 from qmq_client.transport.port import Transport
 from qmq_watchdog.claiming import (
-    Beside,
     Claim,
     Claims,
     RowRate,
     Settlement,
     Settlements,
+    Threads,
     two_threads,
 )
 from qmq_watchdog.databases import Database
@@ -101,7 +101,7 @@ class SweepCounts:
     parked: int = 0
     #: Given back untried: an earlier message of the same ordering key is still unsent.
     held: int = 0
-    #: Claims that ended before they could be settled; somebody else has these rows now.
+    #: Claims that ended before they could be settled; another process has these rows now.
     lost: int = 0
     #: The broker gave no answer, or takes nothing now.
     unreachable: bool = False
@@ -149,9 +149,9 @@ class Sweep:
         *,
         clock: Clock = SYSTEM_CLOCK,
         random: Callable[[], float] = random_source.random,
-        beside: Callable[[], Executor] = two_threads,
+        executor: Callable[[], Executor] = two_threads,
     ) -> None:
-        """`beside` creates, for each sweep, what runs claims and settlements parallel to this thread."""
+        """`executor` creates, for each sweep, what runs claims and settlements parallel to this thread."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -166,12 +166,12 @@ class Sweep:
         self._batch_s = math.inf
         #: Ordering keys of rows just sent: the rows after them need not wait for their time.
         self._keys: dict[str, None] = {}
-        self._beside = Beside(beside)
+        self._threads = Threads(executor)
         self._claims = Claims(
-            lambda: self.database.store, clock, self._beside, lease_ms=self._options.lease_ms
+            lambda: self.database.store, clock, self._threads, lease_ms=self._options.lease_ms
         )
         self._settlements = Settlements(
-            lambda: self.database.store, self._beside, keep_sent_ms=database.keep_sent_ms
+            lambda: self.database.store, self._threads, keep_sent_ms=database.keep_sent_ms
         )
 
     @property
@@ -317,13 +317,13 @@ class Sweep:
         """Divide rows by the order of their keys."""
         counts.lost += self._settlements.wait()  # the state of earlier rows must be final
         if self._claims.is_ahead:
-            return self._beside.submit(order_batch, rows, self.database.store).result()
+            return self._threads.submit(order_batch, rows, self.database.store).result()
         return order_batch(rows, self.database.store)
 
     def _give_back_ahead(self, counts: SweepCounts) -> None:
         """Give back rows claimed ahead that this sweep will not send: they are due again soon."""
         claims = self._claims.end()
-        if self._beside.end():
+        if self._threads.end():
             self.database.store.rest()
         delay_ms = self._options.backoff.delay_ms(1, self._random()) if counts.unreachable else 0
         for claim in claims:

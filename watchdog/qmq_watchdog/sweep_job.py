@@ -153,7 +153,7 @@ class SweepJob:
         self._budget = budget
         self._outage = Outage(options.backoff, random)
         self._failed_at_s = -math.inf
-        #: Whether somebody else has sent what this job could not.
+        #: Whether another process has sent what this job could not.
         self._was_overtaken = False
         self._busy_at_s = self._maintained_at_s = clock.monotonic_s()
         #: Wait before the next sweep.

@@ -63,7 +63,7 @@ class App:
         instance: int,
         authenticator: Authenticator | None = None,
     ) -> None:
-        """Without a authenticator, everybody may do everything."""
+        """Without an authenticator, every client may do everything."""
         self._authenticator = authenticator or Authenticator(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
         broker.room.bounds_of_face = self._room.bounds

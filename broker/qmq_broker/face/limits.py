@@ -22,7 +22,7 @@ class FaceLimits:
     #: When there is no room for an answer, those are dropped who have taken longer than this to read theirs:
     #: one client with some thirty connections could hold all of the room.
     unread_wanted_ms: int = 5_000
-    #: A request in JSON: parsing it holds up everybody else, and frames are there for more.
+    #: A request in JSON: parsing it blocks all other requests, and frames are there for more.
     json_bytes: int = 2 * 1024 * 1024
     #: Request line and headers of one request.
     head_bytes: int = 16 * 1024

@@ -31,7 +31,7 @@ from qmq_broker.service.room import Room
 from qmq_broker.service.serving import Serving, ServingState
 from qmq_broker.service.subject_removal import SubjectRemoval
 from qmq_broker.service.writer import CommitWriter, OnDone
-from qmq_broker.storage.files.beside import in_a_thread
+from qmq_broker.storage.files.background import in_a_thread
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.store import Placed, Store
 from qmq_client.clock import Clock
@@ -114,14 +114,14 @@ class Broker:
         self._threads = _threads(self.writer, self._action_sync, self._indexer, self.delayed)
         #: Called once, in the loop thread, when the broker can no longer serve.
         self.on_end: Callable[[], None] = lambda: None
-        #: Called in the loop thread when somebody asks the broker to stop in an orderly way.
+        #: Called in the loop thread when the broker is asked to stop in an orderly way.
         self.on_stop: Callable[[], None] = lambda: None
 
     def start(self) -> int:
         """Rebuild the groups and start the threads; returns how many actions were replayed."""
         replayed = self.delivery.start(self.time.now_ms())
         self.delayed.releaser.begin()
-        self._store.work_beside(in_a_thread)
+        self._store.work_in_background(in_a_thread)
         for thread in self._threads:
             thread.start()
         return replayed

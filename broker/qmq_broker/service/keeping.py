@@ -25,7 +25,7 @@ OnKept = Callable[[Keeper | Exception], None]
 
 
 class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who keeps the logs elsewhere: retention waits for it."""
+    """The status of a keeper."""
 
     name: str
     #: Everything in the commit log below this is kept elsewhere …

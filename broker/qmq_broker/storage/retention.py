@@ -24,7 +24,7 @@ import logging
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.options import StoreOptions
-from qmq_broker.storage.files.beside import Beside
+from qmq_broker.storage.files.background import Background
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.keepers import keep_room_for_keepers
 from qmq_broker.storage.files.retained import (
@@ -70,7 +70,7 @@ class Retention:
         #: What was noted parallel to the writer, for the writer to take over.
         self._noted: Retained | None = None
         #: Runs what takes long.
-        self.beside = Beside()
+        self.background = Background()
         keep_room_for_keepers(disk)
         self._keep_room()
 
@@ -131,7 +131,7 @@ class Retention:
         return self._parts.commit_log.base_of(offset) > self.first_offset
 
     def ask(self, offset: int) -> bool:
-        """Keep everybody from what is to be given up below `offset`; returns whether that is anything.
+        """Keep readers from what is to be given up below `offset`; returns whether that is anything.
 
         Then the writer has to call `give_up_below`. For the thread that asks, once at a time.
         """
@@ -153,20 +153,20 @@ class Retention:
             first_offset = log.base_of(max(0, min(offset, self._needed_offset())))
             if first_offset > self.first_offset:
                 self.coming_offset = first_offset
-                self.beside.begin(lambda: self._note(first_offset))
+                self.background.begin(lambda: self._note(first_offset))
                 self.step()
         return self.first_offset - before
 
     def step(self) -> bool:
         """Continue with the work under way; returns whether none is left."""
-        while not self.beside.is_busy:
-            self.beside.check()
+        while not self.background.is_busy:
+            self.background.check()
             noted, self._noted = self._noted, None
             if noted is None:
                 self.coming_offset = self.first_offset  # also where there was no room for the note
                 return True
             self._take_over(noted)
-            self.beside.begin(self._remove)
+            self.background.begin(self._remove)
         return False
 
     def remove_subject(self, subject: str) -> bool:
@@ -194,11 +194,11 @@ class Retention:
     def finish(self) -> None:
         """Finish the work under way, before a clean stop."""
         while not self.step():
-            self.beside.wait()
+            self.background.wait()
 
     def close(self) -> None:
         """Wait for work parallel to the writer: this data directory may soon belong to another process."""
-        self.beside.wait()
+        self.background.wait()
 
     def _wanted_offset(self, now_ms: int) -> int:
         return min(self.old_offset(now_ms), self._keepers.needed.commit)

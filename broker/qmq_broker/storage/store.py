@@ -18,7 +18,7 @@ from qmq_broker.errors import ClosedError, DiskError, NoRoomError, PoisonedError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.commit_log import CommitLog, Placed
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work
+from qmq_broker.storage.files.background import Work
 from qmq_broker.storage.files.checkpoint import CheckpointFiles
 from qmq_broker.storage.files.disk_port import Disk, DiskLock
 from qmq_broker.storage.files.format_file import Format, open_format
@@ -231,9 +231,9 @@ class Store:
         with self._poisoning("checkpoint"):
             return self._saver.step()
 
-    def work_beside(self, start: Callable[[Work], None]) -> None:
+    def work_in_background(self, start: Callable[[Work], None]) -> None:
         """Run disk work that no answer waits for with `start` instead of in the writer."""
-        self.schedule.beside.start = self.retention.beside.start = start
+        self.schedule.background.start = self.retention.background.start = start
 
     @property
     def first_offset(self) -> int:

@@ -70,7 +70,7 @@ STEPS: Final = Table(
         Column("action_offset", "long", "the action that it comes from"),
         Column("action_number", "int", "the action's place in its frame"),
         Column("number", "int", "its place among the steps of the action"),
-        Column("op", "text", "what it does; `mark` for the state of the group behind all of them"),
+        Column("op", "text", "what it does; `mark` for the state of the group after all of them"),
         Column("first", "long", "first sequence"),
         Column("next", "long", "one after the last"),
         Column("at", "long", "microseconds since 1970"),

@@ -7,7 +7,7 @@ long as it remembers those.
 
 To a group only dead letters can be replayed: the broker delivers them again to that group alone.
 
-Nothing is sent before somebody has looked: the first answer is what would be sent.
+Nothing is sent before a person has looked: the first answer is what would be sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A data directory that is only read, on this machine: a `Disk` for the broker's own readers.
 
 The broker's disk opens files for writing and creates what is missing. A reader of a backup on a
-read-only mount, or beside a running broker, must do neither. `remote.py` reads a directory at a
+read-only mount, or next to a running broker, must do neither. `remote.py` reads a directory at a
 broker.
 """
 

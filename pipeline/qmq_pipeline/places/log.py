@@ -5,7 +5,7 @@ cuts it into ranges that begin and end at frames, and turns refusals of the scan
 say what happened: retention has passed the range, or it is damaged.
 
 How far: to the newest checkpoint, and to what whole frames after it say had been synced. So a
-reader beside a running broker is at most a second behind, and never shows what a power cut could
+reader next to a running broker is at most a second behind, and never shows what a power cut could
 take. A broker serves only durable bytes: from it, every whole frame counts.
 """
 
@@ -28,7 +28,7 @@ from qmq_broker.storage.logs.frame_scan import (
     ScannedFrame,
     ScanSource,
 )
-from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, offset_at, read_stamp
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_after, offset_at, read_stamp
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
 from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
@@ -237,7 +237,7 @@ class LogReader:
         """Where the first frame at or after any `offset` begins; `next_offset` if none does before."""
         within = LogRange(offset, next_offset)
         try:
-            header = frame_at_or_behind(self._segments(), within)
+            header = frame_at_or_after(self._segments(), within)
         except StoreError as error:  # at a broker: retention has passed since segments were listed
             raise self._why(offset, within, error) from error
         return next_offset if header is None else header.physical_offset

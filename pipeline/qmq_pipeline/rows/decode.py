@@ -217,7 +217,7 @@ class Runs:
 def not_adding_up(offset: int) -> ProtocolError:
     """The error for a frame, or one after it, whose lengths are not those of its records."""
     return ProtocolError(
-        "record lengths do not add up to the frame, or to one of those behind it", offset=offset
+        "record lengths do not add up to the frame, or to one of those after it", offset=offset
     )
 
 

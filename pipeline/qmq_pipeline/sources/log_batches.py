@@ -103,7 +103,7 @@ def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
         first = max(first, log.frame_from(options.skip_below_offset, bounds))
     if options.first_stored_at_ms:
         first = max(first, log.offset_at(options.first_stored_at_ms, bounds))
-    # An action is a moment older than the frame that it is in, which may be one behind.
+    # An action is a moment older than the frame that it is in, which may be the next one.
     if options.next_stored_at_ms < TIME_MAX_MS and options.table is not ACTIONS:
         after = min(after, log.offset_at(options.next_stored_at_ms, bounds))
     return first, max(first, after)

@@ -75,7 +75,7 @@ def _of_this_process(error: BaseException, log: str) -> PipelineError:
 
 def _first(text: str) -> str:
     found = _SPARK.search(text)
-    # The bridge to the JVM names its own call first; the exception follows behind a colon.
+    # The bridge to the JVM names its own call first; the exception follows a colon.
     lines = [line.lstrip(": ") for line in text.splitlines() if line.strip(": ")]
     if len(lines) > 1 and lines[0].startswith(_BRIDGE):
         lines = lines[1:]

@@ -1,6 +1,6 @@
 """Starts Spark so that a command on a laptop is quick and quiet, and uses it as it is on a cluster.
 
-An existing session, or a master that somebody set (`spark-submit`), is used and changed only as far
+An existing session, or a master that was set (`spark-submit`), is used and changed only as far
 as the sources need. Otherwise a local session is started: no UI, few shuffle partitions, all
 addresses on this machine, times in UTC. The JVM's output goes to a log file, because a single
 failing record makes it print 250 lines around the one that matters.
@@ -319,7 +319,7 @@ def _is_not_of_bridge(record: logging.LogRecord) -> bool:
 
 
 def is_submitted() -> bool:
-    """Whether somebody else decides where Spark runs."""
+    """Whether the caller decides where Spark runs."""
     given = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
     return any(os.environ.get(name) for name in given)
 

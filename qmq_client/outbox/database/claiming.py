@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text behind WHERE."""
+        """The text after WHERE."""
         return f"{self.where} ORDER BY {self.order}"
 
     def fitting(self, sized_rows: str, bytes_max: int) -> str:

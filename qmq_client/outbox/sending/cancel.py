@@ -22,7 +22,7 @@ def delete_unsent(
     own: bytes | None,
     is_at_broker: bool,
 ) -> bool:
-    """Delete this row unless somebody may be sending it; whether there was one.
+    """Delete this row unless it may be being sent; returns whether there was one.
 
     `own`: the token it was written with if that was in this transaction, so that no other process has seen it.
     With `is_at_broker` any row: who still sends it finds its row gone, like a late owner.

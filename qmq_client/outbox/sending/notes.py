@@ -202,7 +202,7 @@ def _end(notes: Sequence[Note]) -> None:
 
 
 def _tell_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
-    """A session was closed with messages in it: after an error, or somebody sent after the commit."""
+    """A session was closed with messages in it: after an error, or after a send that followed the commit."""
     is_mistake = is_mistake and sys.exc_info()[0] is None
     _log.log(
         logging.WARNING if is_mistake else logging.INFO,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq_broker.storage.files.beside import Work, in_a_thread
+from qmq_broker.storage.files.background import Work, in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.schedule.bucket import empty_bucket
 from qmq_broker.storage.schedule.columns import IN_SCHEDULE
@@ -110,7 +110,7 @@ def test_D2_A2_a_disk_that_is_long_about_removing_files_holds_up_neither_sends_n
     assert len(files(rig)) == 2
     slow: list[Work] = []
     schedule = rig.store.schedule
-    schedule.beside.start = slow.append
+    schedule.background.start = slow.append
     bucket = min(schedule.buckets)
     while bucket in schedule.buckets:  # its place in the table goes, and then it
         rig.pass_and_release(HOUR_MS)
@@ -124,7 +124,7 @@ def test_D2_A2_a_disk_that_is_long_about_removing_files_holds_up_neither_sends_n
     assert rig.pass_and_release(1) == 1
     slow.pop()()
     assert len(files(rig)) == 1
-    schedule.beside.start = in_a_thread
+    schedule.background.start = in_a_thread
     rig.close()
     assert len(files(rig)) == 3, "a stop copies what came since"
     rig.start()
@@ -159,8 +159,8 @@ def test_a_stop_waits_for_files_that_are_being_removed(
     rig.send_delayed({b"one": rig.now_ms + HOUR_MS, b"later": rig.now_ms + 90 * HOUR_MS})
     rig.restart()
     rig.pass_and_release(HOUR_MS)
-    beside, is_waited_for = rig.store.schedule.beside, Event()
-    real_wait = beside.wait
+    background, is_waited_for = rig.store.schedule.background, Event()
+    real_wait = background.wait
 
     def start(work: Work) -> None:
         is_waited_for.clear()
@@ -175,14 +175,14 @@ def test_a_stop_waits_for_files_that_are_being_removed(
         is_waited_for.set()
         real_wait()
 
-    beside.start = start
-    monkeypatch.setattr(beside, "wait", wait)
+    background.start = start
+    monkeypatch.setattr(background, "wait", wait)
     for _ in range(4):
         rig.pass_and_release(HOUR_MS)
         tick(rig)
     assert len(files(rig)) == 3
     rig.close()
-    assert not beside.is_busy
+    assert not background.is_busy
     assert len(files(rig)) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from qmq_broker.errors import PoisonedError
 from qmq_broker.storage import saving
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work, at_once, in_a_thread
+from qmq_broker.storage.files.background import Work, at_once, in_a_thread
 from qmq_broker.storage.schedule import copy
 from qmq_broker.storage.schedule.copy import PART_MESSAGES_MAX, PARTS_PER_STEP, ScheduleCopier
 from qmq_broker.storage.schedule.files import ScheduleFiles, dispatched_frames
@@ -53,7 +53,7 @@ def test_D2_A2_a_disk_that_hangs_in_the_sync_of_a_copy_holds_up_neither_sends_no
 ) -> None:
     rig = DelayRig(tmp_path, queue_flush_bytes=1)
     hanging: list[Work] = []
-    rig.store.schedule.beside.start = hanging.append
+    rig.store.schedule.background.start = hanging.append
     due = send_many(rig, 3 * PARTS_PER_STEP * PART_MESSAGES_MAX)
     schedule, written = rig.store.schedule, []
     for number in range(5):
@@ -70,7 +70,7 @@ def test_D2_A2_a_disk_that_hangs_in_the_sync_of_a_copy_holds_up_neither_sends_no
         hanging.pop()()
         rig.store.step()
     assert schedule.copied_offset > 0
-    schedule.beside.start = in_a_thread
+    schedule.background.start = in_a_thread
     rig.close()
     rig.start()
     assert rig.pass_and_release(HOUR_MS) == len(due)
@@ -82,7 +82,7 @@ def test_D3_syncs_beside_the_writer_and_a_stop_in_the_middle_of_one_lose_nothing
 ) -> None:
     rig = DelayRig(tmp_path, queue_flush_bytes=1)
     schedule = rig.store.schedule
-    schedule.beside.start = in_a_thread
+    schedule.background.start = in_a_thread
     due = send_many(rig, 4 * PARTS_PER_STEP * PART_MESSAGES_MAX)
     wait_for(lambda: rig.store.step() or schedule.copied_offset > 0, "a copy")
     due |= {body + b".2": at for body, at in send_many(rig, 1).items()}
@@ -96,7 +96,7 @@ def test_D3_syncs_beside_the_writer_and_a_stop_in_the_middle_of_one_lose_nothing
 def test_D3_no_segment_goes_before_what_waits_in_it_is_durably_copied(tmp_path: Path) -> None:
     rig = DelayRig.forgetful(tmp_path)
     hanging: list[Work] = []
-    rig.store.schedule.beside.start = hanging.append
+    rig.store.schedule.background.start = hanging.append
     due = send_many(rig, 3)
     for _ in range(12):
         rig.send(LARGE, subject="other")
@@ -106,7 +106,7 @@ def test_D3_no_segment_goes_before_what_waits_in_it_is_durably_copied(tmp_path: 
     assert hanging
     rig.store.give_up_below(rig.store.durable_offset)
     assert (rig.store.first_offset, rig.store.schedule.copied_offset) == (0, 0)
-    rig.store.schedule.beside.start = at_once
+    rig.store.schedule.background.start = at_once
     while hanging:
         hanging.pop()()
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_B5_a_sync_that_failed_beside_the_writer_ends_the_writing_and_is_not_mad
     disk = RecordingDisk()
     life = DelayLife(disk)
     waiting: list[Work] = []
-    life.store.schedule.beside.start = waiting.append
+    life.store.schedule.background.start = waiting.append
     life.send(1, 200, 300)
     _send_on(life)
     (work,) = waiting

@@ -129,7 +129,7 @@ def test_D3_a_load_whose_wheel_let_go_of_something_meanwhile_leaves_no_gap(tmp_p
         sorted_=SortedBuckets(schedule, messages_min=1_000_000),
     )
     assert not loading.advance(lambda: False)
-    wheel.let_go_behind(end_of(first_ms + 5 * MINUTE_MS))
+    wheel.let_go_after(end_of(first_ms + 5 * MINUTE_MS))
     assert loading.advance()
     assert (loading.count, len(wheel)) == (0, 0)
     assert wheel.loaded_until == end_of(first_ms + 5 * MINUTE_MS)

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from qmq_broker.face.authentication import tokens as tokens_module
-from qmq_broker.face.authentication.access import ANYBODY, NOBODY, Caller, Right, Role, parse_right
+from qmq_broker.face.authentication.access import (
+    ANYBODY,
+    UNIDENTIFIED,
+    Caller,
+    Right,
+    Role,
+    parse_right,
+)
 from qmq_broker.face.authentication.token_file import (
     TokenFileError,
     WatchedTokens,
@@ -65,7 +72,7 @@ def test_a_role_is_only_itself_and_an_admin_is_all_of_them() -> None:
         caller = Caller("a", [Right(role=role, subjects="a")])
         may = [one for one in Role if caller.may([one], "a")]
         assert may == (list(Role) if role is Role.ADMIN else [role])
-    assert not any(NOBODY.may([role], "a") for role in Role)
+    assert not any(UNIDENTIFIED.may([role], "a") for role in Role)
     assert all(ANYBODY.may([role], "*") for role in Role)
 
 

@@ -20,7 +20,7 @@ from qmq_broker.errors import (
 )
 from qmq_broker.service.keeping import KeeperStatus
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work
+from qmq_broker.storage.files.background import Work
 from qmq_broker.storage.files.keepers import Keeper
 from qmq_broker.storage.keepers import KEEPERS_MAX, NO_BOUND, LogOffsets
 from qmq_client.wire.errors import InvalidMessageError
@@ -163,7 +163,7 @@ def test_B12_a_keeper_that_comes_while_segments_go_learns_from_where_it_is_waite
 ) -> None:
     send(rig, 30)
     waiting: list[Work] = []
-    rig.store.retention.beside.start = waiting.append
+    rig.store.retention.background.start = waiting.append
     rig.clock.pass_ms(3_600_000)
     rig.broker.step()
     rig.broker.writer.step()

@@ -10,7 +10,7 @@ import pytest
 
 from qmq_broker.errors import NoRoomError
 from qmq_broker.storage import retention
-from qmq_broker.storage.files.beside import Work, at_once
+from qmq_broker.storage.files.background import Work, at_once
 from qmq_broker.storage.queues.consume_queue import ConsumeQueue
 from qmq_client.group.queue import Place
 from qmq_client.wire.operations import DeadRequest
@@ -39,7 +39,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def decide(rig: Rig) -> list[Work]:
     """Retention decides what goes, and the writer has not begun with it; returns what is to be done."""
     waiting: list[Work] = []
-    rig.store.retention.beside.start = waiting.append
+    rig.store.retention.background.start = waiting.append
     rig.clock.pass_ms(HOUR_MS)
     rig.broker.step()
     assert rig.store.retention.asked_offset > rig.store.first_offset
@@ -56,7 +56,7 @@ def begin(rig: Rig) -> list[Work]:
 
 
 def finish(rig: Rig, waiting: list[Work]) -> None:
-    rig.store.retention.beside.start = at_once
+    rig.store.retention.background.start = at_once
     for work in waiting:
         work()
     assert keep_house(rig) > 0
@@ -157,7 +157,7 @@ def test_B12_a_deletion_that_had_no_room_keeps_nobody_away_and_is_tried_again(
         else:
             patched.setattr(retention, "write_retained", no_room)
         decide(rig)
-        rig.store.retention.beside.start = at_once
+        rig.store.retention.background.start = at_once
         rig.broker.writer.step()
     assert is_moved(rig, Start(StartKind.EARLIEST)) == 0
     is_moved(rig, Start(StartKind.LATEST))

@@ -13,7 +13,7 @@ import pytest
 
 from qmq_broker.errors import CorruptionError, PoisonedError
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work, at_once, in_a_thread
+from qmq_broker.storage.files.background import Work, at_once, in_a_thread
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES
 from qmq_broker.storage.queues.queue_table import read_queue_tables, write_queue_table
@@ -215,7 +215,7 @@ def test_given_up_segments_are_written_again(rig: Rig) -> None:
 def test_B12_segments_are_found_and_removed_while_senders_continue(rig: Rig) -> None:
     send(rig, 20)
     waiting: list[Work] = []
-    rig.store.retention.beside.start = waiting.append
+    rig.store.retention.background.start = waiting.append
     before = files(rig, "commitlog")
     assert keep_house(rig) == 0, "where the queues begin is being looked for"
     send(rig, 1)
@@ -245,7 +245,7 @@ def test_B12_what_lets_a_segment_go_is_durable_before_that_is_noted(rig: Rig) ->
         seen.append(actions.durable_offset)
         work()
 
-    rig.store.retention.beside.start = look
+    rig.store.retention.background.start = look
     assert actions.durable_offset < actions.written_offset
     rig.clock.pass_ms(HOUR_MS)
     for _ in range(3):
@@ -259,11 +259,11 @@ def test_B12_what_lets_a_segment_go_is_durable_before_that_is_noted(rig: Rig) ->
 def test_B12_what_was_asked_to_go_while_others_went_is_asked_for_again(rig: Rig) -> None:
     send(rig, 12)
     waiting: list[Work] = []
-    rig.store.retention.beside.start = waiting.append
+    rig.store.retention.background.start = waiting.append
     keep_house(rig)
     send(rig, 12)
     keep_house(rig)
-    rig.store.retention.beside.start = at_once
+    rig.store.retention.background.start = at_once
     (work,) = waiting
     work()
     assert keep_house(rig) == rig.store.retention.old_offset(rig.now_ms)
@@ -323,7 +323,7 @@ def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig, end: str) 
         rig.close()
         order.append("stop")
 
-    rig.store.retention.beside.start = slowly
+    rig.store.retention.background.start = slowly
     keep_house(rig)
     assert began.wait(DEADLINE_S)
     if end == "after a failure":
@@ -344,7 +344,7 @@ def test_B12_a_stop_waits_for_the_removal_that_is_under_way(rig: Rig, end: str) 
 def test_B12_a_removal_that_fails_is_the_last_thing_that_is_done(rig: Rig) -> None:
     send(rig, 20)
     waiting: list[Work] = []
-    rig.store.retention.beside.start = waiting.append
+    rig.store.retention.background.start = waiting.append
     keep_house(rig)
     waiting.pop()()
     rig.store.step()

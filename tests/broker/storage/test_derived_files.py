@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work, at_once
+from qmq_broker.storage.files.background import Work, at_once
 from qmq_broker.storage.queues.queue_files import ENTRY_BYTES, QueueFiles
 from qmq_broker.storage.store import Store
 from tests.broker.storage.damaged import Directory, flip
@@ -143,14 +143,14 @@ def test_the_log_keeps_what_is_not_in_queue_files_and_schedule() -> None:
 def test_the_log_stays_while_a_copy_of_delayed_messages_waits_for_the_disk() -> None:
     world = World(RecordingDisk(), history=History(options=replace(RETAINING, dedupe_ids=0)))
     waiting: list[Work] = []
-    world.store.schedule.beside.start = waiting.append
+    world.store.schedule.background.start = waiting.append
     for _ in range(40):
         world.send(world.frame(orders=300))
         world.store._saver.write_checkpoint()
         assert not world.store.give_up_below(world.store.durable_offset)
     assert world.store._queues.indexed_offset > world.options.segment_bytes
     (work,) = waiting
-    world.store.schedule.beside.start = at_once
+    world.store.schedule.background.start = at_once
     work()
     given_up = 0
     for _ in range(5):

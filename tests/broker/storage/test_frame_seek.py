@@ -10,7 +10,7 @@ import pytest
 
 from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.logs import frame_seek
-from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, read_message_frame
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_after, read_message_frame
 from tests.broker.storage.keyed import INDEXED, Keyed
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_frame_hides_no_frame_behind_it(walked_bytes: int) -> None:
     for _ in range(30):
         world.send("a", room=200)
     frame = world.kept[14].place.physical_offset  # the next frame begins somewhere behind it
-    header = frame_at_or_behind(
+    header = frame_at_or_after(
         world.store._commit_segments, LogRange(frame, world.store.durable_offset)
     )
     assert header is not None
@@ -110,13 +110,13 @@ def test_the_next_frame_is_found_from_any_byte_on() -> None:
     segments, end = world.store._commit_segments, world.store.durable_offset
     starts: list[int] = []
     offset = 0
-    while (header := frame_at_or_behind(segments, LogRange(offset, end))) is not None:
+    while (header := frame_at_or_after(segments, LogRange(offset, end))) is not None:
         starts.append(header.physical_offset)
         offset = header.physical_offset + header.frame_bytes
     assert offset == end
     for first, after in pairwise(starts):
         for byte in (first + 1, first + 8, after - 1):
-            found = frame_at_or_behind(segments, LogRange(byte, end))
+            found = frame_at_or_after(segments, LogRange(byte, end))
             assert found is not None
             assert found.physical_offset == after
-    assert frame_at_or_behind(segments, LogRange(starts[-1] + 1, end)) is None
+    assert frame_at_or_after(segments, LogRange(starts[-1] + 1, end)) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Work
+from qmq_broker.storage.files.background import Work
 from qmq_broker.storage.queues import consume_queues
 from qmq_broker.storage.store import Store
 from qmq_broker.storage.upkeep.verify import verify_store
@@ -169,7 +169,7 @@ def test_B11_a_start_removes_the_files_of_what_was_given_up() -> None:
     """The process was killed between the note of where the log begins and the end of the files."""
     world = World(RecordingDisk(), history=History(options=RETAINING))
     waiting: list[Work] = []
-    world.store.retention.beside.start = waiting.append
+    world.store.retention.background.start = waiting.append
     for _ in range(12):
         world.send(world.frame(orders=[300, 300]))
         world.clock.pass_ms(1_100)

@@ -112,7 +112,7 @@ ANYBODY: Final = Caller(
     "anybody", (Right(role=Role.ADMIN), Right(role=Role.PRODUCER), Right(role=Role.CONSUMER))
 )
 #: A caller that was not identified, and may do nothing.
-NOBODY: Final = Caller("nobody", ())
+UNIDENTIFIED: Final = Caller("unidentified", ())
 
 
 def parse_right(text: str) -> Right:

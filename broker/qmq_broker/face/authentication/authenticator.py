@@ -1,7 +1,7 @@
 """Authentication of requests: each gets its caller before anything else of it is looked at.
 
-A broker with tokens refuses everybody who shows none (401), always with the same answer. What a known caller may
-do is checked where the subject is known (`routes/route.py`). A broker without tokens takes everybody as `ANYBODY`.
+A broker with tokens refuses requests without one (401), always with the same answer. What a known caller may
+do is checked where the subject is known (`routes/route.py`). A broker without tokens takes every client as `ANYBODY`.
 A connection with a verified client certificate may be identified by a name in it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from qmq_broker.face.answers import refuse
-from qmq_broker.face.authentication.access import ANYBODY, CALLER, NOBODY, Caller
+from qmq_broker.face.authentication.access import ANYBODY, CALLER, UNIDENTIFIED, Caller
 from qmq_broker.face.authentication.token_file import WatchedTokens
 
 #: Where the connection's protocol puts the names of a verified certificate.
@@ -58,7 +58,7 @@ class Authenticator:
         if caller is None and not is_open:
             self.refused += 1
             raise _unknown()
-        scope[CALLER] = caller or NOBODY
+        scope[CALLER] = caller or UNIDENTIFIED
 
     def _known(self, tokens: WatchedTokens, scope: Scope) -> Caller | None:
         now_ms = self._now_ms()

@@ -52,11 +52,11 @@ def validity_of(pem: str) -> Validity:
 def _validity(der: bytes) -> Validity:
     position = _inside(der, _inside(der, 0, _SEQUENCE), _SEQUENCE)
     if der[position] == _VERSION:
-        position = _behind(der, position)
+        position = _after(der, position)
     for _ in range(_BEFORE_VALIDITY):
-        position = _behind(der, position)
+        position = _after(der, position)
     first = _inside(der, position, _SEQUENCE)
-    return Validity(_time_ms(der, first), _time_ms(der, _behind(der, first)))
+    return Validity(_time_ms(der, first), _time_ms(der, _after(der, first)))
 
 
 def _part(der: bytes, position: int) -> tuple[int, int]:
@@ -64,8 +64,8 @@ def _part(der: bytes, position: int) -> tuple[int, int]:
     length, first = der[position + 1], position + 2
     if length <= _SHORT_LENGTH:
         return first, length
-    behind = first + length - _SHORT_LENGTH
-    return behind, int.from_bytes(der[first:behind], "big")
+    after = first + length - _SHORT_LENGTH
+    return after, int.from_bytes(der[first:after], "big")
 
 
 def _inside(der: bytes, position: int, tag: int) -> int:
@@ -74,7 +74,7 @@ def _inside(der: bytes, position: int, tag: int) -> int:
     return _part(der, position)[0]
 
 
-def _behind(der: bytes, position: int) -> int:
+def _after(der: bytes, position: int) -> int:
     first, length = _part(der, position)
     return first + length
 

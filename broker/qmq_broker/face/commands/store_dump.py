@@ -1,7 +1,7 @@
 """The content of the files of a data directory, row by row, for people and for other tools.
 
 Each kind is a generator of rows that can be written as JSON, one in memory at a time. No lock is
-taken and nothing is changed: beside a running broker it shows what the files hold at that moment.
+taken and nothing is changed: next to a running broker it shows what the files hold at that moment.
 Damage is a row of its own, with the reason.
 """
 
@@ -31,7 +31,7 @@ from qmq_broker.storage.logs.action_log import ACTION_KINDS
 from qmq_broker.storage.logs.actions import decode_actions
 from qmq_broker.storage.logs.frame_scan import ScannedFrame
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS, QUEUED_KINDS
-from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
+from qmq_broker.storage.logs.log_recovery import torn_bytes_after
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.logs.summary import SegmentSummary
 from qmq_broker.storage.queues.entry_chunk import EntryChunk, decode_entry_chunk
@@ -322,7 +322,7 @@ def _no_frame(disk: Disk, segments: Segments, found: DamagedRange, store_id: byt
     if (
         is_last
         and first >= _synced(disk, segments.directory, store_id)
-        and not torn_bytes_behind(segments, first)
+        and not torn_bytes_after(segments, first)
     ):
         is_recycled = segments.is_recycled(segments.base_of(first))
         what = "frames of a segment that was given up" if is_recycled else "room taken ahead"

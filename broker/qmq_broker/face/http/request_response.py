@@ -40,7 +40,7 @@ class Outcome(Generic[T]):
         self._is_done = False
         self._result: T
         self._error: Exception | None = None
-        #: Called when the event is set, if somebody waits by then.
+        #: Called when the event is set, if a task waits by then.
         self.step: Callable[[], None] | None = None
 
     def done(self) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Scope
 
 from qmq_broker.face.answers import RequestRefusedError, refuse
-from qmq_broker.face.authentication.access import CALLER, NOBODY, Caller
+from qmq_broker.face.authentication.access import CALLER, UNIDENTIFIED, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
 from qmq_broker.service.room import Bound
@@ -87,7 +87,7 @@ def read_head(scope: Scope) -> Head:
         content_bytes=int(length) if length is not None and length.isdigit() else None,
         is_chunked=b"transfer-encoding" in found,
         accept=found.get(b"accept"),
-        caller=scope.get(CALLER, NOBODY),
+        caller=scope.get(CALLER, UNIDENTIFIED),
     )
 
 

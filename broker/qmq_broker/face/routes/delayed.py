@@ -53,7 +53,7 @@ from qmq_client.wire.shown import shorten
 #: Looks through the schedule at a time: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2
 _LISTED: Final = 100
-#: Looks for one message that somebody else puts off, takes back or releases at the same moment.
+#: Looks for one message that is rescheduled, cancelled or released at the same moment.
 TRIES_MAX: Final = 4
 #: Of the subjects that have a message with one id: so many are shown with it.
 SUBJECTS_SHOWN_MAX: Final = 10

@@ -187,7 +187,7 @@ class Wheel:
         merged.sort()
         self._runs.append(_Run(merged))
 
-    def let_go_behind(self, until: Key) -> None:
+    def let_go_after(self, until: Key) -> None:
         """Drop everything after a point of the order: a later load finds it."""
         self._gather()
         for run in self._runs:
@@ -207,7 +207,7 @@ class Wheel:
         """Keep about the first `loaded_max` messages."""
         self._gather()
         best = filter(None, map(self._best_key, self._runs))
-        self.let_go_behind(max(best, default=self.loaded_until))
+        self.let_go_after(max(best, default=self.loaded_until))
 
     def _best_key(self, run: _Run) -> Key | None:
         """The last message of a run such that all runs hold at most `loaded_max` up to it."""
@@ -475,7 +475,7 @@ class NearFuture:
         frozen = frozen_sequences(self._schedule)
         self._sorted.keep(frozen.keys() - buckets)
         # What is due is loaded as overdue, and the rest once more with the others.
-        self._soon.let_go_behind(end_of(now_ms))
+        self._soon.let_go_after(end_of(now_ms))
         self._overdue_until_ms = now_ms
         self._overdue.loaded_until = end_of(-1)
         self._overdue_frozen = {one: next_ for one, next_ in frozen.items() if one in buckets}

@@ -15,7 +15,7 @@ If the wall clock is set back, this time is set back with it, so that nothing is
 sees to it that nothing is released twice. If it is set forward to where it never was, or the machine
 slept, this time moves by `STEP_MS` at once and then runs `CATCH_UP` times as fast. So a clock that is
 wrong by a day releases at first only what is due within a minute. An alarm stands until the two agree
-again, or somebody accepts the clock as it is. Slow drift is followed silently: there the wall clock
+again, or an operator accepts the clock as it is. Slow drift is followed silently: there the wall clock
 is right.
 """
 
@@ -258,7 +258,7 @@ class Releaser:
         #: What arrived, and what was committed when, since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
-        #: Buckets that somebody wants read again; guarded by the condition.
+        #: Buckets to be read again; guarded by the condition.
         self._again: set[int] = set()
         self._changed = threading.Condition()
         self._is_stopped = False

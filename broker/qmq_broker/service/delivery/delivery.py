@@ -337,7 +337,7 @@ class Delivery:
         queue = group_queue(self._store, state)
         picked = group.picker.pick(queue, request.consumer, request.lease_ms, room)
         if picked.is_held_back and self._has_more(state, now_ms):
-            self.waiting.wake_group(group.key)  # for somebody else
+            self.waiting.wake_group(group.key)  # for another consumer
         return picked
 
     def _check_budget(self, state: GroupState) -> None:

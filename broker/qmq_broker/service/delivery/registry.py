@@ -87,7 +87,7 @@ class Group:
         self.instances = Instances()
         #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
-        #: When somebody last asked for the group; of one from before the start, as the start takes it.
+        #: When the group was last pulled for; of one from before the start, the time of the start.
         self.seen_ms = seen_ms
         #: When a consumer last asked for messages; 0 for not since the start.
         self.asked_at_ms = 0

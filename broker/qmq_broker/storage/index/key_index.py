@@ -33,7 +33,7 @@ from qmq_broker.storage.index.key_index_file import IndexFile, IndexFileState
 from qmq_broker.storage.logs.frame_scan import ReadAhead
 from qmq_broker.storage.logs.frame_seek import (
     LogRange,
-    frame_at_or_behind,
+    frame_at_or_after,
     read_message_frame,
     read_stamp,
 )
@@ -259,7 +259,7 @@ class KeyIndex:
         if first_offset > offset:
             file.next_offset = min(first_offset, next_offset)
             return
-        header = frame_at_or_behind(self._segments, LogRange(offset + 1, next_offset))
+        header = frame_at_or_after(self._segments, LogRange(offset + 1, next_offset))
         file.next_offset = next_offset if header is None else header.physical_offset
         after = file.next_offset
         _log.warning("log not indexed: offset=%d next_offset=%d reason=%s", offset, after, reason)

@@ -19,7 +19,7 @@ from qmq_broker.storage.index.key_index_file import IndexFile
 from qmq_broker.storage.logs.frame_scan import FrameScan
 from qmq_broker.storage.logs.frame_seek import (
     LogRange,
-    frame_at_or_behind,
+    frame_at_or_after,
     offset_at,
     read_message_frame,
 )
@@ -228,7 +228,7 @@ class _Search:
             next_offset = min(next_offset, self._offset_at(self._times.next_ms, gap))
         surplus = LogRange(first_offset, next_offset).length - self._scan_bytes
         if surplus > 0:
-            header = frame_at_or_behind(
+            header = frame_at_or_after(
                 self._segments, LogRange(first_offset + surplus, next_offset)
             )
             begin = next_offset if header is None else header.physical_offset
@@ -255,8 +255,8 @@ class _Search:
                     yield frame.offset
             offset = scan.next_offset
             if offset < part.next_offset:  # a damaged range, or given up meanwhile
-                behind = frame_at_or_behind(self._segments, LogRange(offset + 1, part.next_offset))
-                after = part.next_offset if behind is None else behind.physical_offset
+                later = frame_at_or_after(self._segments, LogRange(offset + 1, part.next_offset))
+                after = part.next_offset if later is None else later.physical_offset
                 if not self._is_gone(offset):
                     self._result.unsearched_bytes += after - offset
                 offset = after

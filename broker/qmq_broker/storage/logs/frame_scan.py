@@ -4,7 +4,7 @@ A frame is good if magic and kind are right, it stands at the offset it was stam
 is not older than that of the frame before, it lies inside its segment, and both checksums match.
 The scan ends at the first bad frame; `log_recovery.py` decides what that means.
 
-`claims_behind` looks past that point for frames whose stamp is whole. The durable gap of such a
+`claims_after` looks past that point for frames whose stamp is whole. The durable gap of such a
 frame tells how far the log had been synced when it was written.
 """
 
@@ -165,7 +165,7 @@ class FrameScan:
             raise ProtocolError(f"frame that was written for offset {header.physical_offset}")
         if self.last is not None and header.epoch < self.last.epoch:
             raise ProtocolError(
-                f"frame of epoch {header.epoch} behind one of epoch {self.last.epoch}"
+                f"frame of epoch {header.epoch} after one of epoch {self.last.epoch}"
             )
         next_offset = offset + header.frame_bytes
         base = self._segments.base_of(offset)
@@ -222,7 +222,7 @@ class FrameScan:
         return SCAN_BLOCK_BYTES + -SCAN_BLOCK_BYTES % self.last.frame_bytes
 
 
-def claims_behind(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
+def claims_after(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
     """Headers at or after `offset` with a whole stamp and an epoch of at least `epoch`.
 
     Only places where a frame may begin are looked at: every eighth byte, with the right magic and

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from qmq_broker.errors import CorruptionError
-from qmq_broker.storage.logs.frame_scan import ScanSource, claims_behind
+from qmq_broker.storage.logs.frame_scan import ScanSource, claims_after
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments
 from qmq_broker.storage.logs.summary import SegmentSummary, SummaryOf, no_summary
@@ -83,10 +83,10 @@ def offset_at(
     return found if found < next_offset else end
 
 
-def frame_at_or_behind(segments: Segments, within: LogRange) -> FrameHeader | None:
+def frame_at_or_after(segments: Segments, within: LogRange) -> FrameHeader | None:
     """The first frame that begins in this range, which may start at any byte of the log."""
     aligned = within.first_offset + -within.first_offset % FRAME_ALIGNMENT_BYTES
-    header = next(claims_behind(segments, aligned, epoch=0), None)
+    header = next(claims_after(segments, aligned, epoch=0), None)
     if header is None or header.physical_offset >= within.next_offset:
         return None
     return header
@@ -136,7 +136,7 @@ def _halve(segments: Segments, time_ms: int, within: LogRange) -> int:
     found = within.next_offset
     while high - low > WALKED_BYTES:
         middle = (low + high) // 2
-        header = frame_at_or_behind(segments, LogRange(middle, high))
+        header = frame_at_or_after(segments, LogRange(middle, high))
         if header is not None and header.stored_at_ms < time_ms:
             low = header.physical_offset + header.frame_bytes
             continue
@@ -151,10 +151,10 @@ def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> in
         try:
             header = read_stamp(segments, offset)
         except ProtocolError:  # a damaged range: what follows it is found nevertheless
-            behind = frame_at_or_behind(segments, LogRange(offset + 1, next_offset))
-            if behind is None:
+            later = frame_at_or_after(segments, LogRange(offset + 1, next_offset))
+            if later is None:
                 break
-            header, offset = behind, behind.physical_offset
+            header, offset = later, later.physical_offset
         if header.stored_at_ms >= time_ms:
             return offset
         offset += header.frame_bytes

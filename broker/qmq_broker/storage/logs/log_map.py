@@ -1,6 +1,6 @@
 """Which parts of a commit log must be read for a subject or a time, judged by the files alone.
 
-For readers beside the broker and for backups: takes no lock, asks no writer, changes nothing; a
+For readers next to the broker and for backups: takes no lock, asks no writer, changes nothing; a
 disk that is `is_read_only` is enough. Sealed segments are judged by their summaries if there are
 any, otherwise by the times in their heads. Whatever is not known is included, so that nothing is
 missed. The part after the last checkpoint is always included: it grows, and the reader stops at

@@ -28,7 +28,7 @@ from qmq_broker.storage.logs.frame_scan import (
     FrameScan,
     ScannedFrame,
     blocks,
-    claims_behind,
+    claims_after,
     durable_claim,
     refuse_unknown,
 )
@@ -93,7 +93,7 @@ def examine(
             frames += 1
             records += frame.header.record_count
     torn_frames = _check_end(segments, scan, point)
-    torn_bytes = torn_bytes_behind(segments, scan.next_offset)
+    torn_bytes = torn_bytes_after(segments, scan.next_offset)
     last = scan.last
     return LogFinding(
         next_offset=scan.next_offset,
@@ -171,7 +171,7 @@ def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> tuple[in
         )
     epoch = scan.last.epoch if scan.last else 0
     torn_frames = []
-    for header in claims_behind(segments, scan.search_offset, epoch=epoch):
+    for header in claims_after(segments, scan.search_offset, epoch=epoch):
         if durable_claim(header) > scan.next_offset:
             raise _corruption(segments, scan, _evidence(header))
         torn_frames.append(header.physical_offset)
@@ -193,7 +193,7 @@ def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> Corruptio
     return CorruptionError(segment=segments.path(offset), offset=offset, reason=reason)
 
 
-def torn_bytes_behind(segments: Segments, offset: int) -> int:
+def torn_bytes_after(segments: Segments, offset: int) -> int:
     """How many bytes after the accepted frames were meant to be a frame."""
     torn_bytes = 0
     for base in segments.bases_from(offset):

@@ -131,7 +131,7 @@ class ScheduleCopier:
         if self._skips:
             self._skips -= 1
             return False
-        if schedule.beside.is_busy or (self._copy is None and not self._is_due()):
+        if schedule.background.is_busy or (self._copy is None and not self._is_due()):
             return False
         came = max(0, schedule.uncopied - self._left)
         is_behind = schedule.uncopied > 2 * UNCOPIED_MAX
@@ -159,25 +159,25 @@ class ScheduleCopier:
 
     def leave(self) -> None:
         """Begin nothing more, and wait for what is under way: a start finds the rest in the commit log."""
-        self._schedule.beside.wait()
-        self._schedule.beside.check()
+        self._schedule.background.wait()
+        self._schedule.background.check()
 
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
         """Continue with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
-        beside = self._schedule.beside
-        if beside.is_busy:
+        background = self._schedule.background
+        if background.is_busy:
             return False
-        beside.check()
+        background.check()
         if self._copy is None:
             self._copy = self._begin()
         copy = self._copy
         if copy.left:
             self._copy_parts(copy, parts_max, has_time)
         if not copy.is_saved:
-            beside.begin(self._schedule.files.sync if copy.left else lambda: self._save(copy))
-            if beside.is_busy:
+            background.begin(self._schedule.files.sync if copy.left else lambda: self._save(copy))
+            if background.is_busy:
                 return False
-            beside.check()
+            background.check()
         if copy.left:
             return False
         self._copy = None
@@ -185,11 +185,11 @@ class ScheduleCopier:
         return True
 
     def _copy_to_its_end(self) -> None:
-        beside = self._schedule.beside
+        background = self._schedule.background
         while not self.copy_some(PARTS_PER_STEP_BEHIND):
-            beside.wait()
-        beside.wait()
-        beside.check()
+            background.wait()
+        background.wait()
+        background.check()
 
     def _copy_parts(self, copy: _Copy, parts_max: int, has_time: Callable[[], bool]) -> None:
         for _ in range(min(parts_max, len(copy.left))):
@@ -311,7 +311,7 @@ class ScheduleCopier:
             with schedule.lock:
                 for bucket in copy.over:
                     del schedule.buckets[bucket]
-            schedule.beside.begin(lambda: self._remove(copy.over))
+            schedule.background.begin(lambda: self._remove(copy.over))
 
     def _remove(self, buckets: list[int]) -> None:
         """Parallel to the writer: remove the files of these buckets, which no table names."""

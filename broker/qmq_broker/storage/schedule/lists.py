@@ -73,12 +73,12 @@ class BucketLists:
         #: 4,096 messages, so that most of a large bucket is not read again for each part.
         self._known: dict[int, dict[int, _KnownFrame]] = {}
         #: Bucket → position of a damaged frame → where reading continues.
-        self._behind: dict[int, dict[int, int]] = {}
+        self._after: dict[int, dict[int, int]] = {}
 
     def forget(self, bucket: int) -> None:
         """Read the lists of a bucket again."""
         self._known.pop(bucket, None)
-        self._behind.pop(bucket, None)
+        self._after.pop(bucket, None)
 
     def columns(
         self,
@@ -117,16 +117,16 @@ class BucketLists:
 
     def _continue_from(self, bucket: int, position: int, next_position: int) -> int:
         """Where the frame after a damaged one begins; `next_position` if none is near."""
-        known = self._behind.setdefault(bucket, {})
+        known = self._after.setdefault(bucket, {})
         found = known.get(position)
         if found is None:
             near = self._part_of(bucket, min(next_position, position + SEARCH_BYTES_MAX))
-            behind = _behind(near, bucket, position)
-            found = known[position] = next_position if behind is None else behind
+            after = _after(near, bucket, position)
+            found = known[position] = next_position if after is None else after
         return found
 
 
-def _behind(log: ScanSource, bucket: int, position: int) -> int | None:
+def _after(log: ScanSource, bucket: int, position: int) -> int | None:
     """The end of a frame whose stamp is whole, or the next frame; None if there is none."""
     with suppress(ProtocolError, DiskError):
         return position + _header(log, bucket, position).frame_bytes

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
-from qmq_broker.storage.files.beside import Beside
+from qmq_broker.storage.files.background import Background
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.logs.kinds import LOG_LIMITS
 from qmq_broker.storage.logs.segments import Segments
@@ -222,7 +222,7 @@ class Schedule:
         self.subjects = Subjects()
         self.lock = Lock()
         #: Where copies wait for the disk.
-        self.beside = Beside()
+        self.background = Background()
         self.records = ScheduleRecords(self.files, commit_segments, self._copied_place)
         #: By their first millisecond; guarded by the lock.
         self.buckets: dict[int, Bucket] = {}
@@ -498,7 +498,7 @@ class Schedule:
         return self.records.read(one.bucket, one.subject, one.sequence, one.place, one.record_bytes)
 
     def read_anew(self, bucket: int) -> None:
-        """Forget what was read of a bucket's files: somebody may have replaced them."""
+        """Forget what was read of a bucket's files: an operator may have replaced them."""
         self.files.forget(bucket)
 
     def close(self) -> None:

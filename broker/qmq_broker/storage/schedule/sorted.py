@@ -1,4 +1,4 @@
-"""Large buckets ordered by due time: a file beside the schedule log, while the broker runs.
+"""Large buckets ordered by due time: a file next to the schedule log, while the broker runs.
 
 ::
 

@@ -186,7 +186,7 @@ def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:
     meaning = (
         "The other slot serves."
         if whole
-        else "The next start reads the logs from their beginning, and damage behind what the frames "
+        else "The next start reads the logs from their beginning, and damage after what the frames "
         "say was synced looks like a torn tail."
     )
     for path, slot, reason in found:

@@ -170,9 +170,9 @@ class _Quarantine(LogQuarantine):
         for subject, next_sequence in self._known_next().items():
             found = self._verdict.next_sequences.get(subject, 0)
             after_offset = self._verdict.last_offsets.get(subject, -1)
-            behind = [hole for hole in holes if hole.first_offset > after_offset]
-            if next_sequence > found and behind:
-                _add(lost, behind, LostRun(subject, found, next_sequence - found))
+            later = [hole for hole in holes if hole.first_offset > after_offset]
+            if next_sequence > found and later:
+                _add(lost, later, LostRun(subject, found, next_sequence - found))
         return lost
 
     def _known_next(self) -> dict[str, int]:
@@ -196,7 +196,7 @@ class _Quarantine(LogQuarantine):
         )
         if hole is None:
             return
-        # The window of ids cannot begin in the hole either; its ids are derived again from behind
+        # The window of ids cannot begin in the hole either; its ids are derived again from after
         # it.
         base = self._segments.base_of(hole.first_offset)
         files = CheckpointFiles(self._disk, self._format.store_id)
@@ -255,14 +255,14 @@ class ActionQuarantine(LogQuarantine):
         )
         #: Whole, including the good frames after the damage.
         self._ranges = below.copy()
-        behind = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
+        later = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
         #: Neither a snapshot nor the log says where the groups began.
-        self._is_unknown = bool(behind) and not snapshot_offset and self._begins_later()
-        if behind:
-            first = behind[0].first_offset
+        self._is_unknown = bool(later) and not snapshot_offset and self._begins_later()
+        if later:
+            first = later[0].first_offset
             if self._is_unknown:
                 first = self._segments.base_of(self._end)
-            self._ranges.append(DamagedRange(first, self._end, behind[0].reason))
+            self._ranges.append(DamagedRange(first, self._end, later[0].reason))
         self._parts = [
             (part, self._cover.frames(part, []))
             for whole in self._ranges

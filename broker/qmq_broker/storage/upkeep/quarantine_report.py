@@ -27,7 +27,7 @@ from qmq_broker.storage.files.disk_port import Disk
 from qmq_broker.storage.files.format_file import Format
 from qmq_broker.storage.files.small_file import read_file, replace_file, unseal
 from qmq_broker.storage.logs.frame_scan import SCAN_BLOCK_BYTES
-from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_behind, read_stamp
+from qmq_broker.storage.logs.frame_seek import LogRange, frame_at_or_after, read_stamp
 from qmq_broker.storage.logs.lost import LOST_LEAST_BYTES, LostRun, lost_frames
 from qmq_broker.storage.logs.segments import SEGMENT_HEAD_BYTES, Segments, build_segment_head
 from qmq_broker.storage.upkeep.backup import is_there
@@ -104,8 +104,8 @@ def lost_delayed(segments: Segments, hole: DamagedRange, copied_offset: int) -> 
         except ProtocolError:
             may_be_more = True
             within = LogRange(offset + FRAME_ALIGNMENT_BYTES, hole.next_offset)
-            behind = frame_at_or_behind(segments, within)
-            offset = hole.next_offset if behind is None else behind.physical_offset
+            later = frame_at_or_after(segments, within)
+            offset = hole.next_offset if later is None else later.physical_offset
             continue
         if header.kind is FrameKind.DELAYED:
             count += header.record_count

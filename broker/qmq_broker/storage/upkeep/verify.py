@@ -31,7 +31,7 @@ from qmq_broker.storage.index.key_index_file import (
     IndexFile,
     IndexFileState,
 )
-from qmq_broker.storage.logs.log_recovery import torn_bytes_behind
+from qmq_broker.storage.logs.log_recovery import torn_bytes_after
 from qmq_broker.storage.logs.segments import Segments
 from qmq_broker.storage.upkeep.inspect_files import SmallFiles, inspect_files, sealed_array
 from qmq_broker.storage.upkeep.verify_journals import (
@@ -297,7 +297,7 @@ def _summary(
         frames=sum(survey.frames for survey in surveys),
         records=sum(survey.records for survey in surveys),
         lost=sum(survey.lost for survey in surveys),
-        torn_bytes=torn_bytes_behind(segments, verdict.next_offset),
+        torn_bytes=torn_bytes_after(segments, verdict.next_offset),
     )
 
 

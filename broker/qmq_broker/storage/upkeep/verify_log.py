@@ -83,7 +83,7 @@ def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict
     durable_offset, claimed_by = claims.durable_offset, claims.claimed_by
     for survey in surveys:
         if survey.durable_claim > durable_offset:
-            durable_offset, claimed_by = survey.durable_claim, "a frame behind"
+            durable_offset, claimed_by = survey.durable_claim, "a later frame"
     bad = list(_bad_ranges(surveys, claims, durable_offset))
     torn = next((one for one in bad if one.first_offset >= durable_offset), None)
     holes = [one for one in bad if one.first_offset < durable_offset]

@@ -152,7 +152,7 @@ def assert_answered(checks: Checks) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_B10_health_is_answered_beside_large_requests(
+def test_B10_health_is_answered_during_large_requests(
     broker: BrokerProcess, client: httpx.Client, kind: str
 ) -> None:
     checks = Checks(broker)
@@ -161,7 +161,7 @@ def test_B10_health_is_answered_beside_large_requests(
     assert_answered(checks)
 
 
-def test_B10_health_is_answered_beside_hostile_json(
+def test_B10_health_is_answered_during_hostile_json(
     broker: BrokerProcess, client: httpx.Client
 ) -> None:
     checks = Checks(broker)

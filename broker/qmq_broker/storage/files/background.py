@@ -1,6 +1,6 @@
-"""Waiting for the disk without the writer: one piece of work at a time, in a thread of its own.
+"""Disk work in the background of the writer: one piece at a time, in a thread of its own.
 
-Everything sent or released waits while the writer works. A sync of files that no answer depends on
+Requests wait while the writer works. A sync of files that no answer depends on
 may take as long as the disk likes, so it is done here, and the writer asks later how it went.
 """
 
@@ -19,10 +19,10 @@ def at_once(work: Work) -> None:
 
 def in_a_thread(work: Work) -> None:
     """Do it in a daemon thread: if the disk hangs, the process can still end."""
-    threading.Thread(target=work, name="qmq-beside", daemon=True).start()
+    threading.Thread(target=work, name="qmq-background", daemon=True).start()
 
 
-class Beside:
+class Background:
     """At most one piece of work under way; `begin`, `is_busy` and `check` belong to the writer."""
 
     def __init__(self) -> None:
