@@ -1,4 +1,4 @@
-"""How long a call may wait, as callers say it."""
+"""Parses the time that a call may wait."""
 
 from __future__ import annotations
 

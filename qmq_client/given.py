@@ -1,4 +1,4 @@
-"""What applications pass in: SQLAlchemy's engines, session makers, sessions and connections.
+"""The objects that applications pass in: SQLAlchemy's engines, session makers, sessions and connections.
 
 The asynchronous classes are imported for type checkers only, and recognized by their attributes:
 loading their module would load asyncio.

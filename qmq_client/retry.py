@@ -1,4 +1,4 @@
-"""When to try again: the backoff of rows and messages, and what a handler may raise to say so."""
+"""Retries: the backoff of rows and messages, and the exceptions with which a handler decides."""
 
 from __future__ import annotations
 

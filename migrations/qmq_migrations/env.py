@@ -1,4 +1,4 @@
-"""What Alembic runs for `qmq db migrate`; an application's own environment has its own.
+"""The Alembic environment of `qmq db migrate`; an application's own environment has its own.
 
 `upgrade.py` puts everything it needs into the configuration: a connection, already inside the
 transaction that holds the lock, or a dialect's name if SQL is only printed.

@@ -1,4 +1,4 @@
-"""What can go wrong in a migration. This package knows no other of the house, nor its errors.
+"""Errors of migrations. This package imports no other of the product, nor its errors.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What an application's Alembic leaves out when its own history does not contain these tables.
+"""A filter for an application's Alembic whose own history does not contain these tables.
 
 Autogenerate sees tables that are in the database and not in `target_metadata`, and drops them, with the
 messages in them.

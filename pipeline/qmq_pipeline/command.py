@@ -1,9 +1,8 @@
-"""What all commands of the pipeline share: configuration, session, progress, and how errors are reported.
+"""The parts that all commands of the pipeline share: configuration, session, progress, reports of errors.
 
-Shows how far a command is: on a terminal one line, redrawn in place; in a log a line now and then.
-
-What is shown are the finished tasks of Spark's active stages, which a thread reads meanwhile. A log, as cron and
-Airflow keep it, gets a line at the end of each stage of a job, and one every `LINE_S` during a long one.
+Progress is the number of finished tasks in Spark's active stages, which a thread reads meanwhile. A terminal shows
+one line, redrawn in place. A log, as cron and Airflow keep it, gets a line at the end of each stage of a job, and one
+every `LINE_S` during a long one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What commands ask a broker, and what its answers mean to them.
+"""Questions of commands to a broker, and their answers.
 
 Refusals, connection failures and malformed answers raise the transport's errors, so exit codes are
 the same everywhere.

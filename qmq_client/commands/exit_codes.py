@@ -1,4 +1,4 @@
-"""What the exit code of `qmq` says, the same for every sub-command.
+"""Exit codes of `qmq`, the same for every sub-command.
 
 ====  ==========================================================================
 0     done, or there was nothing to do

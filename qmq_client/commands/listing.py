@@ -1,4 +1,4 @@
-"""Which sub-commands `qmq` has, from names alone: nothing of them is imported, nor is click.
+"""The sub-commands of `qmq`, listed from names alone: nothing of them is imported, nor is click.
 
 Also what to do when standard output cannot be written: its disk is full, or its reader has exited.
 """

@@ -1,4 +1,4 @@
-"""What long-running commands write to standard error, and how much of it."""
+"""The logs of long-running commands on standard error, bounded."""
 
 from __future__ import annotations
 

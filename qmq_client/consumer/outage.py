@@ -1,4 +1,4 @@
-"""How long to wait while the broker, or the database of an inbox, does not answer.
+"""Waits during an outage of the broker, or of the database of an inbox.
 
 All threads of one `Consumers` ask the same broker, so the first answer that any of them gets ends
 the waits of the others. A wait still lasts at least `_LEAST_S`: a broker that answers one kind of

@@ -1,4 +1,4 @@
-"""Which argument a handler gets for each of its parameters, found out once, at decoration.
+"""The arguments of a handler by its parameters, found once, at decoration.
 
 =====================================  =======================================================
 annotation `Message`                   the message; so does a parameter without one named

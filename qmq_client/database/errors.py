@@ -1,4 +1,4 @@
-"""The door at which errors of SQLAlchemy and the drivers become our own; no password goes through it."""
+"""The translation of errors of SQLAlchemy and the drivers into our own, without passwords."""
 
 from __future__ import annotations
 

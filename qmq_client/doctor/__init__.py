@@ -1,4 +1,4 @@
-"""What endangers the guarantees of a database, and how to fix it."""
+"""The doctor: finds dangers to the guarantees of a database, and their fixes."""
 
 from qmq_client.doctor.catalogue import CHECKS
 from qmq_client.doctor.check import Check, Severity

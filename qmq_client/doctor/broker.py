@@ -1,5 +1,5 @@
-"""What the broker reports over HTTP. It does not report whether two processes use its data
-directory: the second one refuses to start by itself (promise B9).
+"""The doctor's findings about a broker, from its reports over HTTP. They do not say whether two processes
+use its data directory: the second one refuses to start by itself (promise B9).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the doctor looks for at the broker; a part of `catalogue.py`."""
+"""The doctor's checks of the broker; a part of `catalogue.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that the doctor checks, one entry each, with the meaning of a finding.
+"""The catalogue of the doctor's checks, one entry each, with the meaning of a finding.
 
 `docs/doctor.md` shows the same table; a test holds both equal.
 """

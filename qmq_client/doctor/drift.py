@@ -1,4 +1,4 @@
-"""How the live tables differ from those that this version needs, with the statement that fixes each fault.
+"""Differences between the live tables and those that this version needs, with the statement that fixes each.
 
 For `qmq db check` and the doctor; a producer's own first look is in `schema.py`. SQLAlchemy reads the
 live tables, Alembic writes the statements. Roomier columns, further columns that need no value, and

@@ -1,4 +1,4 @@
-"""What others have put on our tables: triggers, rules, foreign keys, row security.
+"""Foreign objects on our tables: triggers, rules, foreign keys, row security.
 
 Any of these may veto one of our statements, with an error or silently, or alter what it stores. Most
 do neither. No catalog tells which ones do, so each is shown and a person decides.

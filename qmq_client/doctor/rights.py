@@ -1,4 +1,4 @@
-"""What this user may not read or write: findings with the GRANT that an administrator can issue."""
+"""Missing rights of this user: findings with the GRANT that an administrator can issue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers did, as values: the content of the action log.
+"""The actions of consumers and operators on a group, as values: the content of the action log.
 
 Each action is a tagged MessagePack array; the tag is its first element and never reused. That is
 how this format is versioned: a new kind needs no new version of the directory, and a program that

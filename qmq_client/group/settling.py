@@ -1,4 +1,4 @@
-"""Which actions follow from what a consumer reports, and from leases that end by themselves.
+"""Decides the actions that follow from a consumer's settlements, and from leases that end by themselves.
 
 Decides only: reads the state of a group and returns actions for the log. A range is settled as far
 as this consumer still holds it under the token it names; the rest is reported as stale. A range

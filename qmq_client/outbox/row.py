@@ -1,4 +1,4 @@
-"""What an outbox row is to the code that publishes it, and what became of a batch of them.
+"""An outbox row for the code that publishes it, and the outcome of a batch of rows.
 
 Values only; the statements that read and write them are in `store.py`.
 """

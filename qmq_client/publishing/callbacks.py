@@ -1,4 +1,4 @@
-"""Calls the application back about what became of its messages: `on_sent` and `on_failed`.
+"""Calls the application back with the outcomes of its messages: `on_sent` and `on_failed`.
 
 Callbacks, events of the database engine and finalizers may run in the middle of a publisher's step.
 Code there that waits for that publisher would wait for itself: `is_called_by` recognizes it, also

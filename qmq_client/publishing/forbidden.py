@@ -1,4 +1,4 @@
-"""What is said of subjects that the broker does not take from this token."""
+"""Log lines about subjects that the broker does not take from this token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand a batch of outbox rows to the broker and say what became of each.
+"""Publishes a batch of outbox rows and returns the outcome of each.
 
 Shared by the publisher thread and the watchdog, so that both treat rows alike; no database and no
 clock in it. A batch is one frame and one request where it fits. A row counts as sent only when an

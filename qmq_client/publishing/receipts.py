@@ -1,4 +1,4 @@
-"""Receipts: the outcome of one message, for callers that want to wait for it.
+"""Receipts: the outcome of one message, for callers that wait for it.
 
 A receipt is requested before the commit and answers once, with a `SendOutcome`; a message without one
 costs nothing.

@@ -1,4 +1,4 @@
-"""What the sections of `qmq.toml` may say: names, types, bounds, built-in values.
+"""The sections of `qmq.toml`: names, types, bounds, built-in values.
 
 Values only; where they come from, and which layer wins, is in `config.py`. A value outside of its
 bounds is refused when it is read, never where it is used.

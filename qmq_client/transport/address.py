@@ -1,4 +1,4 @@
-"""Where the broker is, and the credentials it asks for: token, authorities, client certificate.
+"""The address of the broker and its credentials: token, authorities, client certificate.
 
 Everything that talks to a broker accepts one in place of a URL. For a URL alone, the rest comes from
 the process's environment, under the names that every `qmq` command uses::

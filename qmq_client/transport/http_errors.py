@@ -1,4 +1,4 @@
-"""What trouble over HTTP means, as one of the leaves of `TransportError`.
+"""The translation of failures over HTTP into the leaves of `TransportError`.
 
 The only place that knows httpx's errors and HTTP's status codes.
 """

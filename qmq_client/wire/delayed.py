@@ -1,9 +1,7 @@
-"""What is asked of delayed messages over HTTP, and the answers: bodies in JSON.
-
-When an encoded record is due, and how far ahead that may be.
+"""Requests and answers about delayed messages over HTTP, as JSON bodies; and the limit of due times.
 
 A producer refuses a delay over the limit before any SQL; the broker refuses it too, but leaves room
-for clocks that differ, so that it takes whatever a producer with the same limit has taken.
+for clocks that differ, so that it takes every message that a producer with the same limit has taken.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deli
 
 
 def _ahead(span_ms: int) -> str:
-    """Exact, and as people count what is far away."""
+    """A time span for people, with its exact milliseconds."""
     if span_ms > _COUNTED_MS_MAX:
         return "more than a million years ahead"
     return f"{span_ms} ms ahead ({span_ms / _DAY_MS:,.1f} days)"

@@ -31,13 +31,9 @@ a recycled file are never taken for new ones. A frame is wholly there or wholly 
 crosses a segment. Big-endian. Documented for people in `docs/format/frame.md`; the idea of one
 batch as the unit of wire, log and checksum is Kafka's record batch, version 2.
 
-Others import everything about frames from here: the head of any frame is made and read in
-`frame_head.py`, the body of messages in `frame.py`.
-
-A frame of messages: the subjects' table, the columns after it, and the records, which stay encoded.
-
-What stands where is drawn in `frame.py`. Whatever comes from outside passes `parse_message_frame`, which uses no
-length before it has checked it.
+Other modules import everything about frames from here: `frame_head.py` makes and reads the head of any
+frame, this module the body of messages, whose records stay encoded. Untrusted bytes pass
+`parse_message_frame`, which uses no length before it has checked it.
 """
 
 from __future__ import annotations

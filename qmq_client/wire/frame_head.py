@@ -1,11 +1,7 @@
-"""The head of a frame and what guards it: fields, stamp, checksums; frames of any kind, built and taken apart.
+"""The head of a frame: its fields, kinds, stamp and checksums; frames of any kind, built and parsed.
 
-What stands where is drawn in `frame.py`.
-
-What a frame can hold, by its kind; how long the marks are that some kinds carry.
-
-Frames of messages come in several kinds. A client sends MESSAGES and DELAYED; the others are made by
-the broker out of records that it was sent, and carry marks after them (`marks.py`).
+The layout is drawn in `frame.py`. Frames of messages come in several kinds. A client sends MESSAGES and
+DELAYED; the broker makes the others out of received records, with marks after them (`marks.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a group is named: `group`, or `group@consumer` for one consumer of a broadcast.
+"""The names of groups: `group`, or `group@consumer` for one consumer of a broadcast.
 
 `@` is in no name, so that the group of a broadcast never has the name of another group.
 """

@@ -1,4 +1,4 @@
-"""Which hosts lead nowhere but to this machine: what is sent there in the clear, no other machine reads."""
+"""Loopback addresses: hosts that lead to this machine alone, so that clear text stays on it."""
 
 from __future__ import annotations
 

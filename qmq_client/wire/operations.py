@@ -1,4 +1,4 @@
-"""What operators ask of groups, dead letters and the broker: bodies of requests in JSON, and answers.
+"""Operators' requests about groups, dead letters and the broker, as JSON bodies, and the answers.
 
 A group is named as listings name it: `group`, or `group@consumer` for one consumer of a broadcast.
 """

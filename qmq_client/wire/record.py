@@ -1,4 +1,4 @@
-"""The record: one encoded message, made by the producer and never changed by anybody after.
+"""The record: one encoded message, made by the producer and never changed afterwards.
 
 ::
 
@@ -20,16 +20,12 @@ records one by one. The record's length stands in the frame. The subject is part
 but not of the record: it stands once per run in the frame, and a record delivered under another
 subject is found out. Documented for people in `docs/format/record.md`.
 
-The texts of a record, both ways: its key, its tags and its headers.
+Names of headers and combinations of tags, of which an application has few, are checked and converted
+once and then cached, in bounds.
 
-What an application has few of and every message carries, names of headers and combinations of tags,
-is checked and converted once and then kept at hand, in bounds.
-
-The tag hash: 64 bits that say cheaply which tags a message may have.
-
-Each tag sets two bits chosen by its CRC-32C (a Bloom signature), so that one 8-byte field of the
-consume queue answers AND and OR filters over several tags; a match is confirmed on the text. 0
-means no tags.
+The tag hash has 64 bits that say cheaply which tags a message may have. Each tag sets two bits chosen
+by its CRC-32C (a Bloom signature), so that one 8-byte field of the consume queue answers AND and OR
+filters over several tags; a match is confirmed on the text. 0 means no tags.
 """
 
 from __future__ import annotations

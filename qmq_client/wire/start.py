@@ -1,4 +1,4 @@
-"""Where a group begins, or is moved to: the four forms of a start, as a text and back.
+"""The start of a group: the four forms of a position, as a text and back.
 
 `earliest` is the oldest message that is there, `latest` the next one to come, `time:<ms>` the first
 that was stored at this time or later (ms since 1970 UTC), `sequence:<n>` this very one. A sequence or

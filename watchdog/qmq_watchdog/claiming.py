@@ -1,4 +1,4 @@
-"""What one sweep asks of the database while a batch goes to the broker: claims and settlements.
+"""Claims and settlements that one sweep makes while a batch goes to the broker.
 
 Both run on two threads, that is, two connections, and a sweep has no more: meanwhile the sweep itself
 asks the database for nothing.

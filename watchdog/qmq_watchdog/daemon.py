@@ -83,7 +83,7 @@ _SLOW_S: Final = 1.0
 
 
 class Job(Protocol):
-    """Something done again and again; `SweepJob` is one."""
+    """A periodic job; `SweepJob` is one."""
 
     name: str
     server: str

@@ -121,7 +121,7 @@ class Outage:
         self.failures = 0
 
     def on_failure(self, kind: str, *, at_least_s: float = 0.0) -> Failure:
-        """Something is unreachable; `kind` tells one trouble from another."""
+        """Count a failure; `kind` tells one trouble from another."""
         self.failures += 1
         is_news = kind != self._kind or self.failures & (self.failures - 1) == 0
         self._kind = kind

@@ -1,4 +1,4 @@
-"""Everything that `qmq watchdog run` puts together, and its main loop.
+"""The service `qmq watchdog run`: its parts and its main loop.
 
 One transport, one broker gate and one connection budget for all databases; the databases come from
 the configuration and, if one is named, from the registry; metrics on request.

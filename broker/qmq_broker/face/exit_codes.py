@@ -1,4 +1,4 @@
-"""How the broker's process ends, as numbers for supervisors."""
+"""Exit codes of the broker's process, for supervisors."""
 
 from __future__ import annotations
 

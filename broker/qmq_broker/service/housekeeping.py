@@ -1,4 +1,4 @@
-"""Maintenance by time: retention, idle broadcast consumers, snapshots of the groups.
+"""Periodic maintenance: retention, idle broadcast consumers, syncs of the action log, snapshots.
 
 Decided in the loop thread, where the groups live, and done elsewhere: segments by the writer,
 snapshots by the thread that syncs the action log. Files of delayed messages go by the log's own
@@ -7,10 +7,9 @@ it is older than the retention, or the log too long, and if every group has got 
 subject and every keeper has it. `force_retention` lifts the second condition; what a group or a
 keeper loses by that is counted.
 
-Syncs the action log at an interval, and writes its snapshots, off the loop thread.
-
+`ActionSync` syncs the action log at an interval, and writes its snapshots, in a thread of its own.
 Pulls and settlements are answered once they are written, before they are synced: a power cut takes
-at most one interval of them, and their messages are delivered again. A thin thread around `step`.
+at most one interval of them, and their messages are delivered again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""What keepers tell the broker, and their status. The writer makes the changes, between two
-commits.
+"""Reports and status of keepers. The writer makes the changes, between two commits.
 
-The writer also gives up segments, so every keeper that was answered is respected by whatever is
-given up afterwards.
+The writer also gives up segments, so it gives up nothing that an answered keeper still needs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Answers about a running broker: subjects, groups, dead letters, messages. Read-only.
 
-Finding a message of which only copies are left: it is in a long retry, retention took the
-original.
-
-A copy has an id of its own, so the copies themselves are read: those that wait among the delayed
-messages, and those that came back to a group that is not done with them. Reading the disk happens
-outside the loop; the groups are asked before and after, in the loop.
+`CopySearch` finds a message of which only copies for long retries are left, because retention deleted
+the original. A copy has an id of its own, so the copies themselves are read: those that wait among
+the delayed messages, and released ones that their group is not done with. Reading the disk happens
+outside the loop; the groups are read before and after, in the loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How much of the broker's room is used: of all that callers can bring into being, and by which token.
+"""The use of the broker's limits: of everything that callers can create, in total and by token.
 
-For `status`, the metrics and the doctor: what is refused at a bound can be seen to come.
+For `status`, the metrics and the doctor, which show that a limit is near before requests are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What the callers with one token brought into being and still is there."""
+    """What the callers with one token have created that still exists."""
 
     token: str
     subjects: int
@@ -38,10 +38,10 @@ class TokenShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLettersRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the dead letters of all groups are."""
+    """The room that the dead letters of all groups take, in memory and in files."""
 
     letters: int
-    #: What those that were used last take in memory, and how much that may be.
+    #: Memory of those that were used last, and its bound.
     memory_bytes: int
     memory_bytes_max: int
     #: Length of the files that have the others.
@@ -117,11 +117,11 @@ class Room:
         )
 
     def dead_letters_bytes(self) -> tuple[int, int]:
-        """What the dead letters that were used last take in memory, and the others in files."""
+        """Bytes of the dead letters that were used last, in memory, and of the others, in files."""
         return self._delivery.pool.memory_bytes, self._delivery.pool.file_bytes
 
     def dead_letters(self) -> DeadLettersRoom:
-        """Where the dead letters of all groups are."""
+        """The room that the dead letters of all groups take, in memory and in files."""
         pool = self._delivery.pool
         return DeadLettersRoom(
             letters=sum(len(state.dead) for state in self._delivery.groups()),

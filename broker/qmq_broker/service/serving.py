@@ -1,4 +1,4 @@
-"""Whether this broker takes messages, and if not, why: the one place that every route asks.
+"""The serving state of the broker: whether it takes messages, and if not, why. Every route asks here.
 
 ::
 

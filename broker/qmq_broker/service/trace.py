@@ -1,8 +1,7 @@
-"""The life of one message, group by group, as the action log tells it.
+"""The trace of one message: its events in each group, read from the action log.
 
-There is no second database: the actions since the message was stored are read, up to a bound.
-Actions older than the oldest segment of the log are gone; the state of the group then tells what
-was tried. Runs in any thread.
+The actions since the message was stored are read, up to a bound. Actions older than the oldest
+segment of the log are gone; then only the state of the group shows past attempts. Runs in any thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MARGIN_MS: Final = 10_000
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to the message in one group."""
+    """One event of the message in one group."""
 
     at_ms: int
     #: given, acked, nacked, nacked untried, lease ended, extended, rejected, dead, replayed,
@@ -56,7 +55,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Trace(NamedTuple):
-    """What was found."""
+    """The events that were found."""
 
     events: dict[str, list[TraceEvent]]
     #: Whether all actions since the message was stored were read.
@@ -108,7 +107,7 @@ class _Follower:
         self._sequence = sequence
         self.events: dict[str, list[TraceEvent]] = {}
         self.count = 0
-        #: Group → who has it, under which pull sequence, at which attempt.
+        #: Group → the consumer that has it, pull sequence, attempt.
         self._held: dict[str, tuple[str, int, int]] = {}
 
     def see(self, action: Action) -> None:

@@ -39,7 +39,7 @@ from qmq_client.wire.requests import SubjectPlace
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one frame of an append; its sender gets the answer after the next sync."""
+    """The outcome of one frame of an append; its sender gets the answer after the next sync."""
 
     physical_offset: int
     stored_at_ms: int

@@ -1,4 +1,4 @@
-"""Opening a data directory, whatever happened to it before.
+"""Recovery: opens a data directory, also after a crash or a power cut.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the log says of work that the disk, or a full queue, has no room for.
+"""Log lines about work that the disk, or a full queue, has no room for.
 
 Work of many kinds needs room, in several threads, and all of it tries again until there is some. So
 a full disk is logged for each kind of work once, then at the 2nd, 4th, 8th … refusal of any kind, and

@@ -1,4 +1,4 @@
-"""Where the commit log begins. Old segments go, and no commit waits for that.
+"""Retention: deletes the oldest segments of the commit log; no commit waits for that.
 
 ::
 

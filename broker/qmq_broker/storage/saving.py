@@ -1,4 +1,4 @@
-"""What an open store writes, besides the logs, so that the next start has little to read.
+"""The saver: derived files that an open store writes, so that the next start has little to read.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a frame of the commit log means for the consume queues and for delayed messages.
+"""The effects of a frame of the commit log on consume queues and delayed messages.
 
 Shared by the writer, which stages what it appends, and by everything that reads the log again: a
 start, a rebuild, a verification. Nothing here writes a file.

@@ -1,4 +1,4 @@
-"""Everything one broker owns on disk, behind one face.
+"""The store: all files of one broker, behind one interface.
 
 A data directory belongs to one `Store` of one process. `append` and `commit` make messages durable
 and then visible, while other threads read queues and records. The actions of consumers have a log
@@ -132,7 +132,8 @@ class Store:
     ) -> Store:
         """Take the data directory: lock, format, recovery, new epoch.
 
-        `check_groups` raises for the content of a snapshot that the service cannot read. Raises `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
+        `check_groups` raises for the content of a snapshot that the service cannot read. Raises
+        `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
         `CorruptionError` with nothing changed but derived files.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")

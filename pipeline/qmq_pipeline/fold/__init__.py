@@ -1,1 +1,1 @@
-"""What became of each message, folded from actions."""
+"""The fold of actions into the outcome of each message."""

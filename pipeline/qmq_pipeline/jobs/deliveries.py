@@ -1,4 +1,4 @@
-"""The table `deliveries`: what became of each message at each group, folded from the action log.
+"""The table `deliveries`: the outcome of each message at each group, folded from the action log.
 
 1. The actions of each group, in order, become *steps* on sequences (`fold/steps.py`): one task for each few groups, and
    the work is for actions, not for messages.

@@ -1,4 +1,4 @@
-"""Tells a broker how far an archive keeps its logs, so that retention waits for the rest.
+"""Reports to a broker how far an archive keeps its logs, so that retention waits for the rest.
 
 Progress is reported to the broker only when files are written, verified and synced and their commit counts. If a
 run dies in between, the broker knows less than the archive has, and the next run tells it more.

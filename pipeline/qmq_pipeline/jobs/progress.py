@@ -1,4 +1,4 @@
-"""How far a job is, for callers that want to know."""
+"""The progress of a job, for callers that show it."""
 
 from __future__ import annotations
 

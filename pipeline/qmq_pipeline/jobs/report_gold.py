@@ -1,6 +1,6 @@
-"""What the report shows of the gold tables: a few small queries.
+"""The queries of the report over the gold tables.
 
-Minutes are rolled up to at most some hundred buckets by merging sketches. What took a few minutes is shown by the
+Minutes are rolled up to at most some hundred buckets by merging sketches. A span of a few minutes is shown by the
 second: the same queries read `lifecycle` then. Every list is bounded and says how many rows there are in all.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Rows of each table on the page, and lines of a chart.
 ROWS_MAX: Final = 50
 _LINES_MAX: Final = 8
-#: What took less time is shown by the second.
+#: A shorter span is shown by the second.
 _SHORT: Final = timedelta(minutes=10)
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 

@@ -1,1 +1,1 @@
-"""Where logs are read from: a directory, a backup, an archive, a broker; with options."""
+"""The places that logs are read from: a directory, a backup, an archive, a broker; with options."""

@@ -1,4 +1,4 @@
-"""What a job of the pipeline works on: one value, made by the command line or by a program.
+"""The configuration of a job of the pipeline, made by the command line or by a program.
 
 Every job is a function of `(spark, config)`. Nothing is read from the environment below this.
 """

@@ -1,4 +1,4 @@
-"""How long a broker that is unreachable is waited for.
+"""The wait for a broker that is unreachable.
 
 A restart takes seconds, and after a crash the broker reads its logs before it answers. A reader waits meanwhile and
 continues where it was. What counts is the time in which nothing comes: an answer that breaks off has brought something.

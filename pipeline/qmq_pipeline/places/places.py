@@ -1,4 +1,4 @@
-"""From the place that an option names to an open log, in the driver and in every worker."""
+"""Opens the log of a place that an option names, in the driver and in every worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report shows, as plain values."""
+"""The contents of the report, as plain values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The page: one HTML file with everything in it, without scripts and without links to other sites.
 
-Charts as SVG inside the page: lines over time, and bars.
-
+Its charts are SVG: lines over time, and bars.
 Colours are classes of the page's style, so a chart follows the page from light to dark; lines also
 differ by dashes. Every bucket has a title, which browsers show under the mouse and screen readers
 read out.

@@ -1,13 +1,10 @@
 """Frames of the commit log as rows of `messages` and `scheduled`, a column at a time.
 
-`qmq_client.wire.frame` reads the frames and their tables; this module says which of their records are
-wanted, `decode.py` makes batches of them, and `record_columns.py` extracts their fields. Rows come in
-the order of the log.
-
-Frames on their way into a batch: what its columns want of them, and no more than that.
+`qmq_client.wire.frame` reads the frames and their tables; this module selects records and makes
+batches of them; `record_columns.py` extracts their fields. Rows come in the order of the log.
 
 The log is read in blocks. Records stay where they were read until their block ends; if that is enough for a
-batch, its columns are made there. Otherwise what is wanted of the records is copied and the block
+batch, its columns are made there. Otherwise the needed parts of the records are copied and the block
 released, so that messages with long bodies, of which a block holds few, come in batches as large as
 others do: a batch costs as much as some thousand of its rows.
 """

@@ -1,4 +1,4 @@
-"""Rows of outbox tables as rows of the table `outbox`: which to read, and reading them.
+"""The rows of outbox tables, selected and read as raw Arrow columns for the table `outbox`.
 
 Bodies stay in the database: of a record only the first bytes are read, which hold its checksum and
 due time. Each range of ids is read in short transactions of a few thousand rows, so no writer waits
@@ -13,14 +13,10 @@ transactions. A row that was open and is gone was sent and deleted, or deleted b
 SQLite reuses numbers once the highest rows are gone. As long as the row right below a mark is the
 same one, none was reused; if it is not, new rows may be anywhere below the mark.
 
-Rows of an outbox table as raw Arrow columns, read from each database in the cheapest way.
-
 The statements are SQLAlchemy's, on its connections. The results are taken from the driver's cursor,
 some hundred rows at a time, because SQLAlchemy's row objects cost as much again as the driver's.
 PostgreSQL sends numbers and bytes in binary. PyMySQL is written in Python and pays for every value,
-so there the server makes one line of CSV of each row, and Arrow parses the lines.
-
-Not for: the meaning of the columns; that is `rows/outbox.py`. Why not ADBC:
+so there the server makes one line of CSV of each row, and Arrow parses the lines. Why not ADBC:
 `docs/decisions/0026-no-adbc.md`.
 """
 

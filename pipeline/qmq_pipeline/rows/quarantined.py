@@ -1,4 +1,4 @@
-"""What the broker has in quarantine fails a read, and is named, unless its reader asked to pass over it.
+"""Quarantined ranges of a log: they fail a read, by name, unless its reader asked to pass over them.
 
 The log has frames of kind LOST there. The first frame of such a range names the lost sequences; of
 delayed messages and actions it is unknown what was lost.

@@ -1,4 +1,4 @@
-"""How far a streaming query has come in the log of a store, as its checkpoint keeps it."""
+"""The position of a streaming query in the log of a store, as its checkpoint keeps it."""
 
 from __future__ import annotations
 

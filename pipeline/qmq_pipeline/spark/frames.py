@@ -1,4 +1,4 @@
-"""What the driver knows, as tables for Spark."""
+"""Values of the driver as tables for Spark."""
 
 from __future__ import annotations
 

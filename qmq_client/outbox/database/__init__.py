@@ -1,1 +1,1 @@
-"""What differs between SQLite, MySQL, MariaDB and PostgreSQL, behind one port."""
+"""The differences between SQLite, MySQL, MariaDB and PostgreSQL, behind one port."""

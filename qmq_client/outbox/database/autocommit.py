@@ -1,4 +1,4 @@
-"""Whether a connection commits each statement by itself, asked of the driver through SQLAlchemy."""
+"""Detects a connection that commits each statement by itself, asking the driver through SQLAlchemy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a claim asks for and what it returns, independent of the database.
+"""The criteria and the result of a claim, independent of the database.
 
 There are two claims: of due rows, oldest due first; and of the followers of an ordering key, in
 commit order, when the rows before them have just been sent. Followers were given back to come due

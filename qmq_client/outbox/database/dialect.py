@@ -1,4 +1,4 @@
-"""What the outbox needs to know about one kind of database; there is a module for each database.
+"""The port to one kind of database; each has a module of its own.
 
 A further database is a module with a function `make_dialect` and a line in `_MODULES`.
 """

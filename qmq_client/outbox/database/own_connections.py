@@ -5,17 +5,13 @@ listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and o
 transactions begin and end by our own statements. Work is written once, for a synchronous connection:
 with an asynchronous driver it runs on an event loop of this object, through SQLAlchemy's greenlets.
 
-Cuts connections whose transaction takes too long, because a server may never answer.
-
-A driver may wait forever on a connection that is established and silent (a frozen server behind a
+Deadlines: a driver may wait forever on a connection that is established and silent (a frozen server behind a
 proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions
 are short, so each has a deadline. At the deadline the socket is shut down, the driver finds its
 connection lost, and the thread continues with an error. One thread watches all of them, and ends when
 there was none for a minute.
 
-Forks of a process whose publisher uses an SQLite file.
-
-SQLite bears no fork, in two ways, both reproduced. While a thread is inside SQLite, it may hold a
+Forks: SQLite bears none, in two ways, both reproduced. While a thread is inside SQLite, it may hold a
 lock of the library; a child inherits that, and hangs at its first use of any database. And the
 library keeps the file locks of the process in its memory: a child that inherits an open connection
 believes that it has them, and when the parent closes its last connection, it deletes the write-ahead

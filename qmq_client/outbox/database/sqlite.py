@@ -4,10 +4,9 @@ Pitfalls handled here, each reproduced: `FOR UPDATE SKIP LOCKED` is silently ign
 UPDATE … RETURNING; a transaction that read before it writes fails at once if another wrote in
 between, so our transactions that write begin IMMEDIATE.
 
-Moments in which the application uses no connection to its SQLite file.
-
-A transaction that has read fails at its first write if anybody wrote in between. So deletes of the
-publisher wait for such a moment, and a connection that is taken during one waits for its end.
+A transaction that has read fails at its first write if another one wrote in between. So deletes of the
+publisher wait for a moment in which the application uses no connection to the file, and a connection
+that is taken during one waits for its end.
 """
 
 from __future__ import annotations

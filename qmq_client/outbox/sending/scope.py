@@ -1,4 +1,4 @@
-"""Which session or connection a send joins: named or scoped, never guessed.
+"""Finds the session or connection that a send joins: named or scoped, never guessed.
 
 `session=` names it. Without that it is the innermost `@transactional`, `transaction` or inbox handler
 around the code, or what the producer was given (`Producer(…, session=db.session)`).

@@ -1,1 +1,1 @@
-"""Who is calling: callers, their roles, tokens and certificates."""
+"""Authentication and authorization: callers, their roles, tokens and certificates."""

@@ -1,4 +1,4 @@
-"""Who may do what: roles, the subjects they cover, and the caller that has them.
+"""Authorization: roles, the subjects they cover, and the caller that has them.
 
 Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin
 may do both, and change the data of others: state, dead letters, positions of groups. Subjects are

@@ -1,4 +1,4 @@
-"""When a certificate is valid, read from its own bytes: the library shows that of a peer's alone.
+"""The validity of a certificate, parsed from its bytes: the library shows only that of a peer's certificate.
 
 Only the path to the two times is followed (RFC 5280, section 4.1)::
 

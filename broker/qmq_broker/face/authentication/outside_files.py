@@ -1,4 +1,4 @@
-"""Files outside the data directory: the operator's, who may change them while the broker runs.
+"""The operator's files outside the data directory, which may change while the broker runs.
 
 Tokens and certificates are checked regularly and read when they changed, so that a rotation needs
 no restart. A new token is written to a file of its own. The data directory has a module of its own

@@ -4,10 +4,9 @@ Exit codes, the same as those of `qmq broker serve` where both have them: 0 done
 found; 1 something derived is wrong, a start repairs it; 2 usage; 3 the directory is in use, of
 another version, or none; 4 accepted data is damaged; 5 the disk refused.
 
-Several processes for the segments of a verification: CRC-32C and copying keep one core busy.
-
-Small logs are verified in this process: starting another one costs more than reading a few hundred
-megabytes.
+The segments of a large log are verified by several processes, because CRC-32C and copying keep one
+core busy. A small log is verified in this process: starting another one costs more than reading a
+few hundred megabytes.
 """
 
 from __future__ import annotations

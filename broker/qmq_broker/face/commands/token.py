@@ -1,4 +1,4 @@
-"""`qmq broker token add | list | revoke`: who may use a broker, kept in a file next to it.
+"""`qmq broker token add | list | revoke`: the tokens of callers, kept in a file next to the broker.
 
 No broker has to run; one that does reads the file again within a second.
 """

@@ -1,1 +1,1 @@
-"""From bytes to requests and back: the listening side, and what one connection may do."""
+"""Connections: the listening side, and one connection from bytes to requests and back."""

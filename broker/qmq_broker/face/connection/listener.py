@@ -1,6 +1,4 @@
-"""The listening side of the process: tokens and TLS, and uvicorn around both.
-
-How many connections fit next to the files that the broker must be able to open.
+"""The listening side of the process: tokens and TLS, uvicorn around both, and the number of connections.
 
 A connection costs a descriptor, and each process has a limited number of them. No client may fill that
 limit with idle connections and keep the broker from its own files. Not for: the limit of the whole

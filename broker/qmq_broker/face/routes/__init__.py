@@ -1,1 +1,1 @@
-"""What can be asked: the hot routes, and those of people and tools."""
+"""The routes: hot ones, and those for people and tools."""

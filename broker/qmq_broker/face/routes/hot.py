@@ -1,4 +1,4 @@
-"""The three hot routes, send, pull, settle.
+"""The three hot routes: send, pull, settle.
 
 Each reads its request, calls the service, and writes one answer. Nothing here is done per message.
 """
@@ -90,12 +90,12 @@ class HotRoutes:
             finally:
                 self._room.end_request()
         except QmqError as error:
-            self._tell_fault(http, error)
+            self._log_fault(http, error)
             self._broker.metrics.refused[error_code(error)] += 1
             await answer_error(http, head.answer_encoding(), error)
 
-    def _tell_fault(self, http: RequestResponse, error: QmqError) -> None:
-        """Log what is no fault of the caller's: of the disk, or of files; each kind at doubling intervals."""
+    def _log_fault(self, http: RequestResponse, error: QmqError) -> None:
+        """Log errors of the disk or of files, which are not the caller's, each kind at doubling intervals."""
         if not isinstance(error, StoreError):
             return
         path = http.scope["path"]
@@ -144,7 +144,7 @@ class HotRoutes:
         except QmqError as error:
             if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
-            self._tell_fault(http, error)
+            self._log_fault(http, error)
             given = (
                 None  # a refusal would say that they were not carried out; the next pull gets it
             )

@@ -1,4 +1,4 @@
-"""The routes of keepers, for whom retention waits.
+"""The routes of keepers, which retention waits for.
 
 They answer once the change is durable: the answer survives a power cut.
 """

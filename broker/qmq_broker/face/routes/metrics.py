@@ -1,13 +1,10 @@
-"""Everything that `GET /metrics` shows, as one table; docs/metrics.md has the same.
+"""The metrics of `GET /metrics` as one table, and their reading; docs/metrics.md has the same table.
 
 The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few;
 `reason`, `state`, `log` and `bound` come from short, fixed lists. No message id, consumer or error text
 becomes a label.
 
-The numbers of a broker at one moment, read in the loop thread for a scrape.
-
-A reading is plain values: what is made of it is made outside the loop. Subjects and groups have at
-most `LISTED_MAX` rows each.
+A reading is plain values, taken in the loop thread; the text is made outside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row of the table of routes: what a route takes, what it answers, and who may use it.
+"""One row of the table of routes: input, answer, and the roles that may use it.
 
 Authorization of a request is decided here, by the row that serves it.
 """

@@ -1,4 +1,4 @@
-"""The table of routes: every route of the broker once, with its handler, its types and who may use it.
+"""The table of routes: each route of the broker once, with its handler, types and roles.
 
 Dispatch and authorization (`app.py`), the OpenAPI document (`openapi.py`) and the check of docs/http.md are
 derived from it.

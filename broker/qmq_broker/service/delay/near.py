@@ -1,4 +1,4 @@
-"""Delayed messages in memory: those that were overdue at the start, and those that fall due soon.
+"""The delayed messages in memory: those that were overdue at the start, and those that fall due soon.
 
 Two wheels. One holds what is due now or within `AHEAD_MS`; it is filled from the schedule before it
 runs empty, and by messages as they arrive. The other holds what was overdue at the start, so that a
@@ -8,18 +8,15 @@ Both are loaded in slices, one load at a time.
 Belongs to the thread that releases; any thread may read the counts. Not for: when and how fast
 messages are released (`releasing.py`).
 
-Loading the near future from the schedule into a wheel, in bounded portions, a little at a time.
+A load (`Load`) reads messages from the schedule into a wheel, in bounded portions, a little at a
+time. A bucket is read through for each portion; a bucket with millions of messages is first sorted
+on the disk (`storage/schedule/sorted.py`). Releases continue between two steps.
 
-A bucket is read through for each portion; a bucket with millions of messages is first sorted on the
-disk (`storage/schedule/sorted.py`). Releases continue between two steps.
-
-The memory layer of delayed messages: those of the near future, ordered by due time.
-
-Loaded messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals gather in a
-small heap until they make a run. Everything up to one point of the order, `loaded_until`, is here,
-and nothing after it. What arrives after it is found by a later load, and if there is too much,
-moving the point back drops the excess. So memory is bounded, however many messages one bucket
-holds.
+In a wheel (`Wheel`) messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals
+gather in a small heap until they make a run. A wheel has everything up to one point of the order,
+`loaded_until`, and nothing after it. A message that arrives after it is found by a later load, and if
+there is too much, moving the point back drops the excess. So memory is bounded, however many
+messages one bucket holds.
 
 A load covers the messages known when it began (frozen sequences). Arrivals during the load are kept
 apart and checked when the point has moved: none is lost, and none is here twice except for a race

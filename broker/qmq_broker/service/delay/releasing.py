@@ -1,4 +1,4 @@
-"""Releasing delayed messages when their time has come.
+"""The release of delayed messages at their due time, and the clock for it.
 
 A thread of its own reads what is due, makes RELEASED frames of it and hands them to the writer. The
 writer commits them together with everything else, and it alone judges whether a message may still
@@ -9,11 +9,10 @@ Messages that were overdue when the broker started go first, at a bounded rate, 
 those that are due now. A full disk holds everything back; a damaged message is set apart and
 reported. What is in memory, and how it gets there, is in `near.py`.
 
-The time by which delayed messages are released: the wall clock, without its jumps.
-
-If the wall clock is set back, this time is set back with it, so that nothing is early; the writer
-sees to it that nothing is released twice. If it is set forward to where it never was, or the machine
-slept, this time moves by `STEP_MS` at once and then runs `CATCH_UP` times as fast. So a clock that is
+`DelayClock` is the wall clock without its jumps. If the wall clock is set back, this time is set back
+with it, so that nothing is early; the writer sees to it that nothing is released twice. If it is set
+forward to where it never was, or the machine slept, this time moves by `STEP_MS` at once and then
+runs `CATCH_UP` times as fast. So a clock that is
 wrong by a day releases at first only what is due within a minute. An alarm stands until the two agree
 again, or an operator accepts the clock as it is. Slow drift is followed silently: there the wall clock
 is right.

@@ -1,5 +1,4 @@
-"""Where the messages of a group are: in the queue of their subject, or as copies in the queue of
-copies.
+"""Reads the messages of a group, from the queue of their subject or as copies from the queue of copies.
 
 A long retry delivers a copy of the message, because retention may have taken the original by
 then (`storage/logs/copies.py`). Outside this layer the copy is not seen.

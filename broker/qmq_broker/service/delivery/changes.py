@@ -1,5 +1,4 @@
-"""What operators do to groups: pause, resume, seek, configure, remove; replay and purge dead
-letters.
+"""Operators' changes of groups: pause, resume, seek, configure, remove; replay and purge dead letters.
 
 Each change is one action of the log, so it survives a restart. Requests are bounded; a request that
 did not do everything says so.

@@ -1,4 +1,4 @@
-"""What became of one message in one group: "did they get it?", and if not, "why not?"."""
+"""The state of one message in one group: "did they get it?", and if not, "why not?"."""
 
 from __future__ import annotations
 

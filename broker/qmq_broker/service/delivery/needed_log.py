@@ -1,4 +1,4 @@
-"""How much of the commit log the groups still need.
+"""The part of the commit log that the groups still need.
 
 There may be ten thousand groups, and retention asks every second while it waits for one of them. So
 it asks that one alone, and all of them when that one needs nothing of what is to go any more.

@@ -1,4 +1,4 @@
-"""Which token brought a subject into being, and how many each token may.
+"""The number of subjects that each token has created, and its limit.
 
 What is known of that is in the action log, next to the groups, so a token has no more subjects after a
 restart than before. A subject of before, or of an operator, has no owner.

@@ -1,4 +1,4 @@
-"""What the storage needs of a disk: the protocols that all its code is written against.
+"""The port to the disk: the protocols that all storage code is written against.
 
 `disk.py` has the real one and says what is durable when; crash tests use a recording one.
 """

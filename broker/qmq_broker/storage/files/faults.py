@@ -1,4 +1,4 @@
-"""What can be wrong with the files of a stopped broker, and what follows from each fault.
+"""Faults in the files of a stopped broker, and their consequences.
 
 Three levels, by what the next start does: accepted data is **damaged** (nothing can restore it); a
 derived file is **rebuilt**; or what was found is **ignored**, because nothing needs it.

@@ -1,14 +1,14 @@
-"""Where the commit log begins, once its oldest segments were given up.
+"""The beginning of the commit log, once its oldest segments were given up.
 
 ::
 
     state/retained    MessagePack of Retained and a checksum line
 
 Truth, not derived: a subject whose messages are all gone keeps its place here, so that no sequence
-is given twice. So does one that was removed because it was unused. Written durably before the first segment is removed. From then on everything below
-`first_offset` is not part of the log, and the next opening clears it away. If there is no file, nothing
-was given up yet. A draft is next to it all the time, so that segments can be given up where nothing
-is left on the disk.
+is given twice; so does a removed subject. Written durably before the first segment is removed. From
+then on everything below `first_offset` is not part of the log, and the next opening deletes it.
+Without the file nothing was given up yet. A draft is always next to it, so that segments can be given
+up on a full disk.
 """
 
 from __future__ import annotations

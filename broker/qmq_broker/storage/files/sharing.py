@@ -1,4 +1,4 @@
-"""Whether a data directory has its files to itself.
+"""The check that no other directory shares the files of a data directory.
 
 `cp -al` and `rsync --link-dest` make copies whose files are the originals under further names. What
 an opening writes into one such directory appears in all of them, and two brokers would overwrite

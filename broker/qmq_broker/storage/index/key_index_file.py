@@ -22,13 +22,8 @@ nothing: the frame is read. One entry stands for all equal keys of a frame.
 While a file grows, its slots are only in memory and its entries are written in portions. When it is
 full, the slots are written and the file is sealed. The table (`key_index.py`) says how many entries
 count, and their checksum. The layout is RocketMQ's, except that entries hold the offset of the
-frame instead of the record: subject, sequence and time are in the frame. Documented in
-`docs/format/key-index.md`.
-
-Numbers of the key index as bytes, packed column by column: one by one would cost ten times as
-much.
-
-`key_index_file.py` says what the columns mean.
+frame instead of the record: subject, sequence and time are in the frame. Numbers are packed column
+by column: one by one would cost ten times as much. Documented in `docs/format/key-index.md`.
 """
 
 from __future__ import annotations

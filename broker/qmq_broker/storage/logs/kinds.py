@@ -1,4 +1,4 @@
-"""Which kinds of frames the commit log holds, what each is for, and how long they may be."""
+"""The kinds of frames in the commit log: the purpose and the longest length of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of a commit log must be read for a subject or a time, judged by the files alone.
+"""The parts of a commit log that must be read for a subject or a time, found from the files alone.
 
 For readers next to the broker and for backups: takes no lock, asks no writer, changes nothing; a
 disk that is `is_read_only` is enough. Sealed segments are judged by their summaries if there are

@@ -1,4 +1,4 @@
-"""How the two logs of a store allocate their space."""
+"""The space settings of the two logs of a store."""
 
 from __future__ import annotations
 

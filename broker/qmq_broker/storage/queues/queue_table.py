@@ -1,4 +1,4 @@
-"""How much of all consume queues is in their files: a table, and the previous one.
+"""The table of consume queues: how much of each is in its file; with the previous table.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Writing delayed messages to their files.
+"""The copy of delayed messages from the commit log to their own files, and of those files to a backup.
 
 ::
 
@@ -11,8 +11,7 @@ small, and few are copied between two commits, because everything sent or releas
 No request waits for the syncs: they run parallel to the writer. A finished bucket first leaves the table,
 then its files are removed, also parallel to the writer: removing a large file takes a disk long.
 
-Delayed messages in a backup: the table, and every file as far as the table goes.
-
+A backup takes the table, and every file as far as the table goes.
 Nothing the table covers is ever overwritten, so it can be copied while a broker runs. The commit
 log is copied afterwards, and must reach back to where the table ends.
 """

@@ -1,4 +1,4 @@
-"""Delayed messages: which wait for what time, where they are, and what became of them.
+"""The schedule of delayed messages: due time, place and state of each.
 
 A delayed message is appended to the commit log like any other but gets no place in its consume
 queue. From then on it is known here, under the bucket of its due time and a sequence in it. Both
@@ -11,10 +11,8 @@ Records go to schedule logs and states to dispatch logs in portions (`copy.py`).
 derived from the commit log at each start; afterwards its segments may go. Not for: when a message
 is due (`service/delay/releasing.py`).
 
-Reading the records of delayed messages, from the commit log or from the schedule log of their
-bucket.
-
-Many are read together when they are released: neighbours with one read, in the order of the file.
+`ScheduleRecords` reads their records, from the commit log or from the schedule log of their bucket;
+many together when they are released: neighbours with one read, in the order of the file.
 """
 
 from __future__ import annotations

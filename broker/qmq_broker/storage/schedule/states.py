@@ -1,4 +1,4 @@
-"""What became of the messages of one bucket: two bits for each, in memory and in the dispatch log.
+"""The states of the messages of one bucket: two bits for each, in memory and in the dispatch log.
 
 Only the writer decides: it looks here before it writes a release or a cancellation, and notes the
 result here with the write. So a message has one state, whatever else runs at the same time.

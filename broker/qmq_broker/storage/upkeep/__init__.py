@@ -1,1 +1,1 @@
-"""What an operator does with a data directory: verify, dump, rebuild, back up, give up."""
+"""An operator's work on a data directory: verify, dump, rebuild, back up, quarantine."""

@@ -1,5 +1,4 @@
-"""Giving up damaged ranges of both logs, by explicit option: reported, kept, and skipped from then
-on.
+"""Quarantine: damaged ranges of both logs are reported, copied, and skipped from then on, by explicit option.
 
 Damage before the durable end stops a start, because only a person may say that accepted messages
 are lost. `quarantine_damage` is that person's word. Every frame is read; each damaged range of the
@@ -14,17 +13,14 @@ places (consume queues, key index, summaries) are dropped, to be made again. If 
 the next start with the option begins again; a start without it halts as before, or finds the logs
 whole.
 
-`quarantine.py` says what follows from damage to the action log, `quarantine_schedule.py`
-from damage to the files of delayed messages. Not for: `FORMAT`, which never changes and is in every
-backup, and `state/retained`; damage to those still stops a start.
+`quarantine_schedule.py` does the same for the files of delayed messages. Not for: `FORMAT`, which
+never changes and is in every backup, and `state/retained`; damage to those still stops a start.
 
-Giving up damage of the action log, by explicit option: groups go back to where it is whole.
-
-The state of the groups is a snapshot plus the actions after it, and no action can be applied
-without those before it: an ack after a lost hand-out would skip messages that were never delivered. So
-everything from the first damaged byte on is given up, including good frames after it. The groups
-go back to their state at that point, and what was settled since is delivered again. No message is
-lost by that.
+In the action log the groups go back to where it is whole. Their state is a snapshot plus the actions
+after it, and no action can be applied without those before it: an ack after a lost delivery would
+skip messages that were never delivered. So everything from the first damaged byte on is given up,
+including good frames after it. The groups go back to their state at that point, and messages settled
+since are delivered again. No message is lost by that.
 
 A group created in the part that is given up is forgotten: the next pull creates it again. If
 both snapshots are damaged and the log does not reach back to its beginning, that happens to all
@@ -196,8 +192,7 @@ class _Quarantine(LogQuarantine):
         )
         if hole is None:
             return
-        # The window of ids cannot begin in the hole either; its ids are derived again from after
-        # it.
+        # The window of ids cannot begin in the hole either: ids after it are derived again.
         base = self._segments.base_of(hole.first_offset)
         files = CheckpointFiles(self._disk, self._format.store_id)
         try:

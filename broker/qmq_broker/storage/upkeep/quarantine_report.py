@@ -1,4 +1,4 @@
-"""What is reported and kept of a damaged range that was given up.
+"""The report and the copy of a damaged range that is given up, and the frames that cover the range.
 
 ::
 
@@ -7,10 +7,8 @@
     quarantine/schedule.<20 digits>-<20 digits>.json           missing from a file of delayed messages
     quarantine/dispatch.<20 digits>-<20 digits>.json           the same of what became of them
 
-Keeping a copy of a range of a log, and covering the range in place with frames of kind LOST.
-
-For ranges that a person gave up, see `quarantine.py`. The first frame of a range is written last,
-on its own: until it is durable the range is as damaged as before, whatever else a power cut leaves.
+A range is covered in place with frames of kind LOST. The first one is written last, on its own:
+until it is durable the range is as damaged as before, whatever else a power cut leaves.
 """
 
 from __future__ import annotations

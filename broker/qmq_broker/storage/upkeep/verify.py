@@ -1,12 +1,11 @@
-"""Verifying a data directory while no broker has it: every file, every frame, both checksums.
+"""The verification of a data directory that no broker has open: every file, every frame, both checksums.
 
 Takes the lock so that nothing changes meanwhile, and changes nothing itself, except the name of the
 holder in the lock file. What is wrong becomes a list of `Fault`; what is right becomes counts.
 Segments are independent of each other, so several processes may read them, see `verify_segment.py`.
 
-The part of a verification that checks key index files, each against its checksums.
-
-Entries are not compared with the log: a search does that with every entry it follows.
+Key index files are checked against their checksums. Their entries are not compared with the log: a
+search does that with every entry it follows.
 """
 
 from __future__ import annotations
