@@ -1,4 +1,4 @@
-"""`Message`: what an application sends and what its handlers get.
+"""`Message`: the value that an application sends and its handlers get.
 
 A body may be bytes, text, or anything that JSON can express (dict, list, dataclass, msgspec or
 pydantic model …). The consumer gets bytes, text or the JSON value back, or a typed object when its

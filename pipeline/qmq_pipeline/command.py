@@ -92,7 +92,7 @@ class Display(logging.Handler):
 def watched_tasks(
     spark: SparkSession, display: Display, *, look_s: float = LOOK_S
 ) -> Iterator[None]:
-    """While the block lasts, show the tasks of active stages; nothing where a session does not count (Spark Connect)."""
+    """During the block, show the tasks of active stages; nothing where a session counts none (Spark Connect)."""
     from pyspark.errors import PySparkException
 
     try:

@@ -1,4 +1,4 @@
-"""`qmq delayed list | show | cancel | reschedule | histogram | status | retry | accept-clock`: messages that wait for their time.
+"""`qmq delayed list | show | cancel | reschedule | histogram | status | retry | accept-clock`: delayed messages.
 
 Asks the broker; what a command changed is durable when it ends.
 """

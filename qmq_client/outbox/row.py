@@ -80,7 +80,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
-    """Which rows a person means: those that fulfil every condition given; all rows if none is."""
+    """A choice of rows: those that fulfil every condition given; all rows without one."""
 
     #: None for any; at most `ROW_FILTER_IDS_MAX`.
     message_ids: Sequence[bytes] | None = None
@@ -129,7 +129,7 @@ class ParkedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
-    """What became of each row of a batch: it is in exactly one of the three tuples."""
+    """The outcome of each row of a batch: it is in exactly one of the three tuples."""
 
     #: Accepted: an answer named the frame they were in.
     sent: tuple[bytes, ...] = ()

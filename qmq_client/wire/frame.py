@@ -173,7 +173,8 @@ def parse_message_frame(
 ) -> MessageFrame:
     """A whole message frame, its checksum, tables and lengths verified; records stay encoded.
 
-    `is_verified` is that of `parse_frame`. Raises `ProtocolError` and nothing else. No length is used before it was checked.
+    `is_verified` is that of `parse_frame`. Raises `ProtocolError` and nothing else. No length is used before it was
+    checked.
     """
     header = parse_frame(data, frame_bytes_max=limits.frame_bytes, is_verified=is_verified)
     if header.kind not in MESSAGE_KINDS:

@@ -81,7 +81,7 @@ def test_a_row_that_is_not_what_its_producer_made_stops_an_archive_before_a_brok
     told: list[dict[str, int]] = []
 
     class Watched(Keeping):
-        def tell(self, store_id: str, kept: Any) -> bool:
+        def report(self, store_id: str, kept: Any) -> bool:
             told.append(dict(kept))
             return True
 

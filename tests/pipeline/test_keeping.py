@@ -56,19 +56,19 @@ def test_two_archives_may_not_have_one_name_and_the_second_is_told_so(data: Path
     with BrokerProcess(data, *FOREVER) as broker:
         place = Place(broker_url=broker.url)
         first = Keeping(place=place)
-        assert first.tell(store_id(data), {})
-        assert first.tell(store_id(data), kept)
+        assert first.report(store_id(data), {})
+        assert first.report(store_id(data), kept)
         with pytest.raises(SourceError, match="keeper archive has reported before") as raised:
-            Keeping(place=place).tell(store_id(data), {COMMIT_LOG: 1})
+            Keeping(place=place).report(store_id(data), {COMMIT_LOG: 1})
         assert "give this one a name of its own" in str(raised.value)
-        assert Keeping(place=place, name="second").tell(store_id(data), {})
+        assert Keeping(place=place, name="second").report(store_id(data), {})
         assert keepers(broker) == {"archive": FORGETFUL.segment_bytes, "second": 0}
 
 
 def test_a_broker_of_another_store_is_not_told(data: Path, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "other", *FOREVER) as broker:
         with pytest.raises(SourceError, match="store_id"):
-            Keeping(place=Place(broker_url=broker.url)).tell(store_id(data), {})
+            Keeping(place=Place(broker_url=broker.url)).report(store_id(data), {})
         assert keepers(broker) == {}
 
 
@@ -117,7 +117,7 @@ def earlier_broker() -> Iterator[str]:
 
 def test_a_broker_that_does_not_know_keepers_is_said_not_to_wait(earlier_broker: str) -> None:
     keeping = Keeping(place=Place(broker_url=earlier_broker))
-    assert not keeping.tell("ab" * 16, {})
+    assert not keeping.report("ab" * 16, {})
     assert keeping.not_waited_for == UNKNOWN
 
 
@@ -126,9 +126,9 @@ def test_a_broker_that_does_not_answer_is_an_error_and_one_that_is_not_wanted_is
 ):
     nobody = Place(broker_url="http://127.0.0.1:1", wait_s=0)
     with pytest.raises(UnreachableError):
-        Keeping(place=nobody).tell("ab" * 16, {})
+        Keeping(place=nobody).report("ab" * 16, {})
     keeping = keeping_of(nobody, name=None, is_wanted=False)
-    assert not keeping.tell("ab" * 16, {})
+    assert not keeping.report("ab" * 16, {})
     assert keeping.not_waited_for == NOT_WANTED
 
 

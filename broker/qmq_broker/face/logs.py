@@ -1,7 +1,7 @@
 """Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
 
-Bodies of messages are never logged. A line is handed to a thread, which writes it: a slow reader of standard error
-may stop reading, and no other thread waits for that. What does not fit meanwhile is dropped and counted.
+Bodies of messages are never logged. A thread writes the lines: a slow reader of standard error may stop reading, and
+no other thread waits for that. Lines that do not fit meanwhile are dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one writer: everything that needs an order, one commit for all waiting requests.
+"""The writer: the one thread that changes the store, with one commit for all waiting requests.
 
 Group commit without linger: while one commit is on its way to the disk, the next requests gather,
 so the device decides the size of a commit. A commit is one append and one sync; then, in one call
@@ -130,8 +130,7 @@ class CommitWriter:
         *,
         refusals: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Change the store as with `run_soon`; `on_done` gets the result or the error in the loop
-        thread.
+        """Change the store as `run_soon` does; the loop thread calls `on_done` with the result or the error.
 
         Errors in `refusals` do not poison the store; any other error does.
         """
@@ -200,7 +199,7 @@ class CommitWriter:
         )
 
     def _step_store(self) -> None:
-        """Let the store do what depends on time."""
+        """Let the store do its work that depends on time."""
         self._stepped_s = self._clock.monotonic_s()
         self._guarded("upkeep", self._store.step)
 

@@ -1,10 +1,10 @@
 """The actions of one group, as steps on sequences: what the group did with which messages.
 
 The broker keeps the state of a group while it runs (`qmq_client/group/state.py`); it forgets a message that is done,
-and this does not. So the actions are the broker's, and what consumers hold is kept in the broker's ranges, but an action
-becomes steps instead of a state. An ack names pull sequences of a consumer; here it becomes the sequences that were
-pulled. What a group passes on its way is found here, too. A step says nothing of single messages: a range of a million
-is one step. `blocks.py` applies steps to messages. A test runs both on random histories and compares.
+and this does not. So the actions are the broker's, and what consumers hold is kept in the broker's ranges, but an
+action becomes steps instead of a state. An ack names pull sequences of a consumer; here it becomes the sequences that
+were pulled. What a group passes on its way is found here, too. A step says nothing of single messages: a range of a
+million is one step. `blocks.py` applies steps to messages. A test runs both on random histories and compares.
 
 What was handed out before the table of actions begins is unknown: its settlements are counted and otherwise ignored.
 """
@@ -214,7 +214,7 @@ class GroupSteps:
         yield Step(REDELIVERED, first, first + 1, row["at"])
 
     def skipped(self, row: Row) -> Iterator[Step]:
-        """Messages that retention deleted by force; those in flight may be settled yet, and long retries have copies."""
+        """Messages deleted by force; those in flight may be settled yet, and long retries have copies."""
         mark, after = self.mark, row["next_sequence"]
         yield self._step(GIVEN_UP_BY_FORCE, row, 0, BY_FORCE)
         mark.first = after if mark.first is None else mark.first

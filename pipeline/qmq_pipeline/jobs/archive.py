@@ -1,9 +1,9 @@
 """`qmq pipeline archive`: sealed segments of the logs as Parquet, verified before retention may delete them.
 
-An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does. The same
-streams write it as those of `ingest`, but only full segments. Then each row is read back, encoded again as its producer
-would, and compared with the producer's checksum; the files are synced; and the broker learns how far the archive reaches.
-Retention waits for it from the first run on (`keeping.py`).
+An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does. The
+same streams write it as those of `ingest`, but only full segments. Then each row is read back, encoded again as its
+producer would, and compared with the producer's checksum; the files are synced; and the broker learns how far the
+archive reaches. Retention waits for it from the first run on (`keeping.py`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def archive(
         place = with_token(config.place, os.environ)
         keeper = _keeping(keeping, place)
         kept = {log: noted[log] for log in _LOGS if log in noted}
-        is_waited_for = keeper.tell(_store_id(place), kept)
+        is_waited_for = keeper.report(_store_id(place), kept)
         for log in _LOGS:
             streams.run(log, is_sealed=True)
             on_progress(Progress(stage=f"archive {log}", done=1, total=2, rows=0))
@@ -106,7 +106,7 @@ def archive(
             if keeper.place is not None and keeper.place != config.place:
                 check_same(keeper.place, log, position)
         done = streams.done(noted)
-        keeper.tell(streams.ends.get("store_id", ""), done.next_offsets)
+        keeper.report(streams.ends.get("store_id", ""), done.next_offsets)
     return Archived(
         messages=sum(done.rows.get(kind, 0) for kind in ("messages", "scheduled")),
         verified=verified,
@@ -136,7 +136,7 @@ def _store_id(place: Place) -> str:
 
 
 def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
-    """Raise `SourceError` unless the broker that retains for the archive has the log in which this position was reached."""
+    """Raise `SourceError` unless the log of this position is at the broker that retains for the archive."""
     reader = open_log(place, log)
     try:
         bounds = reader.bounds()

@@ -2,8 +2,8 @@
 
 It judges what was committed before `as_of`: the last look at outboxes and log, less the grace. Kinds of finding:
 
-- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group retries it much later, and the copy is
-  missing, or came back and was not given to the group;
+- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group retries it much later, and the
+  copy is missing, or came back and was not given to the group;
 - *ghost*: a message is in the log, and its producer's database never had a row for it;
 - *duplicate*: one id is in the log more than once;
 - *late*: a message was stored long after its commit or due time, or has waited in the outbox that long;

@@ -24,7 +24,7 @@ NOT_WANTED: Final = "not wanted (--no-keeper)"
 class Keeping:
     """One archive, and the broker whose logs it keeps."""
 
-    #: The broker, with its token; None if there is none to tell.
+    #: The broker, with its token; None without one.
     place: Place | None
     name: str = KEEPER
     #: Why retention does not wait for this archive; empty while it does.
@@ -32,7 +32,7 @@ class Keeping:
     #: Log → offset below which this archive has everything.
     kept: dict[str, int] = field(default_factory=dict)
 
-    def tell(self, store_id: str, kept: Mapping[str, int]) -> bool:
+    def report(self, store_id: str, kept: Mapping[str, int]) -> bool:
         """Report to the broker how far each log is kept; returns whether retention waits for the rest.
 
         Raises `SourceError` if the broker refuses: it has another store, or another archive has
@@ -60,7 +60,7 @@ class Keeping:
 
 
 def keeping_of(broker: Place | None, *, name: str | None, is_wanted: bool) -> Keeping:
-    """From the options of a command, whatever place it reads from."""
+    """The keeping that the options of a command describe."""
     if not is_wanted:
         return Keeping(place=None, not_waited_for=NOT_WANTED)
     return Keeping(place=broker, name=KEEPER if name is None else name)

@@ -1,11 +1,12 @@
 """`qmq pipeline lifecycle`: from bronze, one row for each message and group, from commit to outcome.
 
-First the action log is folded into what became of each message at each group (`deliveries.py`). Then messages are
+First the action log is folded into the outcome of each message at each group (`deliveries.py`). Then messages are
 joined with the groups of their subject, their deliveries, and what outboxes and schedule say about them
 (`lifecycle_sql.py`). Messages that are committed but not stored, or that wait for their due time, have rows too.
 
-The table has a part for each part of the log, and one for what has no place in the log. A run makes again only the parts
-that something came in for: new messages, messages that something happened to, and messages with a new outbox row.
+The table has a part for each part of the log, and one for what has no place in the log. A run makes again only the
+parts that something came in for: new messages, messages that something happened to, and messages with a new outbox
+row.
 """
 
 from __future__ import annotations

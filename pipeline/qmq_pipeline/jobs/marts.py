@@ -1,9 +1,9 @@
 """`qmq pipeline marts`: from silver, the small tables that people look at, by subject, group and minute.
 
-The parts of `lifecycle` that were made since the last run tell which days changed. Those days are counted again from the
-parts that have messages of them; all other days stay. The lag of a group runs on over all days, so it is summed up from
-counts by the minute that each part adds. Latencies are stored as KLL sketches, so minutes can be rolled up to hours or
-days with correct quantiles.
+The parts of `lifecycle` that were made since the last run tell which days changed. Those days are counted again from
+the parts that have messages of them; all other days stay. The lag of a group runs on over all days, so it is summed
+up from counts by the minute that each part adds. Latencies are stored as KLL sketches, so minutes can be rolled up to
+hours or days with correct quantiles.
 
 A run that is killed notes nothing, and the next one makes the same tables again.
 """

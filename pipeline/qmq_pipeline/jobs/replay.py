@@ -1,13 +1,13 @@
 """`qmq pipeline replay`: sends messages from the tables again, to another subject or to a group.
 
-To a subject they are sent as new messages, with a header that names the original. Their ids are
-made of the replay's name and the old id, so repeating a replay under its name sends nothing twice
-within the broker's window; nor does a batch that is sent again because its answer was lost. With `with_same_ids` the broker takes them for repeats of the originals, as
-long as it remembers those.
+To a subject they are sent as new messages, with a header that names the original. Their ids are made of the replay's
+name and the old id, so repeating a replay under its name sends nothing twice within the broker's window; nor does a
+batch that is sent again because its answer was lost. With `with_same_ids` the broker takes them for repeats of the
+originals, as long as it remembers those.
 
 To a group only dead letters can be replayed: the broker delivers them again to that group alone.
 
-Nothing is sent before a person has looked: the first answer is what would be sent.
+The first answer only shows what would be sent; nothing is sent until a person confirms it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames of the commit log as rows of `log`: messages, and whatever else is known of them.
+"""Frames of the commit log as rows of `log`: messages, and their cancellations, copies and losses.
 
 One pass over the frames gives all kinds of rows, so that a writer of tables reads the log once. Messages come a
 column at a time (`decode.py`); of all other kinds there are few, and their rows are made in plain Python.
@@ -76,7 +76,7 @@ def expired_row(first_offset: int, next_offset: int) -> _Row:
 
 
 class _Seen:
-    """What is kept of frames that pass by."""
+    """Frames of other kinds, kept while messages pass."""
 
     def __init__(self) -> None:
         self.altered: _Altered = {}

@@ -4,8 +4,8 @@
 
     spark.readStream.format("qmq_outbox").option("database", "orders").load()
 
-A scan gives all rows from the mark of the last one on, and below it those that are open, or that were sent since
-then and are kept; see `rows/outbox.py`. So a row comes again whenever it changes, and in each scan while it is open: one
+A scan gives all rows from the mark of the last one on, and below it those that are open, or that were sent since then
+and are kept; see `rows/outbox.py`. So a row comes again whenever it changes, and in each scan while it is open: one
 that was open and does not come any more is gone. With the trigger `availableNow` a query makes one scan.
 """
 

@@ -1,9 +1,10 @@
 """Every table by its name; the columns of each are in the module of its layer.
 
-All code takes tables from here, so that a table that travels to a worker is the same object there.
-A table's version goes up when a column is added; what files of an older version lack is read as null.
-`MESSAGES` and `SCHEDULED` are what the source gives under these names; stored, they are rows of `LOG`. All times are UTC with microseconds. `docs/pipeline-tables.md`
-prints these tables, and a test holds both equal. No Spark: workers and plain programs use this module too.
+All code takes tables from here, so that a table that travels to a worker is the same object there. A table's version
+goes up when a column is added; what files of an older version lack is read as null. `MESSAGES` and `SCHEDULED` are
+what the source gives under these names; stored, they are rows of `LOG`. All times are UTC with microseconds.
+`docs/pipeline-tables.md` prints these tables, and a test holds both equal. No Spark: workers and plain programs use
+this module too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The content of the files of a data directory, row by row, for people and for other tools.
+"""The dump of a data directory: the content of its files, row by row, for people and for other tools.
 
 Each kind is a generator of rows that can be written as JSON, one in memory at a time. No lock is
 taken and nothing is changed: next to a running broker it shows what the files hold at that moment.

@@ -1,4 +1,4 @@
-"""One open file of the machine, and how a sync of it is made and believed.
+"""One open file of the operating system, with syncs that are checked.
 
 A successful sync is believed only if the file system still takes changes (`confirm`), and a failed
 one fails each later one of the same file. Only `disk.py` opens files.

@@ -9,9 +9,9 @@
     columns                                  n × instance 8, n × first counter 8,
                                              n × last counter 8, n × frame offset 8
 
-A chunk holds runs of one generation of the window, those of each subject sorted by instance and counter, so that a start
-takes whole columns instead of reading a million frames, and ends with the same window. Derived:
-what the journal lacks is read from the frames. Big-endian.
+A chunk holds runs of one generation of the window, those of each subject sorted by instance and counter, so that a
+start takes whole columns instead of reading a million frames, and ends with the same window. Derived: what the
+journal lacks is read from the frames. Big-endian.
 """
 
 from __future__ import annotations

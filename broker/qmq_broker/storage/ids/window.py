@@ -1,7 +1,7 @@
 """The dedupe window: which message ids were stored lately, and in which frame.
 
-An id is remembered together with its subject: the same id under another subject is another message, so a caller that may
-send to one subject has no say over those of another.
+An id is remembered together with its subject: the same id under another subject is another message, so a caller that
+may send to one subject has no say over those of another.
 
 An id is a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
 and a million ids are a few thousand runs of 24 bytes each. A window keeps at least the last

@@ -1,5 +1,4 @@
-"""The action log: what consumers did, in order. A snapshot and the actions after it give every
-group.
+"""The action log: every change of a group, in order. A snapshot and the actions after it restore all groups.
 
 Frames of kind ACTIONS in segments of their own. Body: length 4 (big-endian), MessagePack list of
 actions (`actions.py`), zero fill. If a power cut takes the newest actions, messages are

@@ -16,7 +16,8 @@ from qmq_broker.storage.schedule.schedule import Schedule
 def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
     """Take over what the files hold; returns whether there was a table. Changes nothing.
 
-    `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`, and `UnknownFormatError` with nothing changed.
+    `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`, and `UnknownFormatError`
+    with nothing changed.
     """
     table = read_table(schedule.disk, schedule.store_id)
     if table is None:
