@@ -20,26 +20,31 @@ class IdSource:
     """Dense message ids of this process; a new instance number after a fork."""
 
     def __init__(self) -> None:
-        self.renew_in_child()
+        #: By process id. Filled in one step, so no lock is needed.
+        self._sources: dict[int, Callable[[], bytes]] = {}
+        self._process_id = 0
+        self._next_id = MessageIds(0).next_id
 
     def next_id(self) -> bytes:
         """A message id never given out before by anybody, 16 bytes."""
+        if self._process_id != os.getpid():
+            self._renew()
         return self._next_id()
 
-    def _first_id(self) -> bytes:
+    def _renew(self) -> None:
+        process_id = os.getpid()
         made = MessageIds(instance_of(secrets.randbits(64))).next_id
-        # In one step, so no lock is needed: all threads take what the first of them made.
-        self._next_id = self._made.setdefault("", made)
-        return self._next_id()
+        self._next_id = self._sources.setdefault(process_id, made)
+        self._process_id = process_id  # last: a thread that sees it takes the new ids
 
     def renew_in_child(self) -> None:
         """After a fork: another instance.
 
-        The process id is not asked for: in a namespace of its own a child may have the parent's, and it
-        costs a system call for every message.
+        The process id alone does not tell a child: in a namespace of its own it may be the parent's. Nor does
+        this hook: a server that forks in C, as uWSGI does, calls it only when told to.
         """
-        self._made: dict[str, Callable[[], bytes]] = {}
-        self._next_id = self._first_id
+        self._sources = {}
+        self._process_id = 0
 
 
 def new_token() -> bytes:

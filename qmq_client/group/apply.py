@@ -69,16 +69,19 @@ def _on_long_retry(state: GroupState, action: SetAside | BroughtBack) -> None:
 def _on_sought(state: GroupState, action: Sought) -> None:
     state.give_up_all()
     state.cursor = action.sequence
-    state.dead.forget_from(action.sequence)
+    state.dead.forget(action.sequence)
     copies = state.long_retries.copies
     for sequence in [one for one in copies if one not in state.dead]:
         del copies[sequence]
 
 
 def _on_purged(state: GroupState, action: Purged) -> None:
-    for sequence in state.dead_between(action.first, action.next):
-        del state.dead[sequence]
-        state.long_retries.forget_copies(sequence, sequence + 1)
+    copies = state.long_retries.copies
+    for sequence in [
+        one for one in copies if action.first <= one < action.next and one in state.dead
+    ]:
+        del copies[sequence]
+    state.dead.forget(action.first, action.next)
 
 
 def _on_skipped(state: GroupState, action: Skipped) -> None:
@@ -156,7 +159,7 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
     for sequence in [one for one, copy in state.long_retries.copies.items() if copy >= next_copy]:
         del state.long_retries.copies[sequence]
     state.drop_leases_beyond(next_sequence)
-    state.dead.forget_from(next_sequence)
+    state.dead.forget(next_sequence)
     if state.by_key is not None:
         for sequence, _ in list(state.by_key.sequences()):
             if sequence >= next_sequence:

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, MutableMapping
 from itertools import chain, islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -30,6 +30,8 @@ BLOCK_LETTERS_MAX: Final = 1_024
 BLOCK_BYTES_MAX: Final = 256 * 1024
 #: Letters that are looked at, or freed, at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
+#: A group with so many blocks may have to read as many in one turn: some ten milliseconds.
+_BLOCKS_AT_ONCE: Final = 50
 #: Memory of one letter that stays when its block is paged out: sequence and time, and room to grow.
 LETTER_BYTES: Final = 20
 #: Memory of one block next to its letters.
@@ -65,6 +67,15 @@ class Page(Protocol):
     def read(self) -> bytes:
         """All of it, as it was written, in any thread; raises if that cannot be read."""
         ...
+
+
+class MemoryPage(NamedTuple):
+    """The same in memory."""
+
+    letters: tuple[bytes, ...]
+
+    def read(self) -> bytes:
+        return _array_head(len(self.letters)) + b"".join(self.letters)
 
 
 class Pool(Protocol):
@@ -129,12 +140,9 @@ class Block:
         """Drop what this page says."""
         self.page, self.letters = page, None
 
-    def content(self) -> Page | tuple[bytes, ...]:
+    def content(self) -> Page:
         """Its letters as they are now, however the block changes."""
-        if self.letters is not None:
-            return tuple(self.letters)
-        assert self.page is not None
-        return self.page
+        return self.page or MemoryPage(tuple(self.letters or ()))
 
     def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
         letters = self.loaded()
@@ -257,8 +265,12 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         found = self._find(sequence)
         return None if found is None else found[0].at_ms[found[1]]
 
+    def changed_at_once(self, count_max: int) -> int:
+        """How many of so many letters may be changed in one turn: fewer where each may need a page."""
+        return count_max if len(self._blocks) <= _BLOCKS_AT_ONCE else max(1, count_max // 10)
+
     def load(self, first: int, next_: int) -> None:
-        """Read what a change of this range needs; raises what `Page.read` does, with nothing changed."""
+        """Read what a change of each letter in this range needs; raises what `Page.read` does, with nothing changed."""
         low, high = max(0, self._place(first)), self._place(next_ - 1)
         for block in self._blocks[low : max(low, high) + 1]:
             block.loaded()
@@ -277,18 +289,12 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             count += max(0, high - low)
         return count
 
-    def forget_from(self, sequence: int) -> None:
-        """Forget all from this sequence on; their memory is freed by and by."""
-        place = max(0, self._place(sequence))
-        if place == len(self._blocks):
-            return
-        block = self._blocks[place]
-        index = bisect_left(block.sequences, sequence)
-        gone = self._blocks[place + bool(index) :]
-        if 0 < index < len(block):
-            gone.append(block.cut(index))
-            self._used(block)
-        del self._blocks[place + bool(index) :], self._firsts[place + bool(index) :]
+    def forget(self, first: int, next_: int | None = None) -> None:
+        """Forget those in this range, or all from `first` on; their memory is freed by and by."""
+        low = self._split(first)
+        high = len(self._blocks) if next_ is None else self._split(next_)
+        gone = self._blocks[low:high]
+        del self._blocks[low:high], self._firsts[low:high]
         self._count -= sum(map(len, gone))
         self.encoded_bytes -= sum(one.encoded_bytes for one in gone)
         for one in gone:
@@ -300,17 +306,18 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         del self._forgotten[-blocks:]
         return bool(self._forgotten)
 
-    def contents(self) -> tuple[Page | tuple[bytes, ...], ...]:
-        """All of them as they are now, block by block; see `page_of`."""
+    def contents(self) -> tuple[Page, ...]:
+        """All of them as they are now, block by block."""
         return tuple(block.content() for block in self._blocks)
 
-    def add_page(self, page: bytes) -> None:
-        """Add what `page_of` made.
+    def add(self, page: Page) -> None:
+        """Add the letters of a page, which has to stay readable.
 
-        Raises `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page, and
-        `ValueError` unless its sequences rise, from those that are there already.
+        Raises `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page,
+        `ValueError` unless its sequences rise, from those that are there already, and what `Page.read` does.
         """
-        letters, block = letters_of(page), Block()
+        encoded, block = page.read(), Block()
+        letters = letters_of(encoded)
         for letter in letters:
             if letter.sequence < (block.sequences[-1] + 1 if len(block) else self.next_sequence):
                 raise ValueError(f"dead letter {letter.sequence} is out of order")
@@ -318,7 +325,8 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             block.at_ms.append(letter.at_ms)
         if not letters:
             raise ValueError("a page without dead letters")
-        block.letters = [bytes(one) for one in _PARTS.decode(page)]
+        block.letters = [bytes(one) for one in _PARTS.decode(encoded)]
+        block.page = page
         block.encoded_bytes = sum(map(len, block.letters))
         block.newest_ms = max(block.at_ms)
         self._count += len(block)
@@ -370,6 +378,19 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         index = block.index(sequence)
         return None if index is None else (block, index)
 
+    def _split(self, sequence: int) -> int:
+        """Let a block begin at this sequence; returns the place of the first block from there on."""
+        place = max(0, self._place(sequence))
+        if place == len(self._blocks):
+            return place
+        block = self._blocks[place]
+        index = bisect_left(block.sequences, sequence)
+        if 0 < index < len(block):
+            upper = self._insert(place + 1, block.sequences[index], block.cut(index))
+            self._used(block)
+            self._used(upper)
+        return place + bool(index)
+
     def _block_for(self, sequence: int) -> Block:
         """The block that has this sequence, or gets it: made, or made room in, if need be."""
         place = max(0, self._place(sequence))
@@ -405,15 +426,8 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             self._pool.forget(block)
 
 
-def page_of(content: Page | tuple[bytes, ...]) -> bytes:
-    """The letters of one block as an array in MessagePack, in any thread; raises what `Page.read` does."""
-    if isinstance(content, tuple):
-        return _array_head(len(content)) + b"".join(content)
-    return content.read()
-
-
 def letters_of(page: bytes) -> list[DeadLetter]:
-    """What stands in a page; raises `msgspec.MsgspecError` or `UnicodeDecodeError` if it is none."""
+    """What stands in the bytes of a page; raises `msgspec.MsgspecError` or `UnicodeDecodeError` if it is none."""
     return _PAGE.decode(page)
 
 

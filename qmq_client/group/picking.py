@@ -348,7 +348,7 @@ class Picker:
                 return picked
             passed = [picked.passed] if picked.passed is not None else []
             self._write([*picked.actions, *passed], state)
-            if len(picked.actions) >= DEAD_MAX:
+            if len(picked.actions) >= state.dead.changed_at_once(DEAD_MAX):
                 break
         return Picked(is_unfinished=True)
 
@@ -363,9 +363,10 @@ class Picker:
         may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
-        if len(selection.entries) > LOOKED_MAX:
-            # Each may die: the rest is left for the next pull.
-            selection = first_of(selection, LOOKED_MAX)
+        looked_max = state.dead.changed_at_once(LOOKED_MAX)
+        if len(selection.entries) > looked_max:
+            # Each may die: the rest is looked at in another turn.
+            selection = first_of(selection, looked_max)
             records = queue.read(selection.entries)
         picked = Picked()
         kept: list[DeliveryRun] = []

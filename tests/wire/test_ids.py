@@ -74,6 +74,22 @@ def test_S10_a_forked_child_has_another_instance_and_the_parent_keeps_its_own() 
     assert [counter for _, counter in children] == [0, 0]
 
 
+def test_S10_a_child_that_carries_its_parents_process_id_has_another_instance() -> None:
+    before = split_message_id(MESSAGE_IDS.next_id())
+
+    def make() -> bytes:
+        MESSAGE_IDS._process_id = MESSAGE_IDS._process_id and os.getpid()  # as a namespace would
+        return MESSAGE_IDS.next_id()
+
+    assert split_message_id(in_a_child(make))[0] != before[0]
+
+
+def test_S10_a_child_of_a_server_that_calls_no_fork_hooks_has_another_instance() -> None:
+    ids = IdSource()  # nobody renews it after a fork, as under uWSGI
+    before = split_message_id(ids.next_id())
+    assert split_message_id(in_a_child(ids.next_id))[0] != before[0]
+
+
 def test_tokens_are_random_and_sixteen_bytes() -> None:
     tokens = {new_token() for _ in range(100)}
     assert len(tokens) == 100

@@ -23,15 +23,19 @@ def is_autocommit(connection: sa.Connection) -> bool:
     return connection.dialect.name != "sqlite" or not in_transaction(connection)
 
 
-def was_committed_alone(connection: sa.Connection) -> bool:
-    """Whether the last statement on this connection was a transaction of its own. Sends nothing.
+def begins_no_transaction(connection: sa.Connection) -> bool:
+    """Whether the next statement on this connection would be a transaction of its own, with asyncpg.
 
-    SQLAlchemy has asyncpg begin once, and does not learn that a text, like `ROLLBACK`, ended that: what
-    follows is in no transaction. Other drivers begin the next one themselves.
+    SQLAlchemy has asyncpg begin with the first statement, and does not learn that a text, like `ROLLBACK`,
+    ended that: what follows is in no transaction. Which of both it is, a statement without effect tells.
+    Other drivers begin the next transaction themselves.
     """
-    asked: Callable[[], bool] | None
-    asked = getattr(driver_of(connection), "is_in_transaction", None)  # asyncpg
-    return asked is not None and not asked()
+    is_begun: Callable[[], bool] | None
+    is_begun = getattr(driver_of(connection), "is_in_transaction", None)  # asyncpg
+    if is_begun is None or is_begun():
+        return False
+    connection.exec_driver_sql("SELECT 1").close()
+    return not is_begun()
 
 
 def in_transaction(connection: sa.Connection) -> bool:

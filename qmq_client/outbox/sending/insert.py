@@ -24,7 +24,7 @@ from qmq_client.errors import (
 from qmq_client.outbox.checking.rights import PRODUCER
 from qmq_client.outbox.checking.schema import faults_of, missing_error
 from qmq_client.outbox.committed.waiting import has_order_locks
-from qmq_client.outbox.database.autocommit import is_autocommit, was_committed_alone
+from qmq_client.outbox.database.autocommit import begins_no_transaction, is_autocommit
 from qmq_client.outbox.database.dialect import LAST_CHARACTER, OutboxDialect
 from qmq_client.outbox.database.placeholders import placeholders
 from qmq_client.outbox.database.table_names import in_own_schema
@@ -102,6 +102,12 @@ class Inserts:
                 "the connection commits every statement by itself, so a rollback would leave the message: "
                 "remove isolation_level='AUTOCOMMIT', begin a transaction, or use `send_now`"
             )
+        if begins_no_transaction(connection):
+            raise AutocommitError(
+                "a COMMIT or ROLLBACK given as text ended the transaction, and SQLAlchemy has asyncpg begin no "
+                "other, so every statement commits by itself and a rollback would leave the message: end the "
+                "transaction by the session's or connection's own `commit()` or `rollback()`"
+            )
         if not self._is_checked:
             self._check(connection, fill_locks)
         self._check_rows(rows)
@@ -133,29 +139,12 @@ class Inserts:
             values += (row.message_id, row.subject, row.ordering_key, row.record, token)
         text = self._text(len(rows), skips_known=skips_known)
         written = connection.exec_driver_sql(text, tuple(values)).rowcount
-        if was_committed_alone(connection):
-            self._take_back(connection, rows, token, are_new=written == len(rows))
         is_short = not skips_known and 0 <= written < len(rows)
         if is_short or (self._is_strict and not self._are_there(connection, rows)):
             raise OutboxRowLostError(
                 f"{ids_text(rows)} written to {self.tables.outbox.fullname} is not there: a trigger or a "
                 "rule of that table keeps rows out (`qmq doctor` looks for those)"
             )
-
-    def _take_back(
-        self, connection: sa.Connection, rows: Sequence[OutboxRow], token: bytes, *, are_new: bool
-    ) -> None:
-        """Delete rows that were committed at once, and refuse; one that was there before stays."""
-        columns = self.tables.outbox.c
-        ids = [row.message_id for row in rows if are_new or not row.is_repeatable]
-        connection.execute(
-            sa.delete(self.tables.outbox).where(columns.message_id.in_(ids), columns.token == token)
-        )
-        raise AutocommitError(
-            "a COMMIT or ROLLBACK given as text ended the transaction, and SQLAlchemy has asyncpg begin no "
-            "other, so every statement commits by itself and a rollback would leave the message: end the "
-            "transaction by the session's or connection's own `commit()` or `rollback()`"
-        )
 
     def _are_there(self, connection: sa.Connection, rows: Sequence[OutboxRow]) -> bool:
         number = self.tables.outbox.c.message_id

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import NotFoundError
+from qmq_broker.errors import DiskError, NotFoundError
 from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.files.letters import LetterPage
+from qmq_client.group import dead_letters
 from qmq_client.group import history as history_module
 from qmq_client.group.history import ATTEMPTS_KEPT_MAX, Attempt, History, extended, kept_of_each
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
@@ -112,6 +115,57 @@ def test_C4_scattered_dead_letters_are_replayed_all_and_once(rig: Rig) -> None:
     while given_now := rig.pull(max_messages=900).sequences:  # some hundred runs at a time
         replayed += given_now
     assert replayed == [n for n in rest if n >= 100]
+
+
+@pytest.mark.parametrize("change", [replay, purge])
+def test_B10_pages_that_a_change_needs_are_read_before_it_is_logged(
+    change: Callable[..., DeadAnswer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 5)
+    rig = Rig(tmp_path, limits=ServiceLimits(dead_letters_memory_bytes=1))
+    for _ in range(20):
+        rig.send(*[b"x"] * 20)
+        rig.settle(rig.pull().reject("no"))
+    append, is_logged = rig.store.actions.append, []
+
+    def read(page: LetterPage) -> bytes:
+        if is_logged:
+            raise DiskError(operation="read", path=page.path, reason="too late")
+        return read_page(page)
+
+    read_page = LetterPage.read
+    monkeypatch.setattr(LetterPage, "read", read)
+    with monkeypatch.context() as watched:
+        watched.setattr(
+            rig.store.actions, "append", lambda actions: (append(actions), is_logged.append(1))
+        )
+        assert change(rig, first=3, next=398) == DeadAnswer(count=395)
+    assert is_logged.pop()
+    left = [one.sequence for one in rig.broker.query.dead_letters(SUBJECT, GROUP)]
+    assert left == [0, 1, 2, 398, 399]
+    assert rig.broker.room.status().dead_letters.memory_bytes < 1_000
+    rig.restart()
+    assert len(rig.pull(max_messages=1_000).bodies) == (395 if change is replay else 0)
+
+
+@pytest.mark.parametrize("change", [replay, purge])
+def test_B10_a_page_that_cannot_be_read_refuses_a_change_and_changes_nothing(
+    change: Callable[..., DeadAnswer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 5)
+    rig = Rig(tmp_path, limits=ServiceLimits(dead_letters_memory_bytes=1))
+    rig.send(*[b"x"] * 20)
+    rig.settle(rig.pull().reject("no"))
+    with monkeypatch.context() as broken:
+        broken.setattr(LetterPage, "read", raiser)
+        with pytest.raises(DiskError):
+            change(rig, first=3, next=18)
+    assert len(rig.broker.query.dead_letters(SUBJECT, GROUP)) == 20
+    assert change(rig, first=3, next=18) == DeadAnswer(count=15)
+
+
+def raiser(page: LetterPage) -> bytes:
+    raise DiskError(operation="read", path=page.path, reason="bad sector")
 
 
 def test_dead_letters_of_nobody_are_reported(rig: Rig) -> None:

@@ -164,9 +164,13 @@ def test_blocks_hold_what_a_table_would(
                 assert dead.pop(sequence) == table.pop(sequence)
         elif draw < 0.98:
             taken.append((dead.contents(), dict(table)))
-        else:
-            dead.forget_from(sequence)
+        elif draw < 0.99:
+            dead.forget(sequence)
             table = {one: its for one, its in table.items() if one < sequence}
+        else:
+            end = sequence + rng.randrange(60)
+            dead.forget(sequence, end)
+            table = {one: its for one, its in table.items() if not sequence <= one < end}
         first, next_ = rng.randrange(300), rng.randrange(301)
         wanted = sorted(one for one in table if first <= one < next_)
         assert dead.between(first, next_) == wanted
@@ -199,7 +203,8 @@ def test_what_retention_and_listings_ask_reads_no_page() -> None:
     assert dead.count(7, COUNT) == COUNT - 7
     assert dead.between(COUNT // 2, COUNT, 3) == [COUNT // 2, COUNT // 2 + 1, COUNT // 2 + 2]
     assert (COUNT in dead, COUNT - 1 in dead) == (False, True)
-    dead.forget_from(0)
+    dead.forget(BLOCK_LETTERS_MAX, COUNT // 2 * BLOCK_LETTERS_MAX)
+    dead.forget(0)
     assert not pages.reads
 
 
@@ -218,7 +223,7 @@ def test_what_was_forgotten_is_freed_by_and_by_and_before_as_many_are_new() -> N
     dead = DeadLetters()
     for sequence in range(20 * BLOCK_LETTERS_MAX):
         dead[sequence] = letter(sequence, at_ms=0)
-    dead.forget_from(0)
+    dead.forget(0)
     assert (len(dead), dead.memory_bytes) == (0, 0)
     for sequence in range(21):
         dead[sequence] = letter(sequence, at_ms=0)

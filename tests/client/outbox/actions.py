@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -38,9 +38,6 @@ class Actions:
         self._labels_made = 0
         #: Labels whose message was refused although the business row is there.
         self.excused: set[str] = set()
-        #: Labels whose message may have been committed alone, by an INSERT that was cancelled.
-        self.alone: set[str] = set()
-        self.is_ended_by_text = False
         self.awaits = 0
         self.cancel_at = 0
         self.cancel_turns = 0
@@ -112,22 +109,11 @@ class Actions:
         first, self._labels_made = self._labels_made, self._labels_made + count
         return [f"{self.seed}.{number}" for number in range(first, self._labels_made)]
 
-    @contextmanager
-    def alone_if_cancelled(self, labels: Sequence[str]) -> Iterator[None]:
-        """Around a send: what docs/databases.md says of asyncpg after an end given as text."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self.is_ended_by_text and self.world.engine.dialect.driver == "asyncpg":
-                self.alone.update(labels)
-            raise
-
     async def send(self, labels: Sequence[str], given: Any) -> None:
         """Now, by one INSERT."""
         sent = self.world.producer.send_many(messages_of(labels), session=given)
         if self.world.is_async:
-            with self.alone_if_cancelled(labels):
-                await self.do(sent)
+            await self.do(sent)
 
     def forget_to_await(self, labels: Sequence[str], given: Any) -> None:
         """With the next flush of the asynchronous session."""

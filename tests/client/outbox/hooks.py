@@ -57,8 +57,7 @@ def hooked(program: Actions, session: Any) -> Iterator[None]:
 
     def write(scope: Any) -> None:
         (label,) = program.new_labels(1)
-        with program.alone_if_cancelled([label]):
-            program.world.send(label, scope)
+        program.world.send(label, scope)
         connection = scope if isinstance(scope, sa.Connection) else scope.connection()
         connection.execute(sa.insert(Order).values(label=label))
 

@@ -85,7 +85,7 @@ def judge(world: World, programs: list[Program]) -> None:
         rows = {label for label in committed if label.startswith(own)}
         messages = {label for label in sent if label.startswith(own)}
         story = story_of(program)
-        ghosts = messages - rows - program.alone
+        ghosts = messages - rows
         assert not ghosts, f"GHOST {sorted(ghosts)}\n{story}"
         lost = rows - messages - program.excused
         assert not lost, f"LOST {sorted(lost)}\n{story}"

@@ -354,7 +354,8 @@ class Delivery:
 
     def _end_leases(self, group: Group, now_ms: int) -> int:
         state = group.state
-        ended = state.deadlines.ended(now_ms, self._limits.leases_ended_per_pass)
+        count_max = state.dead.changed_at_once(self._limits.leases_ended_per_pass)
+        ended = state.deadlines.ended(now_ms, count_max)
         if ended:
             terms = self._terms(state, now_ms)
             self.journal.write(plan_ended_leases(state, ended, terms), state)

@@ -12,7 +12,7 @@ from typing import Final
 from qmq_broker.errors import NoRoomError, PoisonedError, StoreError
 from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.storage.store import Store
-from qmq_client.group.actions import Action, Dead, Purged, Replayed, Sought
+from qmq_client.group.actions import Action, Dead, MovedBack, Purged, Replayed, Sought
 from qmq_client.group.apply import apply_action
 from qmq_client.group.state import GroupState
 
@@ -108,7 +108,14 @@ class Journal:
         """
         if not actions:
             return
-        _load_letters(actions, state)
+        self._budget.pool.hold()
+        try:
+            _load_letters(actions, state)
+            self._write(actions, state)
+        finally:
+            self._budget.pool.release()
+
+    def _write(self, actions: Sequence[Action], state: GroupState) -> None:
         self.note(actions)
         try:
             for action in actions:
@@ -140,5 +147,11 @@ def _load_letters(actions: Sequence[Action], state: GroupState) -> None:
     for action in actions:
         if isinstance(action, Dead | Sought):
             state.dead.load(action.sequence, action.sequence + 1)
-        elif isinstance(action, Purged | Replayed):
+        elif isinstance(action, Purged):
+            state.dead.load(action.first, action.first + 1)
+            state.dead.load(action.next - 1, action.next)
+        elif isinstance(action, MovedBack):
+            for sequence in (action.next, *state.given()):
+                state.dead.load(sequence, sequence + 1)
+        elif isinstance(action, Replayed):
             state.dead.load(action.first, action.next)

@@ -13,9 +13,9 @@ from typing import Final
 from qmq_broker.errors import DiskError, NoRoomError
 from qmq_broker.storage.files.letters import LetterFiles
 from qmq_broker.storage.refusals import Refusals
-from qmq_client.group.dead_letters import Block, page_of
+from qmq_client.group.dead_letters import Block
 
-#: Blocks paged out in one step after the disk was full: some ten milliseconds.
+#: Blocks paged out in one step: some ten milliseconds.
 _PAGED_OUT_MAX: Final = 32
 
 
@@ -30,8 +30,9 @@ class LetterPool:
         self._blocks: dict[Block, int] = {}
         #: What all of them take in memory.
         self.memory_bytes = 0
-        #: Whether the disk took no page lately.
-        self._is_refused = False
+        #: Whether nothing is paged out before the next step: the disk took no page, or there are many.
+        self._is_waiting = False
+        self._is_held = False
 
     @property
     def file_bytes(self) -> int:
@@ -43,8 +44,17 @@ class LetterPool:
         self.forget(block)
         self._blocks[block] = block.memory_bytes
         self.memory_bytes += block.memory_bytes
-        while not self._is_refused and self._is_over:
-            self._page_out_one()
+        if not self._is_held:
+            self._page_out()
+
+    def hold(self) -> None:
+        """Page out nothing until `release`: what was read for a change stays for it."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Page out what is too much after `hold`."""
+        self._is_held = False
+        self._page_out()
 
     def forget(self, block: Block) -> None:
         """This block is not used any more."""
@@ -53,24 +63,27 @@ class LetterPool:
     def step(self) -> None:
         """Remove files that are not used any more, and try again where the disk took no page."""
         self._files.step()
-        self._is_refused = False
-        for _ in range(_PAGED_OUT_MAX):
-            if self._is_refused or not self._is_over:
-                return
-            self._page_out_one()
-        self._is_refused = self._is_over  # the rest in later steps, not with the next block
+        self._is_waiting = False
+        self._page_out()
 
     @property
     def _is_over(self) -> bool:
         """Whether it holds too much; the block that was used last stays."""
         return self.memory_bytes > self.bytes_max and len(self._blocks) > 1
 
+    def _page_out(self) -> None:
+        for _ in range(_PAGED_OUT_MAX):
+            if self._is_waiting or not self._is_over:
+                return
+            self._page_out_one()
+        self._is_waiting = self._is_over
+
     def _page_out_one(self) -> None:
         block = next(iter(self._blocks))
         try:
-            block.page_out(block.page or self._files.write(page_of(block.content())))
+            block.page_out(block.page or self._files.write(block.content().read()))
         except (NoRoomError, DiskError) as error:
             self._refusals.note("pages_of_dead_letters", error)
-            self._is_refused = True
+            self._is_waiting = True
             return
         self.forget(block)

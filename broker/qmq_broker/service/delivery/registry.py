@@ -199,7 +199,7 @@ class Groups:
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
         self._budget.forget(state)
         if state.dead:
-            state.dead.forget_from(0)
+            state.dead.forget(0)
             self._leaving.append(state.dead)
         logs = [log.next_pull_sequence for _, log in state.consumers()]
         self._pull_floor = max(self._pull_floor, state.next_pull_floor, *logs)

@@ -37,39 +37,41 @@ def in_slices(
     log = None if state is None else state.consumer(consumer)
     leases = [] if log is None else list(log.leases())
     held = (leases[0].first, leases[-1].next) if leases else (0, 0)
+    dying_max = MESSAGES_MAX if state is None else state.dead.changed_at_once(MESSAGES_MAX)
     for one in settlements:
-        if _is_short(one):
+        if _is_short(one, dying_max):
             yield one
             continue
         merged = RangeSet()
         for first, next_ in one.acks:
             merged.add(first, next_)
-        for acks in _batches((each, 1) for each in merged):
+        for acks in _batches(((each, 0) for each in merged), dying_max):
             yield Settlement(token=one.token, acks=acks)
-        for nacks in _batches(_cut(one.nacks, held)):
+        for nacks in _batches(_cut(one.nacks, held, dying_max), dying_max):
             yield Settlement(token=one.token, nacks=nacks)
-        for rejects in _batches(_cut(one.rejects, held)):
+        for rejects in _batches(_cut(one.rejects, held, dying_max), dying_max):
             yield Settlement(token=one.token, rejects=rejects)
-        for extends in _batches((each, 1) for each in _once(one, refuse)):
+        for extends in _batches(((each, 0) for each in _once(one, refuse)), dying_max):
             yield Settlement(token=one.token, extends=extends)
 
 
-def _is_short(one: Settlement) -> bool:
+def _is_short(one: Settlement, dying_max: int) -> bool:
     count = len(one.acks) + len(one.nacks) + len(one.rejects) + len(one.extends)
     if count > RANGES_MAX:
         return False
     others = [nack.range for nack in one.nacks] + [reject.range for reject in one.rejects]
-    return sum(next_ - first for first, next_ in others) <= MESSAGES_MAX
+    return sum(next_ - first for first, next_ in others) <= dying_max
 
 
 _T = TypeVar("_T")
 
 
-def _batches(weighed: Iterable[tuple[_T, int]]) -> Iterator[tuple[_T, ...]]:
+def _batches(weighed: Iterable[tuple[_T, int]], dying_max: int) -> Iterator[tuple[_T, ...]]:
+    """At most `RANGES_MAX`, and so many messages that may die, at a time."""
     batch: list[_T] = []
     messages = 0
     for one, weight in weighed:
-        if batch and (len(batch) >= RANGES_MAX or messages + weight > MESSAGES_MAX):
+        if batch and (len(batch) >= RANGES_MAX or messages + weight > dying_max):
             yield tuple(batch)
             batch, messages = [], 0
         batch.append(one)
@@ -78,12 +80,14 @@ def _batches(weighed: Iterable[tuple[_T, int]]) -> Iterator[tuple[_T, ...]]:
         yield tuple(batch)
 
 
-def _cut(outcomes: Iterable[_Outcome], held: _Range) -> Iterator[tuple[_Outcome, int]]:
+def _cut(
+    outcomes: Iterable[_Outcome], held: _Range, dying_max: int
+) -> Iterator[tuple[_Outcome, int]]:
     """Each with the messages that it may concern; beyond what is held, it concerns none."""
     seen = RangeSet()
     for outcome in outcomes:
         for (first, next_), is_new in _parts(outcome.range, held, seen):
-            step = MESSAGES_MAX if is_new else next_ - first
+            step = dying_max if is_new else next_ - first
             for begin in range(first, next_, step):
                 part = (begin, min(next_, begin + step))
                 weight = part[1] - part[0] if is_new else 0

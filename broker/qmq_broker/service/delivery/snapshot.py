@@ -24,7 +24,7 @@ from qmq_broker.storage.files.small_file import decode_whole, unknown_content
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_client.group.actions import Action, Ended, GroupDefined, GroupSettings, Owned, SetAside
 from qmq_client.group.apply import apply_action, new_state
-from qmq_client.group.dead_letters import DeadLetter, DeadLetters, Page, Pool, letters_of, page_of
+from qmq_client.group.dead_letters import DeadLetter, DeadLetters, MemoryPage, Page, Pool, letters_of
 from qmq_client.group.history import Attempt
 from qmq_client.group.leases import Lease
 from qmq_client.group.long_retries import LongRetryRun
@@ -136,7 +136,9 @@ class Taken(NamedTuple):
 
     image: SnapshotImage
     #: The dead letters of all groups, block by block.
-    letters: list[Page | tuple[bytes, ...]]
+    pages: list[Page]
+    #: Length of the letters.
+    letters_bytes: int
 
 
 def encode_groups(
@@ -152,18 +154,20 @@ def image_of(
 ) -> Taken:
     """The same as values that do not change with the groups."""
     groups: list[GroupImage] = []
-    letters: list[Page | tuple[bytes, ...]] = []
+    pages: list[Page] = []
+    letters_bytes = 0
     for state in states:
         contents = state.dead.contents()
         groups.append(_image(state, len(contents)))
-        letters += contents
+        pages += contents
+        letters_bytes += state.dead.encoded_bytes
     image = SnapshotImage(SNAPSHOT_VERSION, now_ms, tuple(groups), dict(owners or {}))
-    return Taken(image, letters)
+    return Taken(image, pages, letters_bytes)
 
 
 def content_of(taken: Taken) -> GroupsContent:
-    """Those values as bytes. In any thread; the pages are made one by one as they are asked for."""
-    return GroupsContent(msgspec.msgpack.encode(taken.image), map(page_of, taken.letters))
+    """Those values as bytes, in any thread."""
+    return GroupsContent(msgspec.msgpack.encode(taken.image), taken.pages, taken.letters_bytes)
 
 
 def decode_groups(
