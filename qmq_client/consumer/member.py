@@ -155,9 +155,10 @@ class Leases:
             return
         allowed_s = timeout_ms / 1000 + (_CANCEL_GRACE_S if self._is_async else 0.0)
         for running in self._prefetch.running():
+            received = running.received
             if now_s - running.started_at_s < allowed_s:
                 continue
-            left = [one for one in running.received if not one.is_settled]
+            left = [one for one in received if not one.is_settled]
             if not left:
                 continue
             outcome = _overdue(running, timeout_ms)

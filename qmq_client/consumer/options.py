@@ -202,8 +202,10 @@ class ConsumerOptions:
     @property
     def prefetched_max(self) -> int:
         """Most prefetched messages; with `at_most_once` few, since they are lost with the process."""
-        if self.prefetch_max or self.at_most_once:
-            return self.prefetch_max or self.working_set
+        if self.prefetch_max:
+            return self.prefetch_max
+        if self.at_most_once:
+            return self.working_set
         # Of large batches one with each worker, one that waits, and one that is being pulled.
         return min(max(PREFETCH_MAX, 3 * self.working_set), 3 * PREFETCH_MAX)
 

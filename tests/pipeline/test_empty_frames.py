@@ -10,7 +10,7 @@ import pytest
 from qmq_pipeline.jobs.audit import write_findings
 from qmq_pipeline.tables.schemas import AUDIT_FINDINGS, PART_DAYS
 from qmq_pipeline.tables.store import Tables
-from qmq_pipeline.tables.table import KINDS, Table
+from qmq_pipeline.tables.table import KINDS, Table, arrow_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,3 +44,7 @@ def test_an_audit_whose_findings_turn_out_to_be_none_counts_none(
     tables = Tables(spark, str(tmp_path))
     found = empty_at_run_time(spark, AUDIT_FINDINGS)
     assert set(write_findings(tables, "run", found, 10).values()) == {0}
+
+
+def test_every_kind_of_column_has_a_type_of_spark_and_of_arrow() -> None:
+    assert list(KINDS) == list(arrow_kinds())

@@ -1,8 +1,8 @@
 """Byte budgets that fit the memory which this process may have.
 
-The defaults of `ServiceLimits` and `FaceLimits` suit a machine with 2.2 GB or more. With less, or in a control group
-with less, all of them are scaled down alike, so that their sum is at most half of it; what else a
-broker needs takes the other half. Budgets that were given are not touched.
+The defaults of `ServiceLimits` and `FaceLimits` suit a machine with 2.3 GB or more. With less, or in a control group
+with less, all of them are scaled down alike, so that their sum is about half of it, but none below
+`BUDGET_BYTES_MIN`; what else a broker needs takes the other half. Budgets that were given are not touched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from qmq_broker.face.authentication.outside_files import read_bounded
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 
@@ -28,7 +27,8 @@ Read = Callable[[str], str]
 
 
 def _read(path: str) -> str:
-    return read_bounded(path, _FILE_BYTES_MAX).decode(errors="replace")
+    with open(path, errors="replace") as file:
+        return file.read(_FILE_BYTES_MAX)
 
 
 def memory_bytes(read: Read = _read) -> int:
@@ -66,7 +66,7 @@ def _allowed(read: Read) -> Iterator[int]:
 def fit_budgets(
     service: ServiceLimits, face: FaceLimits, memory: int
 ) -> tuple[ServiceLimits, FaceLimits]:
-    """The same bounds with budgets that take at most half of so many bytes of memory."""
+    """The same bounds with budgets that take about half of so many bytes of memory."""
     budgets = [getattr(service, name) for name in SERVICE_BUDGETS]
     budgets += [getattr(face, name) for name in FACE_BUDGETS]
     share = memory / 2 / sum(budgets)

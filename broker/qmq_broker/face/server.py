@@ -96,8 +96,10 @@ def serve(
     Limits that are not given are the defaults, as far as they fit the memory that the process may
     have. `disk` replaces the machine's files below the data directory.
     """
-    fitting, face_fitting = _fit_memory()
-    bounds = _fit_files(face_limits or face_fitting, options)
+    if limits is None or face_limits is None:
+        fitting, face_fitting = _fit_memory()
+        limits, face_limits = limits or fitting, face_limits or face_fitting
+    bounds = _fit_files(face_limits, options)
     if bounds is None:
         return ExitCode.USAGE
     try:
@@ -120,7 +122,7 @@ def serve(
             return _not_opened(error)
         settings = BrokerSettings(
             wire=options.limits,
-            limits=limits or fitting,
+            limits=limits,
             store=options.store,
             is_read_only=options.is_read_only,
         )

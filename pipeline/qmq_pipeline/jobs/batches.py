@@ -87,7 +87,7 @@ GROUP BY part, subject
 #: P3: the sequences of a subject follow each other, within a part and from one to the next, but where retention has
 #: deleted what was not read.
 _HOLES: Final = """
-SELECT subject, part, COALESCE(before, IF(is_from_start, 0, first_sequence)) AS wanted, first_sequence
+SELECT subject, part, part_before, COALESCE(before, IF(is_from_start, 0, first_sequence)) AS wanted, first_sequence
 FROM (
   SELECT *, LAG(next_sequence) OVER in_order AS before, COALESCE(LAG(part) OVER in_order, 0) AS part_before,
          (SELECT MIN(part) FROM {spans}) = 0 AS is_from_start
@@ -95,8 +95,11 @@ FROM (
 ) s WHERE part >= {part}
   AND (first_sequence + messages + lost < next_sequence
        OR COALESCE(before, IF(is_from_start, 0, first_sequence)) < first_sequence)
-  AND NOT EXISTS (
-    SELECT * FROM {log} e WHERE e.kind = 'expired' AND e.part BETWEEN s.part_before AND s.part)
+"""
+#: The first of them where nothing has expired.
+_UNEXPLAINED: Final = """
+SELECT * FROM {holes} s WHERE NOT EXISTS (
+  SELECT * FROM {log} e WHERE e.kind = 'expired' AND e.part BETWEEN s.part_before AND s.part)
 ORDER BY part, subject LIMIT 1
 """
 #: Where the first hole of a subject within a part is.
@@ -116,8 +119,11 @@ def _note_spans(tables: Tables, part: int) -> None:
     fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).coalesce(1).persist()
     try:
         known = tables.read(SPANS).where(f"part < {part}")
-        holes = _HOLES.format(spans="{spans}", log="{log}", part=part)
-        for row in spark.sql(holes, spans=known.unionByName(fresh), log=log).collect():
+        asked = _HOLES.format(spans="{spans}", part=part)
+        holes = spark.sql(asked, spans=known.unionByName(fresh))
+        for row in (
+            () if holes.isEmpty() else spark.sql(_UNEXPLAINED, holes=holes, log=log).collect()
+        ):
             first, after = row["wanted"], row["first_sequence"]
             if first == after:
                 within = _HOLE.format(log="{log}", part=row["part"], subject=row["subject"])

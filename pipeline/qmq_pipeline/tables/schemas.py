@@ -170,7 +170,7 @@ _OUTCOMES: Final = (
     "waiting, in flight, returned, long retry, acked, dead, skipped, filtered, cancelled"
 )
 #: What became of one message at one group.
-_FATE_COLUMNS: Final = (
+_OUTCOME_COLUMNS: Final = (
     Column("first_delivered_at", "time", "first handed to a consumer of the group"),
     Column("last_delivered_at", "time", "last handed to one"),
     Column("attempts", "int", "which attempt the last delivery to this group was"),
@@ -195,7 +195,7 @@ DELIVERIES: Final = Table(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
         Column("sequence", "long", "its place in the subject"),
-        *_FATE_COLUMNS,
+        *_OUTCOME_COLUMNS,
         *_LONG_RETRY_COLUMNS,
         Column("folded_to", "long", "offset of the action log up to which this is known"),
         PART,
@@ -220,7 +220,7 @@ LIFECYCLE: Final = Table(
         Column("born_at", "time", "made, by the producer's clock"),
         Column("stored_at", "time", "stored, by the broker's clock; of one that waits: accepted"),
         Column("due_at", "time", "not to be delivered before, as it was last put off"),
-        *_FATE_COLUMNS,
+        *_OUTCOME_COLUMNS,
         Column("store_ms", "double", "committed (else born) to stored"),
         Column("wait_ms", "double", "stored (or due) to first delivered"),
         Column("work_ms", "double", "first delivered to settled"),

@@ -11,11 +11,12 @@ frame tells how far the log had been synced when it was written.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
-from qmq_broker.errors import UnknownFormatError
+from qmq_broker.errors import DiskError, UnknownFormatError
 from qmq_broker.storage.logs.segments import Segments, check_segment_head
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import (
@@ -80,9 +81,15 @@ class ReadAhead:
         """As of the source."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
-            self._block = self._source.read(offset, max(count, self._ahead_bytes))
+            self._block = self._read(offset, count)
             self._block_offset, first = offset, 0
         return self._block[first : first + count]
+
+    def _read(self, offset: int, count: int) -> bytes:
+        if count < self._ahead_bytes:
+            with suppress(DiskError):  # perhaps of what lies further on
+                return self._source.read(offset, self._ahead_bytes)
+        return self._source.read(offset, count)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Bucket:
         self.bucket = copied.bucket
         #: What is only in the commit log.
         self.waiting = Columns(bucket=self.bucket)
-        #: DelayedStates that are durable and not in the dispatch log: its next entries.
+        #: States that are durable and not in the dispatch log: its next entries.
         self.undispatched = array("Q")
         self.next_sequence = copied.next_sequence
         #: Messages whose state is durable.
@@ -146,7 +146,7 @@ class Bucket:
         return [self.find(*pair) for pair in zip(sequences, sources, strict=True)]
 
     def settle(self, state: DelayedState, sequences: Sequence[int]) -> None:
-        """DelayedStates became durable."""
+        """These states became durable."""
         first = pack_state(state, 0)
         self.undispatched.extend([first | sequence for sequence in sequences])
         self.settled += len(sequences)

@@ -482,13 +482,13 @@ class Schedule:
 
     def copied_sequence(self, bucket: int) -> int:
         """The messages of a bucket below this are in its files; 0 for an unknown bucket."""
-        state = self.buckets.get(bucket)
-        return 0 if state is None else state.copied.next_sequence
+        found = self.buckets.get(bucket)
+        return 0 if found is None else found.copied.next_sequence
 
     def states_of(self, bucket: int) -> DelayedStates | None:
         """The states of a bucket's messages, as far as this thread knows them."""
-        state = self.buckets.get(bucket)
-        return None if state is None else state.states(self.files)
+        found = self.buckets.get(bucket)
+        return None if found is None else found.states(self.files)
 
     def read(self, message: DelayedMessage) -> bytes:
         """The record of a message, verified; raises `CorruptionError`."""

@@ -26,7 +26,7 @@ class DelayedState(IntEnum):
 
 _STATES: Final = tuple(DelayedState)
 _MASK: Final = 0b11
-#: DelayedState and sequence share one number of the dispatch log.
+#: State and sequence share one number of the dispatch log.
 _STATE_SHIFT: Final = 56
 _SEQUENCE_MASK: Final = (1 << _STATE_SHIFT) - 1
 
@@ -37,7 +37,7 @@ def pack_state(state: DelayedState, sequence: int) -> int:
 
 
 def unpack_state(entry: int) -> tuple[DelayedState, int]:
-    """DelayedState and sequence of an entry; raises `ValueError` for an invalid one."""
+    """State and sequence of an entry; raises `ValueError` for an invalid one."""
     return DelayedState(entry >> _STATE_SHIFT), entry & _SEQUENCE_MASK
 
 
