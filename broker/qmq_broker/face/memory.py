@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from qmq_broker.face.authentication.outside_files import read_bounded
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 
@@ -27,8 +28,7 @@ Read = Callable[[str], str]
 
 
 def _read(path: str) -> str:
-    with open(path, errors="replace") as file:
-        return file.read(_FILE_BYTES_MAX)
+    return read_bounded(path, _FILE_BYTES_MAX).decode(errors="replace")
 
 
 def memory_bytes(read: Read = _read) -> int:
