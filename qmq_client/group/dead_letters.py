@@ -163,15 +163,15 @@ class Block:
         del self.sequences[index], self.at_ms[index]
         self.page = None
 
-    def cut(self, index: int) -> Block:
-        """Take out those from this place on."""
+    def cut(self, begin: int, end: int) -> Block:
+        """Take out those from place `begin` to before `end`."""
         letters, gone = self.loaded(), Block()
-        gone.sequences, self.sequences = self.sequences[index:], self.sequences[:index]
-        gone.at_ms, self.at_ms = self.at_ms[index:], self.at_ms[:index]
-        gone.letters, self.letters = letters[index:], letters[:index]
+        gone.sequences, gone.at_ms = self.sequences[begin:end], self.at_ms[begin:end]
+        gone.letters = letters[begin:end]
         gone.newest_ms, self.page = self.newest_ms, None
         gone.encoded_bytes = sum(map(len, gone.letters))
         self.encoded_bytes -= gone.encoded_bytes
+        del self.sequences[begin:end], self.at_ms[begin:end], letters[begin:end]
         return gone
 
 
@@ -291,15 +291,24 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
 
     def forget(self, first: int, next_: int | None = None) -> None:
         """Forget those in this range, or all from `first` on; their memory is freed by and by."""
-        low = self._split(first)
-        high = len(self._blocks) if next_ is None else self._split(next_)
-        gone = self._blocks[low:high]
-        del self._blocks[low:high], self._firsts[low:high]
-        self._count -= sum(map(len, gone))
-        self.encoded_bytes -= sum(one.encoded_bytes for one in gone)
-        for one in gone:
-            self._forget(one)
-        self._forgotten += gone
+        low = max(0, self._place(first))
+        high = len(self._blocks) if next_ is None else max(low, self._place(next_ - 1) + 1)
+        kept: list[tuple[Block, int]] = []
+        for place in range(low, high):
+            block = self._blocks[place]
+            begin = bisect_left(block.sequences, first)
+            end = len(block) if next_ is None else bisect_left(block.sequences, next_)
+            gone = block
+            if end - begin < len(block):  # at an edge of the range
+                kept.append((block, self._firsts[place]))
+                gone = block.cut(begin, end) if begin < end else Block()
+                self._used(block)
+            self._count -= len(gone)
+            self.encoded_bytes -= gone.encoded_bytes
+            self._forget(gone)
+            self._forgotten.append(gone)
+        self._blocks[low:high] = [block for block, _ in kept]
+        self._firsts[low:high] = [number for _, number in kept]
 
     def free(self, blocks: int) -> bool:
         """Free the memory of some blocks that were forgotten; whether more are left."""
@@ -310,8 +319,8 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         """All of them as they are now, block by block."""
         return tuple(block.content() for block in self._blocks)
 
-    def add(self, page: Page) -> None:
-        """Add the letters of a page, which has to stay readable.
+    def add(self, page: Page, *, is_kept: bool = True) -> None:
+        """Add the letters of a page; `is_kept`: it stays readable, and need not be written again.
 
         Raises `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page,
         `ValueError` unless its sequences rise, from those that are there already, and what `Page.read` does.
@@ -326,7 +335,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         if not letters:
             raise ValueError("a page without dead letters")
         block.letters = [bytes(one) for one in _PARTS.decode(encoded)]
-        block.page = page
+        block.page = page if is_kept else None
         block.encoded_bytes = sum(map(len, block.letters))
         block.newest_ms = max(block.at_ms)
         self._count += len(block)
@@ -378,19 +387,6 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         index = block.index(sequence)
         return None if index is None else (block, index)
 
-    def _split(self, sequence: int) -> int:
-        """Let a block begin at this sequence; returns the place of the first block from there on."""
-        place = max(0, self._place(sequence))
-        if place == len(self._blocks):
-            return place
-        block = self._blocks[place]
-        index = bisect_left(block.sequences, sequence)
-        if 0 < index < len(block):
-            upper = self._insert(place + 1, block.sequences[index], block.cut(index))
-            self._used(block)
-            self._used(upper)
-        return place + bool(index)
-
     def _block_for(self, sequence: int) -> Block:
         """The block that has this sequence, or gets it: made, or made room in, if need be."""
         place = max(0, self._place(sequence))
@@ -407,7 +403,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         ):
             return block
         middle = block.sequences[len(block) // 2]
-        upper = self._insert(place + 1, middle, block.cut(len(block) // 2))
+        upper = self._insert(place + 1, middle, block.cut(len(block) // 2, len(block)))
         self._used(block)
         self._used(upper)
         return upper if sequence >= middle else block

@@ -23,6 +23,7 @@ from qmq_client.wire.record import Record, encode_record
 from qmq_client.wire.requests import SubjectPlace
 from tests.crash.recording_disk import RecordingDisk
 from tests.kit.clock import FakeClock
+from tests.kit.raw_page import RawPage
 
 #: Small, so that a handful of messages rolls segments, fills queue files and writes checkpoints.
 OPTIONS = StoreOptions(
@@ -295,7 +296,7 @@ class World:
             self._note_forced(actions=offset)
         self.history.snapshot_offset = offset
         noted = str(count).encode()
-        self.store.actions.write_snapshot(offset, GroupsContent(noted, [noted] * 3))
+        self.store.actions.write_snapshot(offset, GroupsContent(noted, [RawPage(noted)] * 3))
         self.history.synced_actions.append((count, self._now))
 
     def visible(self) -> dict[str, int]:

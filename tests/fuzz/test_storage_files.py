@@ -29,6 +29,7 @@ from tests.crash.recording_disk import Image, PassingDisk, RecordingDisk
 from tests.crash.world import records_of
 from tests.fuzz.mutation import Edit, edited, edits, fuzzed, sealed, stamped, unsealed
 from tests.kit.clock import FakeClock
+from tests.kit.raw_page import RawPage
 
 
 @functools.cache
@@ -40,7 +41,7 @@ def directory() -> Keyed:
         world.store.step()
         world.store.actions.append([Acked(1, "orders", "billing", "one", number, number + 1)])
         world.store.actions.write_snapshot(
-            world.store.actions.log.written_offset, GroupsContent(b"\x90", [b"page"])
+            world.store.actions.log.written_offset, GroupsContent(b"\x90", [RawPage(b"page")])
         )
         if number == 9:
             world.store.give_up_below(world.store.written_offset)

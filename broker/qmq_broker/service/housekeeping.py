@@ -15,7 +15,7 @@ at most one interval of them, and their messages are delivered again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from qmq_broker.errors import CorruptionError, NoRoomError
@@ -29,6 +29,7 @@ from qmq_broker.service.writer import CommitWriter
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.store import Store
 from qmq_client.clock import Clock
+from qmq_client.group.dead_letters import Page
 
 
 class ActionSync:
@@ -70,6 +71,9 @@ class ActionSync:
         if (snapshot := self._snapshot) is not None:
             self._keep_snapshot(*snapshot)
             self._snapshot = None
+        return self._sync()
+
+    def _sync(self) -> int:
         if not self._journal.is_unsynced:
             return 0
         # Cleared first: what is written during the sync is left to the next one.
@@ -81,9 +85,21 @@ class ActionSync:
 
     def _keep_snapshot(self, offset: int, content: Callable[[], GroupsContent]) -> None:
         try:
-            self._store.actions.write_snapshot(offset, content())
+            made = content()
+            self._store.letters.check_room(made.pages_bytes)
+            pages = self._synced_between(made.pages)
+            self._store.actions.write_snapshot(offset, made._replace(pages=pages))
         except NoRoomError as error:
             self._store.refusals.note("snapshot_of_groups", error)
+
+    def _synced_between(self, pages: Iterable[Page]) -> Iterator[Page]:
+        """These pages, and a sync at each interval: a long snapshot shall hold up none."""
+        synced_s = self._clock.monotonic_s()
+        for page in pages:
+            if self._clock.monotonic_s() - synced_s >= self._interval_s:
+                self._sync()
+                synced_s = self._clock.monotonic_s()
+            yield page
 
     def run(self) -> None:
         """Sync at the interval until `stop`, then once more."""

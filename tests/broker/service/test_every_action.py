@@ -187,7 +187,7 @@ def comparable(states: Sequence[GroupState]) -> list[GroupImage]:
     content = encode_groups(states, 0)
     image, pages = msgspec.msgpack.decode(content.groups, type=SnapshotImage), iter(content.pages)
     letters = [
-        [one for page in islice(pages, group.pages) for one in letters_of(page)]
+        [one for page in islice(pages, group.pages) for one in letters_of(page.read())]
         for group in image.groups
     ]
     return [

@@ -20,7 +20,6 @@ from qmq_client.group.dead_letters import (
     DeadLetter,
     DeadLetters,
     Page,
-    page_of,
 )
 from qmq_client.group.state import GroupState
 
@@ -140,7 +139,7 @@ class Pool:
 
     def page_out(self) -> None:
         for block in self.blocks:
-            block.page_out(block.page or self._pages.write(page_of(block.content())))
+            block.page_out(block.page or self._pages.write(block.content().read()))
         self.blocks.clear()
 
 
@@ -153,7 +152,7 @@ def test_blocks_hold_what_a_table_would(
     rng = random.Random(seed)
     pool = Pool(Pages(), rng) if is_paged else None
     dead, table = DeadLetters(pool), dict[int, DeadLetter]()
-    taken: list[tuple[tuple[Page | tuple[bytes, ...], ...], dict[int, DeadLetter]]] = []
+    taken: list[tuple[tuple[Page, ...], dict[int, DeadLetter]]] = []
     for now_ms in range(1_500):
         sequence, draw = rng.randrange(300), rng.random()
         if draw < 0.7:
@@ -186,7 +185,7 @@ def test_blocks_hold_what_a_table_would(
     for contents, as_it_was in taken:
         again = DeadLetters(pool)
         for content in contents:
-            again.add_page(page_of(content))
+            again.add(content)
         assert dict(again) == as_it_was
     assert (pool is None) or pool._pages.reads
 
@@ -214,7 +213,7 @@ def test_a_block_of_long_letters_has_few_of_them() -> None:
         dead[sequence] = letter(sequence, 0)
     for sequence in range(200):
         dead[sequence] = letter(sequence, 0, "x" * (BLOCK_BYTES_MAX // 4))
-    pages = [page_of(content) for content in dead.contents()]
+    pages = [content.read() for content in dead.contents()]
     assert max(map(len, pages)) <= 2 * BLOCK_BYTES_MAX
     assert list(dead) == list(range(200))
 

@@ -10,6 +10,7 @@ import pytest
 from qmq_broker.errors import CorruptionError
 from qmq_broker.service.delivery.snapshot import decode_groups, encode_groups
 from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.snapshots import GroupsContent
 from tests.broker.service.retaining import (
     HOUR_MS,
     RETAINING,
@@ -27,6 +28,10 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path, store_options=RETAINING)
     yield made
     made.close()
+
+
+def plain(content: GroupsContent) -> tuple[bytes, list[bytes]]:
+    return content.groups, [page.read() for page in content.pages]
 
 
 def test_a_snapshot_and_what_follows_give_the_groups_of_the_whole_log(rig: Rig) -> None:
@@ -68,7 +73,7 @@ def test_a_damaged_snapshot_leaves_the_one_before_and_more_of_the_log(rig: Rig) 
         rig.close()
         (rig.directory / path).write_bytes(content[:-1])
         rig.start()
-        assert encode_groups(rig.broker.delivery.groups(), 0) == expected
+        assert plain(encode_groups(rig.broker.delivery.groups(), 0)) == plain(expected)
         (rig.directory / path).write_bytes(content)
 
 

@@ -154,16 +154,15 @@ def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
 
 
 def _groups(content: GroupsContent, question: DumpQuestion) -> Iterator[Row]:
-    """Each group, and after it its dead letters, page by page."""
+    """Each group, and after it its dead letters, one by one."""
     pages = iter(content.pages)
     for group in check_groups(content).groups:
         is_wanted = question.subject in (None, group.subject)
         if is_wanted:
             yield _named(group)
         for page in islice(pages, group.pages):
-            if is_wanted:
-                letters = [_named(one) for one in letters_of(page)]
-                yield {"subject": group.subject, "group": group.group, "dead": letters}
+            for one in letters_of(page.read()) if is_wanted else ():
+                yield {"subject": group.subject, "group": group.group, "dead": _named(one)}
 
 
 def _segments(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:

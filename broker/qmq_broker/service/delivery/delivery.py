@@ -31,7 +31,7 @@ from qmq_broker.service.delivery.waiting import GroupKey, WaitingPulls
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_broker.storage.store import Store
-from qmq_client.group.actions import MovedBack
+from qmq_client.group.actions import Action, MovedBack
 from qmq_client.group.apply import must_move_back
 from qmq_client.group.picking import Picked, Room, hand_out
 from qmq_client.group.settings import backoff_of
@@ -54,6 +54,8 @@ from qmq_client.wire.requests import PullRequest, SettleAnswer, Settlement, Sett
 _log = logging.getLogger(__name__)
 #: When to try again to end leases that the action log had no room for.
 NO_ROOM_PAUSE_MS: Final = 1_000
+#: Actions that a start replays before it removes pages that are not used any more.
+_REPLAYED_PER_STEP: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ class Delivery:
         sequences of those. Raises `NoRoomError` if the action log has no room for that.
         """
         actions = self._store.actions
-        states, owners, count = groups_at_end(actions.snapshot, actions.replay(), now_ms, self.pool)
+        replayed = self._replayed(actions.replay())
+        states, owners, count = groups_at_end(actions.snapshot, replayed, now_ms, self.pool)
         actions.forget_snapshot()
         there = {*self._store.subjects(), *self._store.schedule.pending_by_subject()}
         self.subject_shares.restore({one: its for one, its in owners.items() if one in there})
@@ -138,6 +141,13 @@ class Delivery:
         for state in states:
             self._reschedule(self.registry.restore(state, now_ms), now_ms)
         return count
+
+    def _replayed(self, actions: Iterator[Action]) -> Iterator[Action]:
+        """These actions; what they make unused is removed meanwhile."""
+        for count, action in enumerate(actions):
+            if count % _REPLAYED_PER_STEP == 0:
+                self.pool.step()
+            yield action
 
     def _move_back(self, state: GroupState, now_ms: int) -> None:
         queue, copies = self._store.queue(state.subject), self._store.queue(COPIES)

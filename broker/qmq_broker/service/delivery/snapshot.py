@@ -24,7 +24,14 @@ from qmq_broker.storage.files.small_file import decode_whole, unknown_content
 from qmq_broker.storage.files.snapshots import GroupsContent
 from qmq_client.group.actions import Action, Ended, GroupDefined, GroupSettings, Owned, SetAside
 from qmq_client.group.apply import apply_action, new_state
-from qmq_client.group.dead_letters import DeadLetter, DeadLetters, MemoryPage, Page, Pool, letters_of
+from qmq_client.group.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    MemoryPage,
+    Page,
+    Pool,
+    letters_of,
+)
 from qmq_client.group.history import Attempt
 from qmq_client.group.leases import Lease
 from qmq_client.group.long_retries import LongRetryRun
@@ -144,9 +151,8 @@ class Taken(NamedTuple):
 def encode_groups(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
 ) -> GroupsContent:
-    """All groups as bytes, and which token brought a subject into being; for few dead letters."""
-    content = content_of(image_of(states, now_ms, owners))
-    return GroupsContent(content.groups, tuple(content.pages))
+    """All groups as bytes, and which token brought a subject into being."""
+    return content_of(image_of(states, now_ms, owners))
 
 
 def image_of(
@@ -199,7 +205,7 @@ def check_groups(content: GroupsContent) -> SnapshotImage:
     image, pages = _decode_image(content.groups), iter(content.pages)
     for group in image.groups:
         for _ in range(group.pages):
-            _add_page(DeadLetters(), next(pages, b""), 0)
+            _add_page(DeadLetters(), next(pages, MemoryPage(())), 0)
     if next(pages, None) is not None:
         raise unknown_content(_FILES, "a page of no group")
     return image
@@ -212,11 +218,13 @@ def _decode_image(groups: bytes) -> SnapshotImage:
     return image
 
 
-def _add_page(letters: DeadLetters, page: bytes, shift_ms: int) -> None:
+def _add_page(letters: DeadLetters, page: Page, shift_ms: int) -> None:
     try:
         if shift_ms:
-            page = page_of(tuple(map(partial(_moved_letter, shift_ms), letters_of(page))))
-        letters.add_page(page)
+            moved = map(partial(_moved_letter, shift_ms), letters_of(page.read()))
+            letters.add(MemoryPage(tuple(moved)), is_kept=False)
+        else:
+            letters.add(page)
     except (msgspec.MsgspecError, OverflowError, ValueError) as error:
         raise unknown_content(_FILES, str(error)) from error
 
@@ -335,7 +343,7 @@ def groups_at_end(
             state = groups[key] = new_state(action, pool)
         count += 1
         if isinstance(action, Ended):
-            del groups[key]
+            groups.pop(key).dead.forget(0)
             continue
         apply_action(state, _not_in_future(action, now_ms))
         if isinstance(action, SetAside) and action.at_ms > now_ms:

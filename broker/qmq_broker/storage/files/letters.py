@@ -20,6 +20,8 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_client.wire.checksum import crc32c
 
+#: Why a page cannot be read.
+NOT_AS_WRITTEN: Final = "not as it was written; a restart of the broker makes the file again"
 #: Files removed in one step: about two milliseconds.
 _REMOVED_MAX: Final = 64
 
@@ -41,7 +43,7 @@ class LetterPage:
         finally:
             file.close()
         if len(content) < self._length or crc32c(content) != self._checksum:
-            raise DiskError(operation="read", path=self.path, reason="not as it was written")
+            raise DiskError(operation="read", path=self.path, reason=NOT_AS_WRITTEN)
         return content
 
 
@@ -60,8 +62,7 @@ class LetterFiles:
 
     def write(self, content: bytes) -> LetterPage:
         """Write a page, not durable; raises `NoRoomError` or `DiskError` with nothing left behind."""
-        if self._disk.free_bytes() < self._reserve_bytes + len(content):
-            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
+        self.check_room(len(content))
         self._disk.make_directory(layout.LETTERS)
         path = layout.letters_path(self._next_number)
         self._next_number += 1
@@ -78,6 +79,11 @@ class LetterFiles:
         finalize(page, self._unused.append, (path, len(content))).atexit = False
         self.length_bytes += len(content)
         return page
+
+    def check_room(self, length_bytes: int) -> None:
+        """Raise `NoRoomError` where so much would leave less free than is to stay free."""
+        if self._disk.free_bytes() < self._reserve_bytes + length_bytes:
+            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
 
     def step(self) -> None:
         """Remove some files of pages that nothing refers to any more."""

@@ -28,6 +28,8 @@ _SEAL: Final = re.compile(rb"\ncrc32c ([0-9a-f]{8})\n\Z")
 _SEAL_BYTES: Final = 17
 #: Of a long file, so much is read or written at a time.
 _AT_ONCE_BYTES: Final = 1024 * 1024
+#: A long file is synced after so much.
+_SYNC_BYTES: Final = 16 * 1024 * 1024
 
 V = TypeVar("V")
 
@@ -54,10 +56,13 @@ def replace_whole(disk: Disk, path: str, parts: Iterable[bytes], *, draft: str) 
     """The same for a file without a checksum line; `draft` is a path next to it. Durable on return."""
     file = open_draft(disk, draft)
     try:
-        length = 0
+        length = synced = 0
         for some in _batches(parts):
             file.write(length, some)
             length += sum(map(len, some))
+            if length - synced >= _SYNC_BYTES:  # a sync of very much would hold up other files
+                file.sync()
+                synced = length
         file.truncate(length)  # not before: its room would be anybody's
         file.sync()
     finally:

@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError
+from qmq_broker.errors import CorruptionError, DiskError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
+from qmq_broker.storage.files.letters import NOT_AS_WRITTEN
 from qmq_broker.storage.files.small_file import decode_whole, replace_by_parts, sealed_bytes
+from qmq_client.group.dead_letters import Page
+from qmq_client.wire.checksum import crc32c
 
 _LENGTH_BYTES: Final = 4
 _PAGES_LINE: Final = re.compile(rb"\npages ([0-9]{20})\n\Z")
@@ -37,7 +41,9 @@ class GroupsContent(NamedTuple):
     #: Empty if all groups were given up.
     groups: bytes
     #: What may be too much for the memory.
-    pages: Iterable[bytes] = ()
+    pages: Iterable[Page] = ()
+    #: Length of all pages, roughly; 0 if it is not known.
+    pages_bytes: int = 0
 
 
 #: Raises an error for content of a snapshot that the service would not accept.
@@ -55,25 +61,44 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     content: bytes
 
 
+class SnapshotPage:
+    """One page of a snapshot in an open file."""
+
+    __slots__ = ("_checksum", "_file", "_length", "_path", "_position")
+
+    def __init__(self, path: str, file: DiskFile, position: int, length: int) -> None:
+        self._path, self._file, self._position, self._length = path, file, position, length
+        #: Of what was read first.
+        self._checksum: int | None = None
+
+    def read(self) -> bytes:
+        """Its content, in any thread; raises `DiskError` if that is not as it was when it was read first."""
+        content = self._file.read(self._position, self._length)
+        checksum = crc32c(content)
+        if len(content) < self._length or self._checksum not in (None, checksum):
+            raise DiskError(operation="read", path=self._path, reason=NOT_AS_WRITTEN)
+        self._checksum = checksum
+        return content
+
+
 class SnapshotPages:
     """The pages of a snapshot in an open file, read one by one; also after that was replaced.
 
-    The file is closed when nothing refers to it any more.
+    The file is closed when nothing refers to it or a page any more.
     """
 
     def __init__(self, path: str, file: DiskFile, first: int, next_: int) -> None:
         """They stand from position `first` on."""
         self._path, self._file, self._first, self._next = path, file, first, next_
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[SnapshotPage]:
         position = self._first
         while position < self._next:
             length = int.from_bytes(self._file.read(position, _LENGTH_BYTES))
-            page = self._file.read(position + _LENGTH_BYTES, length)
-            if position + _LENGTH_BYTES + length > self._next or len(page) != length:
+            if position + _LENGTH_BYTES + length > self._next:
                 reason = "no whole page"
                 raise CorruptionError(segment=self._path, offset=position, reason=reason)
-            yield page
+            yield SnapshotPage(self._path, self._file, position + _LENGTH_BYTES, length)
             position += _LENGTH_BYTES + length
 
 
@@ -82,7 +107,7 @@ class Slot:
     """A whole snapshot, and its pages."""
 
     snapshot: Snapshot
-    pages: Iterable[bytes] = ()
+    pages: Iterable[Page] = ()
     #: Length of the file.
     file_bytes: int = 0
 
@@ -120,19 +145,27 @@ def read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
             file.close()
 
 
-def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[bytes]) -> int:
-    """Write a snapshot to its slot, durable on return; returns the length of the file."""
+def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[Page]) -> int:
+    """Write a snapshot to its slot, durable on return; returns the length of the file.
+
+    If that fails nothing of it stays.
+    """
     path = layout.SNAPSHOTS[snapshot.generation % len(layout.SNAPSHOTS)]
-    return replace_by_parts(disk, path, _parts(snapshot, pages))
+    try:
+        return replace_by_parts(disk, path, _parts(snapshot, pages))
+    except Exception:
+        with suppress(DiskError):
+            disk.unlink(layout.draft_path(path))
+        raise
 
 
-def _parts(snapshot: Snapshot, pages: Iterable[bytes]) -> Iterator[bytes]:
+def _parts(snapshot: Snapshot, pages: Iterable[Page]) -> Iterator[bytes]:
     yield msgspec.msgpack.encode(snapshot)
     pages_bytes = 0
-    for page in pages:
-        yield len(page).to_bytes(_LENGTH_BYTES)
-        yield page
-        pages_bytes += _LENGTH_BYTES + len(page)
+    for content in (page.read() for page in pages):
+        yield len(content).to_bytes(_LENGTH_BYTES)
+        yield content
+        pages_bytes += _LENGTH_BYTES + len(content)
     if pages_bytes:
         yield b"\npages %020d\n" % pages_bytes
 

@@ -1,0 +1,186 @@
+"""Dead letters between the memory, the snapshots and files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qmq_broker.errors import DiskFullError
+from qmq_broker.service.limits import ServiceLimits
+from qmq_broker.storage.files import layout
+from qmq_broker.storage.files.disk import OsDisk
+from qmq_client.group import dead_letters
+from qmq_client.group.actions import Dead
+from qmq_client.wire.operations import DeadRequest
+from qmq_client.wire.requests import Reject, Settlement
+from tests.broker.service.retaining import RETAINING, files, keep_house, with_options
+from tests.broker.service.rig import GROUP, SUBJECT, Rig
+
+#: All dead letters but those used last are in files, five in each.
+PAGED = ServiceLimits(dead_letters_memory_bytes=1)
+LETTERS = 5
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", LETTERS)
+    made = Rig(tmp_path / "broker", limits=PAGED, store_options=RETAINING)
+    yield made
+    made.close()
+
+
+def fill(rig: Rig, count: int) -> None:
+    """Let so many messages die."""
+    for _ in range(count // 20):
+        rig.send(*[b"x"] * 20)
+        rig.settle(rig.pull(max_messages=20).reject("no"))
+
+
+def write_snapshot(rig: Rig) -> None:
+    with_options(rig, snapshot_bytes=1)
+    keep_house(rig, ms=1_000)
+
+
+def snapshots(rig: Rig) -> list[str]:
+    """Names of the files, drafts too."""
+    return [name for name in files(rig, "state") if name.startswith("groups.")]
+
+
+def sequences(rig: Rig) -> list[int]:
+    letters = rig.broker.query.dead_letters(SUBJECT, GROUP, count=10_000)
+    return [one.sequence for one in letters]
+
+
+def purge(rig: Rig, first: int, next_: int) -> None:
+    request = DeadRequest(subject=SUBJECT, group=GROUP, first=first, next=next_)
+    rig.broker.changes.purge(request, rig.now_ms)
+
+
+def test_a_start_reads_the_letters_from_its_snapshot_and_writes_none(rig: Rig) -> None:
+    fill(rig, 100)
+    write_snapshot(rig)
+    with_options(rig)
+    assert files(rig, layout.LETTERS) == []
+    assert rig.broker.room.status().dead_letters.memory_bytes < 1_000
+    for _ in range(3):  # replaces the snapshot that the start read
+        fill(rig, 20)
+        keep_house(rig, ms=1_000)
+    assert sequences(rig) == list(range(160))
+    purge(rig, 2, 158)
+    assert sequences(rig) == [0, 1, 158, 159]
+    rig.restart()
+    assert sequences(rig) == [0, 1, 158, 159]
+
+
+def test_B10_a_start_on_a_disk_without_room_keeps_to_its_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 200)
+    write_snapshot(rig)
+    monkeypatch.setattr(OsDisk, "free_bytes", lambda self: 0)
+    rig.restart()
+    assert rig.broker.room.status().dead_letters.memory_bytes < 1_000
+    assert sequences(rig) == list(range(200))
+
+
+def test_a_replay_removes_the_files_that_it_has_made_useless(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq_broker.service.delivery.delivery._REPLAYED_PER_STEP", 10)
+    fill(rig, 200)
+    for sequence in range(0, 200, 2):
+        purge(rig, sequence, sequence + 1)
+    rig.kill()
+    rig.start()
+    assert sequences(rig) == list(range(1, 200, 2))
+    assert len(files(rig, layout.LETTERS)) < 2 * 200 // LETTERS
+
+
+def test_letters_of_a_group_that_ended_are_forgotten_at_a_start(rig: Rig) -> None:
+    fill(rig, 100)
+    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    rig.kill()
+    rig.start()
+    told = rig.broker.room.status().dead_letters
+    assert (told.letters, told.memory_bytes) == (0, 0)
+
+
+def test_B6_a_snapshot_without_room_is_put_off_and_leaves_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 200)
+    with_options(rig, snapshot_bytes=1)
+    with monkeypatch.context() as full:
+        full.setattr(OsDisk, "free_bytes", lambda self: 0)
+        keep_house(rig, ms=1_000)
+        assert snapshots(rig) == []
+    keep_house(rig, ms=1_000)
+    assert snapshots(rig)
+    rig.restart()
+    assert sequences(rig) == list(range(200))
+
+
+def test_B6_a_snapshot_that_met_a_full_disk_leaves_no_draft(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 200)
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    made = content()
+
+    def until_full() -> Iterator[dead_letters.Page]:
+        yield from made.pages[:3]
+        raise DiskFullError("no room")
+
+    with pytest.raises(DiskFullError):
+        rig.store.actions.write_snapshot(offset, made._replace(pages=until_full()))
+    assert snapshots(rig) == []
+
+
+def test_B1_actions_are_synced_while_a_long_snapshot_is_written(rig: Rig) -> None:
+    fill(rig, 100)
+    synced: list[int] = []
+    log, sync = rig.store.actions.log, rig.broker._action_sync
+
+    def slowly(pages: Iterator[dead_letters.Page]) -> Iterator[dead_letters.Page]:
+        for page in pages:
+            rig.send(b"x")
+            rig.settle(rig.pull().reject("no"))
+            rig.clock.pass_ms(1_000)
+            synced.append(log.written_offset - log.durable_offset)
+            yield page
+
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    made = content()
+    sync.keep(offset, lambda: made._replace(pages=slowly(iter(made.pages))))
+    sync.step()
+    assert len(synced) == 100 // LETTERS
+    assert max(synced) < 4 * synced[0]
+    assert log.durable_offset == log.written_offset
+
+
+def test_B10_a_portion_of_a_settlement_changes_few_pages(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 1)
+    fill(rig, 200)
+    for first in range(0, 200, 2):
+        request = DeadRequest(subject=SUBJECT, group=GROUP, first=first, next=first + 1)
+        rig.broker.changes.replay(request, rig.now_ms)
+    given = rig.pull(max_messages=1_000)
+    assert len(given.bodies) == 100
+    rejects = Settlement(
+        token=given.token, rejects=(Reject(range=(given.first, given.next), reason="no"),)
+    )
+    logged: list[int] = []
+    append = rig.store.actions.append
+    monkeypatch.setattr(
+        rig.store.actions,
+        "append",
+        lambda actions: (append(actions), logged.append(sum(type(one) is Dead for one in actions))),
+    )
+    rig.settle(rejects)
+    assert sum(logged) == 100
+    assert max(logged) <= 50
+    assert sequences(rig) == list(range(200))
