@@ -69,7 +69,7 @@ class Running(msgspec.Struct, kw_only=True, eq=False, gc=False):
         except IndexError:
             return False
         self.done += len(self.received)
-        self.started_at_s = now_s  # first: nobody may see the old time with the new message
+        self.started_at_s = now_s  # first: the old time must not be seen with the new message
         self.received = (received,)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files.letters import LetterPage
 from qmq_client.group import dead_letters
 from qmq_client.group import history as history_module
+from qmq_client.group.actions import Action
 from qmq_client.group.history import ATTEMPTS_KEPT_MAX, Attempt, History, extended, kept_of_each
 from qmq_client.wire.operations import DeadAnswer, DeadRequest
 from qmq_client.wire.requests import Nack, Settlement
@@ -126,7 +127,12 @@ def test_B10_pages_that_a_change_needs_are_read_before_it_is_logged(
     for _ in range(20):
         rig.send(*[b"x"] * 20)
         rig.settle(rig.pull().reject("no"))
-    append, is_logged = rig.store.actions.append, []
+    append = rig.store.actions.append
+    is_logged: list[Sequence[Action]] = []
+
+    def log(actions: Sequence[Action]) -> None:
+        append(actions)
+        is_logged.append(actions)
 
     def read(page: LetterPage) -> bytes:
         if is_logged:
@@ -136,9 +142,7 @@ def test_B10_pages_that_a_change_needs_are_read_before_it_is_logged(
     read_page = LetterPage.read
     monkeypatch.setattr(LetterPage, "read", read)
     with monkeypatch.context() as watched:
-        watched.setattr(
-            rig.store.actions, "append", lambda actions: (append(actions), is_logged.append(1))
-        )
+        watched.setattr(rig.store.actions, "append", log)
         assert change(rig, first=3, next=398) == DeadAnswer(count=395)
     assert is_logged.pop()
     left = [one.sequence for one in rig.broker.query.dead_letters(SUBJECT, GROUP)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_client.group import dead_letters
-from qmq_client.group.actions import Dead
+from qmq_client.group.actions import Action, Dead
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Reject, Settlement
 from tests.broker.service.retaining import RETAINING, files, keep_house, with_options
@@ -130,7 +131,7 @@ def test_B6_a_snapshot_that_met_a_full_disk_leaves_no_draft(
     made = content()
 
     def until_full() -> Iterator[dead_letters.Page]:
-        yield from made.pages[:3]
+        yield from islice(made.pages, 3)
         raise DiskFullError("no room")
 
     with pytest.raises(DiskFullError):
@@ -175,11 +176,12 @@ def test_B10_a_portion_of_a_settlement_changes_few_pages(
     )
     logged: list[int] = []
     append = rig.store.actions.append
-    monkeypatch.setattr(
-        rig.store.actions,
-        "append",
-        lambda actions: (append(actions), logged.append(sum(type(one) is Dead for one in actions))),
-    )
+
+    def log(actions: Sequence[Action]) -> None:
+        append(actions)
+        logged.append(sum(type(one) is Dead for one in actions))
+
+    monkeypatch.setattr(rig.store.actions, "append", log)
     rig.settle(rejects)
     assert sum(logged) == 100
     assert max(logged) <= 50
