@@ -18,17 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in {"-h", "--help"}:
-        _tell(help_text(found_commands()))
+        _print(help_text(found_commands()))
         raise SystemExit(0 if given else 2)
     if given[0] == "--version":
-        _tell(f"qmq {version('qmq')}")
+        _print(f"qmq {version('qmq')}")
         raise SystemExit(0)
     from qmq_client.commands.root import root
 
     root(given, prog_name="qmq")
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     """Print this; if standard output has no reader, end as the sub-commands do."""
     try:
         print(text, flush=True)

@@ -115,7 +115,7 @@ def cancel(
         body = {"message_ids": part, "subject": subject}
         answer = post_json(address, "/v1/delayed/cancel", body, known=("outcomes",))
         outcomes += answer["outcomes"]
-    _tell(message_ids, outcomes, as_json, done="cancelled")
+    _print_outcomes(message_ids, outcomes, as_json, done="cancelled")
 
 
 @delayed.command()
@@ -140,7 +140,9 @@ def reschedule(
     address = broker_address(broker, config_file)
     body = {"message_id": message_id, "deliver_at_ms": deliver_at, "subject": subject}
     answer = post_json(address, "/v1/delayed/reschedule", body, known=("outcomes",))
-    _tell([message_id], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED)
+    _print_outcomes(
+        [message_id], answer["outcomes"], as_json, done="rescheduled", said=_NOT_RESCHEDULED
+    )
 
 
 @delayed.command()
@@ -265,7 +267,7 @@ def _row(one: dict[str, Any]) -> tuple[str, str, str, str]:
     return time_text(one["due_at_ms"]), one["message_id"], one["subject"], one["state"]
 
 
-def _tell(
+def _print_outcomes(
     wanted: Sequence[str],
     outcomes: list[str],
     as_json: bool,

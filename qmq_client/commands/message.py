@@ -252,7 +252,7 @@ def show(
         delayed = _delayed(address, message_id, stored)
     blocks = [message_lines(found) for found in answer["messages"]]
     _warn(answer)
-    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
+    _print_answer(message_id, answer, blocks, delayed, outboxes, as_json)
 
 
 @message.command()
@@ -292,7 +292,7 @@ def trace(
     for text in () if as_json else missing:
         click.echo(text, err=True)
     answer = {"stories": stories, "missing": missing}
-    _tell(message_id, answer, blocks, delayed, outboxes, as_json)
+    _print_answer(message_id, answer, blocks, delayed, outboxes, as_json)
 
 
 def _traced(address: BrokerAddress, message_id: str) -> tuple[list[dict[str, Any]], bool]:
@@ -334,7 +334,7 @@ def _delayed(
     return trace if trace["places"] else None
 
 
-def _tell(
+def _print_answer(
     message_id: str,
     answer: Mapping[str, Any],
     blocks: Sequence[Iterable[str]],

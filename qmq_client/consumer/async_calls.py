@@ -1,6 +1,6 @@
 """Async handlers: one event loop on a thread of its own for all of them.
 
-Workers hand a coroutine over and wait for it, so concurrency, leases and stopping are the same as
+Workers submit a coroutine and wait for it, so concurrency, leases and stopping are the same as
 for sync handlers, and what handlers share on the loop (pools, clients) belongs to one loop only. No
 handler ends it under the others: one that stops the loop, or whose task ends the interpreter, finds
 that it continues.

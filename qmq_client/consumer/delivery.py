@@ -31,7 +31,7 @@ class Received(msgspec.Struct, eq=False, gc=False):
     """
 
     subject: str
-    #: Broker epoch at hand-out.
+    #: The broker's token at the delivery.
     token: int
     sequence: int
     pull_sequence: int
@@ -83,7 +83,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a delivery. Requires: `text` is bounded."""
+    """The outcome of a delivery. Requires: `text` is bounded."""
 
     verdict: Verdict
     #: Only for NACK; None for the group's backoff.

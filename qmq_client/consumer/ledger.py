@@ -37,7 +37,7 @@ def pull_request(
     wait_ms: int,
     settlements: tuple[requests.Settlement, ...] = (),
 ) -> requests.PullRequest:
-    """Ask for messages, and tell what became of earlier ones."""
+    """Pull messages, and send the outcomes of earlier ones."""
     return requests.PullRequest(
         subject=options.subject,
         group=options.group,
@@ -59,7 +59,7 @@ def pull_request(
 def settle_request(
     options: ConsumerOptions, consumer_id: str, settlements: tuple[requests.Settlement, ...]
 ) -> requests.SettleRequest:
-    """Tell what became of messages."""
+    """Send the outcomes of messages."""
     return requests.SettleRequest(
         subject=options.subject,
         group=options.group,
@@ -154,9 +154,9 @@ class Settling:
             self._counters.add("stale", len(outcomes))
             self._counters.add("lost_leases", len(extensions))
         if outcomes and self._handler.on_stale is not None:
-            self._tell_owner(self._handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
+            self._call_on_stale(self._handler.on_stale, tuple(map(self._stale_delivery, outcomes)))
 
-    def _tell_owner(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
+    def _call_on_stale(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
         try:
             on_stale(stale)
         except Exception as error:  # the owner's code, and the last thing this pass does
@@ -276,7 +276,7 @@ class Ledger:
                 count += 1
                 if self._is_kept:
                     self._entries.append(Entry(one, outcome))
-            self._tell()
+            self._notify()
         return count
 
     def extend(self, received: Iterable[Received], lease_ms: int) -> None:
@@ -285,7 +285,7 @@ class Ledger:
             return
         with self._lock:
             self._entries += [Entry(one, None, lease_ms) for one in received if not one.is_settled]
-            self._tell()
+            self._notify()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is something to send, or for `wake`; whether there is."""
@@ -317,9 +317,9 @@ class Ledger:
             entry.is_uncertain = entry.is_uncertain or is_uncertain
         with self._lock:
             self._entries[:0] = unsent.entries
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._entries and not self._has_entries.is_set():
             self._has_entries.set()
 

@@ -120,7 +120,7 @@ class Leases:
         for running in self._prefetch.running():
             left = self._nacked_late(running.received, _NOT_DONE, now_s)
             if left:
-                self._work.tell_unfinished(left, _NOT_DONE)
+                self._work.log_unfinished(left, _NOT_DONE)
         self._nacked_late(list(self._held), _NOT_SETTLED, now_s)
 
     def _nacked_late(self, received: Sequence[Received], text: str, now_s: float) -> list[Received]:

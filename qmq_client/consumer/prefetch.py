@@ -125,7 +125,7 @@ class Prefetch:
             return list(self._running.values())
 
     def put(self, received: Sequence[Received]) -> bool:
-        """Add messages that were just handed out; False, and nothing done, when the stop began.
+        """Add messages that were just delivered; False, and nothing done, when the stop began.
 
         When idle workers take all of them, returns when one has begun, or after a moment: the next
         request would hold the interpreter, and the handler would wait for that.
@@ -171,7 +171,7 @@ class Prefetch:
             if self._idle and self._wait_s() == 0.0:
                 self._arrived.notify()  # more is due than the thread that put it knew
             if self._is_asked and self._has_idle():
-                self._tell_room()
+                self._notify_room()
             return running
 
     def finish(self, count: int) -> None:
@@ -350,9 +350,9 @@ class Prefetch:
 
     def _leave(self, count: int) -> None:
         self._count -= count
-        self._tell_room()
+        self._notify_room()
 
-    def _tell_room(self) -> None:
+    def _notify_room(self) -> None:
         if self._is_asked and self._room():
             self._finished.notify_all()
 

@@ -258,7 +258,7 @@ class Work:
         self._outcomes_lock = threading.Lock()
 
     def run_slice(self, running: Running) -> None:
-        """Call the handler with one batch after the other, and note what became of each message.
+        """Call the handler with one batch after the other, and note the outcome of each message.
 
         Ends after the first that was not handled as it should: others may have the rest sooner.
         """
@@ -284,7 +284,7 @@ class Work:
             return None
         return self._ledger.add(received, ACKED) if is_done else None
 
-    def tell_unfinished(self, received: Sequence[Received], text: str) -> None:
+    def log_unfinished(self, received: Sequence[Received], text: str) -> None:
         """Log that a stop came before one call was done, whose messages these are."""
         _LOG.warning(
             "handler_unfinished consumer=%s messages=%d message_id=%s attempt=%d error=%s",
@@ -458,7 +458,7 @@ class Work:
         """The outcome after a stop has cancelled the handler: nothing need be wrong with the messages."""
         text = f"consumer stopped before the handler was done: {error_text(error)}"
         if left := [one for one in received if not one.is_settled]:  # else the stop has logged it
-            self.tell_unfinished(left, text)
+            self.log_unfinished(left, text)
         return nacked_untried(text)
 
     def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:

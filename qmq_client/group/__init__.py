@@ -3,5 +3,5 @@
 Actions (`actions.py`) are the only way to change a group (`state.py`, `apply.py`). Which actions follow from a pull
 is decided by `picking.py`, from settlements and ends of leases by `settling.py`; both only read. The broker writes
 actions to its log before it applies them, `MemoryBroker` applies them at once, and the pipeline reads them from the
-log to say what became of each message.
+log for the outcome of each message.
 """

@@ -32,10 +32,10 @@ class GroupDefined(GroupAction, frozen=True, tag=1):
 
 
 class Pulled(GroupAction, frozen=True, tag=2):
-    """Messages were handed out to a consumer."""
+    """Messages were delivered to a consumer."""
 
     consumer: str
-    #: Identifies the opening of the store; with a pull sequence it identifies one hand-out forever.
+    #: Identifies the opening of the store; with a pull sequence it identifies one delivery forever.
     token: int
     first_pull_sequence: int
     runs: tuple[DeliveryRun, ...]

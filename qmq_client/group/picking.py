@@ -274,7 +274,7 @@ class Picked:
 
     runs: tuple[DeliveryRun, ...] = ()
     records: Records = field(default_factory=lambda: Records.of([]))
-    #: To be written before the hand-out: what is not delivered, and why.
+    #: To be written before the delivery: messages that are not delivered, and why.
     actions: list[Action] = field(default_factory=list)
     #: To be written after it, if the group has come further than the last message given.
     passed: Passed | None = None

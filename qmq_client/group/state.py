@@ -273,7 +273,7 @@ class GroupState:
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
         """Forget consumers that hold nothing and were not seen since; returns how many.
 
-        Their pull sequences are never used again, so that a hand-out stays unique.
+        Their pull sequences are never used again, so that a delivery stays unique.
         """
         idle = [
             name
@@ -345,7 +345,7 @@ class GroupState:
             )
             history = extended(lease.history, attempt, kept_max)
             if is_done:
-                self._tell_dead(lease, history)
+                self._set_history(lease, history)
                 continue
             self.redeliveries.take(lease.first_sequence, lease.next_sequence)
             self.redeliveries.add(
@@ -377,7 +377,7 @@ class GroupState:
                 )
             )
 
-    def _tell_dead(self, lease: Lease, history: History) -> None:
+    def _set_history(self, lease: Lease, history: History) -> None:
         """Give the dead letters of an ended lease their history."""
         for sequence in range(lease.first_sequence, lease.next_sequence):
             letter = self.dead.get(sequence)

@@ -49,17 +49,17 @@ def waits_for_itself(call: str) -> ConfigurationError:
 
 
 def call_back(options: ProducerOptions, outcome: BatchOutcome) -> None:
-    """Tell the application of a batch. Raises only what a callback ends the process with."""
+    """Call the application back about a batch. Raises only what a callback ends the process with."""
     if options.on_sent is not None and outcome.sent:
-        _tell(options.on_sent, [format_message_id(message_id) for message_id in outcome.sent])
+        _call(options.on_sent, [format_message_id(message_id) for message_id in outcome.sent])
     if options.on_failed is not None:
         errors = [(row.message_id, row.error) for row in outcome.failed]
         errors += [(row.message_id, row.error) for row in outcome.parked]
         for message_id, error in errors:
-            _tell(options.on_failed, format_message_id(message_id), error)
+            _call(options.on_failed, format_message_id(message_id), error)
 
 
-def _tell(callback: Callable[..., object], *given: object) -> None:
+def _call(callback: Callable[..., object], *given: object) -> None:
     """Call the application; what it raises is logged, and keeps nothing from anybody."""
     try:
         callback(*given)

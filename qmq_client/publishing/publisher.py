@@ -244,7 +244,7 @@ class Publisher:
 
     def on_rolled_back(self, rows: Sequence[OutboxRow]) -> None:
         """These rows were rolled back. For any thread."""
-        self.receipts.tell([row.message_id for row in rows], SendOutcome.ROLLED_BACK)
+        self.receipts.resolve([row.message_id for row in rows], SendOutcome.ROLLED_BACK)
 
     def _receive(self, now_s: float, is_hurried: bool) -> None:
         accepted = set(self._deletes.message_ids)
@@ -310,7 +310,7 @@ class Publisher:
             if row is None:
                 self._look_again(each, now_s, is_known=found is not None)
             elif row.state != LIVE or row.token != self.token:
-                self._tell_of_anothers(each.row, row)
+                self._resolve_by_state(each.row, row)
             elif row.is_due:  # by the database's clock, which may have jumped: to be claimed again
                 each.owned_since_s = float("-inf")
                 self._look_again(each, now_s, is_known=False)
@@ -335,17 +335,17 @@ class Publisher:
             each.looks += 1
         elif is_known:
             self._count(gone=1)
-            self.receipts.tell([each.row.message_id], SendOutcome.ROLLED_BACK)
+            self.receipts.resolve([each.row.message_id], SendOutcome.ROLLED_BACK)
         else:
             self._leave([each.row])
 
-    def _tell_of_anothers(self, row: OutboxRow, found: FoundRow) -> None:
-        """The row is there and not to be sent by us; its state says what became of the message."""
+    def _resolve_by_state(self, row: OutboxRow, found: FoundRow) -> None:
+        """The row is there and not to be sent by us; its state says the message's outcome."""
         if found.state == SENT:
-            self.receipts.tell([row.message_id], SendOutcome.ACCEPTED)
+            self.receipts.resolve([row.message_id], SendOutcome.ACCEPTED)
         elif found.state == PARKED:
             self._count(parked=1)
-            self.receipts.tell([row.message_id], SendOutcome.PARKED, found.error)
+            self.receipts.resolve([row.message_id], SendOutcome.PARKED, found.error)
         else:
             self._leave([row])
 
@@ -444,19 +444,19 @@ class Publisher:
         )
         if outcome.unreachable:
             self._breaker.on_failure(now_s, at_least_s=outcome.retry_after_s)
-            self._tell_outage(outcome.failed[-1].error)
+            self._log_outage(outcome.failed[-1].error)
         elif outcome.requests:
             if failures := self._breaker.failures:
                 _log.info("broker takes messages again, failures=%d", failures)
             self._breaker.on_success()
         if outcome.sent:
             self._deletes.add(outcome.sent, now_s)
-        self.receipts.tell(outcome.sent, SendOutcome.ACCEPTED)
+        self.receipts.resolve(outcome.sent, SendOutcome.ACCEPTED)
         for row in outcome.parked:
             _log.error("message %s parked: %s", format_message_id(row.message_id), row.error)
-            self.receipts.tell([row.message_id], SendOutcome.PARKED, row.error)
+            self.receipts.resolve([row.message_id], SendOutcome.PARKED, row.error)
         for failed in outcome.failed:
-            self.receipts.tell([failed.message_id], SendOutcome.LEFT, failed.error)
+            self.receipts.resolve([failed.message_id], SendOutcome.LEFT, failed.error)
         if outcome.failed or outcome.parked:  # without an answer the rows fall due as they are
             rest = replace(outcome, sent=())
             self._asked("settle", lambda: self._store.settle(rest, token=self.token))
@@ -518,7 +518,7 @@ class Publisher:
             wake_at = self._options.batch_messages
         return (max(0.0, min(waits)) if waits else None), wake_at
 
-    def _tell_outage(self, error: str) -> None:
+    def _log_outage(self, error: str) -> None:
         """When it begins, when its kind changes, and each time its failures have doubled."""
         failures, kind = self._breaker.failures, error.partition(":")[0]
         if kind != self._outage_kind or failures & (failures - 1) == 0:
@@ -531,14 +531,14 @@ class Publisher:
 
     def _leave(self, rows: Sequence[OutboxRow]) -> None:
         self._count(left=len(rows))
-        self.receipts.tell([row.message_id for row in rows], SendOutcome.LEFT)
+        self.receipts.resolve([row.message_id for row in rows], SendOutcome.LEFT)
 
     def _forget(self, batch: Sequence[_Wanted]) -> None:
         for each in batch:
             self._wanted.pop(each.row.message_id, None)
 
     def _on_dropped(self, hint: Hint) -> None:
-        self.receipts.tell([row.message_id for row in hint.rows], SendOutcome.LEFT)
+        self.receipts.resolve([row.message_id for row in hint.rows], SendOutcome.LEFT)
 
     def _asked(self, what: str, question: Callable[[], _Result]) -> _Result | None:
         """Ask the database; None if it fails, with whatever error its driver has for that."""

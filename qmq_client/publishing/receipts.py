@@ -26,7 +26,7 @@ _FIRST: Final = "first"
 
 
 class SendOutcome(StrEnum):
-    """What became of a message, as far as the process that sent it can know."""
+    """The outcome of a message, as far as the process that sent it can know."""
 
     #: The broker has it.
     ACCEPTED = "accepted"
@@ -80,7 +80,7 @@ class Receipt:
         ended = threading.Event()
         self._waiting[ended.set] = None
         try:
-            if self.outcome is None:  # asked after the note: an answer is seen or tells
+            if self.outcome is None:  # read after the note: an outcome is seen or wakes
                 ended.wait(deadline_s)
         finally:
             self._waiting.pop(ended.set, None)
@@ -93,16 +93,16 @@ class Receipt:
         self._check_wait()
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed, and the wait with it
                 loop.call_soon_threadsafe(ended.set)
 
-        self._waiting[tell] = None
+        self._waiting[wake] = None
         try:
             while (outcome := self.outcome) is None:
                 await ended.wait()
         finally:
-            self._waiting.pop(tell, None)
+            self._waiting.pop(wake, None)
         return outcome
 
     def _check_wait(self) -> None:
@@ -112,11 +112,11 @@ class Receipt:
     def __repr__(self) -> str:
         return f"<Receipt {self.message_id}: {self.outcome or 'open'}>"
 
-    def _tell(self, outcome: SendOutcome, error: str = "") -> None:
+    def _resolve(self, outcome: SendOutcome, error: str = "") -> None:
         """Answer; only the first answer counts."""
         self._answers.setdefault(_FIRST, (outcome, error))
-        for tell in self._waiting.copy():
-            tell()
+        for wake in self._waiting.copy():
+            wake()
 
 
 class Receipts:
@@ -144,11 +144,11 @@ class Receipts:
                 self._open[message_id] = receipt
         return receipt
 
-    def tell(self, message_ids: Iterable[bytes], outcome: SendOutcome, error: str = "") -> None:
+    def resolve(self, message_ids: Iterable[bytes], outcome: SendOutcome, error: str = "") -> None:
         """Answer the receipts of these messages."""
         if not self._open:
             return
         for message_id in message_ids:
             receipt = self._open.pop(message_id, None)
             if receipt is not None:
-                receipt._tell(outcome, error)
+                receipt._resolve(outcome, error)

@@ -58,7 +58,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flushed:
-    """What became of the messages committed since the previous flush, or since the start.
+    """The outcome of the messages committed since the previous flush, or since the start.
 
     True, as in `assert producer.flush()`, if the broker accepted all of them.
     """

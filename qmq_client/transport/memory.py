@@ -85,7 +85,7 @@ class MemoryFaults:
     garbage_answers: int = 0
     #: A send that holds one of these message ids is refused, naming it.
     refused_ids: set[str] = field(default_factory=set)
-    #: Records are handed out with a byte altered when their message id is among these.
+    #: Records are delivered with a byte altered when their message id is among these.
     altered_ids: set[str] = field(default_factory=set)
 
 
@@ -140,7 +140,7 @@ class MemoryBroker:
             return self._group(subject, group).lag(self._records.get(subject, ()))
 
     def in_flight(self, subject: str, group: str) -> int:
-        """Messages handed out to this group under a running lease."""
+        """Messages delivered to this group under a running lease."""
         with self._changed:
             found = self._group(subject, group)
             found.step(self._clock.now_ms())

@@ -1,4 +1,4 @@
-"""The answer to a pull: messages handed out, as one DELIVERIES frame.
+"""The answer to a pull: delivered messages, as one DELIVERIES frame.
 
 Body: length 4 and MessagePack of `DeliveriesHead`; then record lengths (4 n) and the records as
 they stand in the commit log. What differs per run (sequence, attempt) stands in the head once per
@@ -37,7 +37,7 @@ class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
     """What all messages of one answer have in common."""
 
     subject: str
-    #: Broker epoch at hand-out; settlements name it.
+    #: The broker's token at the delivery; settlements name it.
     token: Natural
     lease_ms: Natural
     first_pull_sequence: Natural

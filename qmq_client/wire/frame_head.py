@@ -44,7 +44,7 @@ class FrameKind(IntEnum):
     CANCELLED = 11
     #: Delayed messages in the schedule log of their time.
     SCHEDULED = 12
-    #: What became of messages of a schedule log.
+    #: States of messages of a schedule log.
     DISPATCHED = 13
 
 

@@ -71,7 +71,7 @@ class DeadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of dead letters."""
+    """The outcome for dead letters."""
 
     #: Replayed or purged.
     count: Natural

@@ -69,7 +69,7 @@ def tag_hash(tags: Iterable[bytes]) -> int:
     return value
 
 
-#: Combinations of tags kept at hand; an application has few, a frame has thousands of messages.
+#: Combinations of tags that are cached; an application has few, a frame has thousands of messages.
 _JOINED_KEPT_MAX: Final = 1024
 
 
@@ -273,7 +273,7 @@ DELAYED_FLAG: Final = 0b100
 EXPIRES_FLAG: Final = 0b1000
 #: The last millisecond of the year 9999: the latest that `datetime` can say.
 TIME_MAX_MS: Final = 253_402_300_799_999
-#: Checksums of subjects kept at hand: each begins the checksum of every record under it.
+#: Cached checksums of subjects: each begins the checksum of every record under it.
 _SUBJECTS_KEPT_MAX: Final = 4096
 
 

@@ -76,7 +76,7 @@ class Extend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Outcomes of messages handed out under one token."""
+    """Outcomes of messages delivered under one token."""
 
     token: Natural
     acks: tuple[Range, ...] = ()

@@ -225,7 +225,7 @@ class SweepJob:
         try:
             self._sweep.step(lambda: is_trial or is_stopped(), counts)
         finally:
-            self._tell_gate(counts)
+            self._report_to_gate(counts)
         self.totals.add(counts)
         self.totals.seconds += self._clock.monotonic_s() - started_s
 
@@ -236,7 +236,7 @@ class SweepJob:
         every_s, at_s = self._options.sample_s, self.totals.sampled_at_s
         return every_s > 0 and (at_s is None or self._clock.monotonic_s() - at_s >= every_s)
 
-    def _tell_gate(self, counts: SweepCounts) -> None:
+    def _report_to_gate(self, counts: SweepCounts) -> None:
         if self._gate is None:
             return
         if counts.unreachable:

@@ -116,7 +116,7 @@ def serve(
             if options.is_quarantining:
                 check_format(there, options.store)  # before anything is given up
                 for report in quarantine_damage(there, clock, check_groups=check_groups):
-                    _tell_quarantined(report)
+                    _log_quarantined(report)
             store = Store.open(there, clock, options.store, check_groups=check_groups)
         except StoreError as error:
             return _not_opened(error)
@@ -131,7 +131,7 @@ def serve(
             return runner.run(process.run(listener))
 
 
-def _tell_quarantined(report: QuarantineReport) -> None:
+def _log_quarantined(report: QuarantineReport) -> None:
     lost = [
         f"{run.subject} {run.first_sequence} to {run.first_sequence + run.count - 1}"
         for run in report.lost
@@ -261,7 +261,7 @@ class _Process:
                 if loop.time() >= next_sweep_s:
                     next_sweep_s = loop.time() + self._face_limits.sweep_ms / 1000
                     self._sweep(server, face, loop.time())
-                    _tell_dead(broker, loop.time())
+                    _log_dead(broker, loop.time())
             except Exception as error:  # the top of this loop
                 times = self._repeats.due(f"tick_failed {type(error).__name__}", loop.time())
                 if times:
@@ -327,7 +327,7 @@ class _Process:
         return ExitCode.OK if is_clean else ExitCode.UNCLEAN
 
 
-def _tell_dead(broker: Broker, now_s: float) -> None:
+def _log_dead(broker: Broker, now_s: float) -> None:
     for dead in broker.delivery.journal.dead_letter_digest.take(now_s):
         log_event(_LOG, logging.WARNING, "dead_letters", details=asdict(dead))
 

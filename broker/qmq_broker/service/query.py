@@ -291,7 +291,7 @@ class Query:
     def in_groups(
         self, subject: str, sequence: int, record: bytes, now_ms: int
     ) -> Iterator[MessageInGroup]:
-        """What became of one message in each group of its subject, by group name, and why.
+        """The state of one message in each group of its subject, by group name, and why.
 
         Of each group that it died in, a page of dead letters may be read from the disk.
         """

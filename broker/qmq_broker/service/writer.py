@@ -135,23 +135,23 @@ class CommitWriter:
         Errors in `refusals` do not poison the store; any other error does.
         """
 
-        def tell(outcome: T | Exception) -> None:
+        def answer(outcome: T | Exception) -> None:
             self._post(lambda: on_done(outcome))
 
         def task() -> None:
             try:
                 outcome = work()
             except refusals as refusal:
-                tell(refusal)
+                answer(refusal)
             except (
                 Exception
             ) as error:  # the waiting caller gets the error; `_guarded` decides what it means
-                tell(error)
+                answer(error)
                 raise
             else:
-                tell(outcome)
+                answer(outcome)
 
-        self.run_soon(task, on_poisoned=tell)
+        self.run_soon(task, on_poisoned=answer)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
         """Commit what waits, then step the store; wait up to `wait_s` for a request."""

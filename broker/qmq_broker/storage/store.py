@@ -49,7 +49,7 @@ from qmq_client.wire.frame import MessageFrame
 __all__ = ["Placed", "RecoveryReport", "Store"]
 
 _log = logging.getLogger(__name__)
-#: Bits of a hand-out token: below 2^53, so that every JSON reader gets it exactly.
+#: Bits of the token of deliveries: below 2^53, so that every JSON reader gets it exactly.
 _TOKEN_BITS: Final = 52
 #: Gives all tokens the same length.
 _TOKEN_BIT: Final = 1 << _TOKEN_BITS
@@ -88,7 +88,7 @@ class Store:
         self._is_closed = False
         #: One more at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
-        #: Identifies this opening; with a pull sequence, one hand-out. Random, because copies of a
+        #: Identifies this opening; with a pull sequence, one delivery. Random, because copies of a
         #: directory that are both opened share store id and epoch.
         self.hand_out_token = _TOKEN_BIT | secrets.randbits(_TOKEN_BITS)
         self.recovery = recovered.report

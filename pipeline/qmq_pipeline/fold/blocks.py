@@ -54,7 +54,7 @@ _AT, _ATTEMPT, _TEXT, _NEVER = "at", "attempt", "text", "never"
 _SETTLED: Final = {"settled_us": _AT}
 _TOLD: Final = {"settled_us": _AT, "text": _TEXT}
 #: What a step does: to messages with which outcome (None for all), the outcome that they get, and what is noted. The
-#: log has a dead letter before the end of the hand-out that caused it, so only messages in flight are returned.
+#: log has a dead letter before the end of the delivery that caused it, so only messages in flight are returned.
 MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.PULLED: (
         None,

@@ -6,7 +6,7 @@ action becomes steps instead of a state. An ack names pull sequences of a consum
 were pulled. What a group passes on its way is found here, too. A step says nothing of single messages: a range of a
 million is one step. `blocks.py` applies steps to messages. A test runs both on random histories and compares.
 
-What was handed out before the table of actions begins is unknown: its settlements are counted and otherwise ignored.
+Deliveries before the table of actions begins are unknown: its settlements are counted and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class GroupMark:
     filter: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     #: Whether the filter was ever another one.
     was_refiltered: bool = False
-    #: Settlements of hand-outs that are older than the table.
+    #: Settlements of deliveries that are older than the table.
     unmatched: int = 0
-    #: Consumer → what was handed out to it and has not ended.
+    #: Consumer → its deliveries that have not ended.
     held: dict[str, Spans[Lease]] = field(default_factory=dict)
 
     @classmethod

@@ -104,7 +104,7 @@ class Folded:
 
     @property
     def unmatched(self) -> int:
-        """Settlements of messages that were handed out before the table of actions begins."""
+        """Settlements of messages that were delivered before the table of actions begins."""
         return sum(mark["unmatched"] for mark in self.marks.values())
 
 

@@ -58,7 +58,7 @@ class Lived:
     #: Rows of the parts that were made.
     deliveries: int = 0
     lifecycle: int = 0
-    #: Settlements of messages that were handed out before the table of actions begins.
+    #: Settlements of messages that were delivered before the table of actions begins.
     unmatched: int
     #: Parts of `lifecycle` that were made; None for all.
     parts_made: int | None

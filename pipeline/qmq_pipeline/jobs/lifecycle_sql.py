@@ -1,7 +1,7 @@
 """The query of `lifecycle`. What it reads is limited to the parts that are made:
 
 - `messages`: messages of these parts of the log;
-- `deliveries`, `groups`: what became of them, and which groups they are for;
+- `deliveries`, `groups`: their outcomes, and the groups they are for;
 - `outbox_new`, `scheduled_new`, `cancelled_new`: rows added since the table was made;
 - `old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from them.
 

@@ -2,7 +2,7 @@
 
 An action says what happened to a range of messages, so there are far fewer actions than messages,
 and a row is made in plain Python. The range stays a range: what a consumer did with ten thousand
-messages in one step is one row. A pull that handed out several runs of sequences gives one row for
+messages in one step is one row. A pull that delivered several runs of sequences gives one row for
 each.
 
 Actions with more content than the columns hold keep all of it in `action_json`. Kinds that this

@@ -169,7 +169,7 @@ OUTBOX: Final = Table(
 _OUTCOMES: Final = (
     "waiting, in flight, returned, long retry, acked, dead, skipped, filtered, cancelled"
 )
-#: What became of one message at one group.
+#: The outcome of one message at one group.
 _OUTCOME_COLUMNS: Final = (
     Column("first_delivered_at", "time", "first handed to a consumer of the group"),
     Column("last_delivered_at", "time", "last handed to one"),

@@ -250,10 +250,10 @@ class Undeleted:
             is_known = columns.last_error.startswith(UNDELETED)
             known += connection.scalar(count.where(*here, is_known)) or 0
             marked += connection.execute(update.where(*here)).rowcount
-        self._tell(max(0, marked - known), text)  # a known one may be gone by now
+        self._log_new(max(0, marked - known), text)  # a known one may be gone by now
         return marked
 
-    def _tell(self, new: int, text: str) -> None:
+    def _log_new(self, new: int, text: str) -> None:
         """Log when their number has doubled, so that many rows make few lines."""
         before, self.count = self.count, self.count + new
         if self.count.bit_length() > before.bit_length():

@@ -246,7 +246,7 @@ class OutboxStore:
         keep_ms: int | None = None,
         claimed: Sequence[OutboxRow] = (),
     ) -> int:
-        """Record what became of a batch; returns how many rows were changed.
+        """Record the outcome of a batch; returns how many rows were changed.
 
         Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are given back with
         a later due time, others parked. `claimed`: the batch as one claim with this token returned

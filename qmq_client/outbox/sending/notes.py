@@ -163,7 +163,7 @@ def _on_session_end(session: Session, transaction: SessionTransaction) -> None:
     for key in (_BEGUN, _COMMITTING, _ANNOUNCED):
         info.pop(key, None)
     if unwritten:
-        _tell_unended(unwritten, is_mistake=bool(info.get(_HAS_COMMITTED)))
+        _log_unended(unwritten, is_mistake=bool(info.get(_HAS_COMMITTED)))
     _end([each for each in info.pop(_NOTES, ()) if each.is_of_session])
 
 
@@ -196,12 +196,12 @@ def _end(notes: Sequence[Note]) -> None:
     unended = [each for each in left if not each.is_committing]
     if unended:
         rows = [row for each in unended for row in each.hint.rows]
-        _tell_unended(rows, is_mistake=any(each.follows_commit for each in unended))
+        _log_unended(rows, is_mistake=any(each.follows_commit for each in unended))
     for each in notes:
         _give(each)
 
 
-def _tell_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
+def _log_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
     """A session was closed with messages in it: after an error, or after a send that followed the commit."""
     is_mistake = is_mistake and sys.exc_info()[0] is None
     _log.log(

@@ -39,7 +39,7 @@ class TlsError(QmqError):
 
 
 class TlsContext:
-    """What the listener hands to each new connection. Belongs to the loop thread."""
+    """The TLS context of new connections, read again when its files change. Belongs to the loop thread."""
 
     def __init__(self, options: TlsOptions, now_ms: Callable[[], int]) -> None:
         """Raises `TlsError`."""

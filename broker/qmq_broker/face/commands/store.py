@@ -175,7 +175,7 @@ def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> Non
     from qmq_broker.storage.files.disk import OsDisk, link_file
     from qmq_broker.storage.upkeep.backup import back_up
 
-    with store_errors(), _telling_unfinished(target):
+    with store_errors(), _reporting_unfinished(target):
         _refuse_inside(directory, target)
         source, copy = OsDisk(directory, is_read_only=True), OsDisk(target)
         made = back_up(
@@ -199,7 +199,7 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
     from qmq_broker.storage.files.disk import OsDisk
     from qmq_broker.storage.upkeep.backup import back_up
 
-    with store_errors(), _telling_unfinished(target):
+    with store_errors(), _reporting_unfinished(target):
         _refuse_inside(directory, target)
         found = _verified(directory, is_deep=False, workers=None)
         if found.worst is Level.DAMAGED:
@@ -219,8 +219,8 @@ def _refuse_inside(directory: str, target: str) -> None:
 
 
 @contextmanager
-def _telling_unfinished(target: str) -> Iterator[None]:
-    """Tell of what a failed copy leaves behind; a whole one has FORMAT, and is left alone."""
+def _reporting_unfinished(target: str) -> Iterator[None]:
+    """Name the files that a failed copy leaves; a whole one has FORMAT, and is left alone."""
     try:
         yield
     except StoreError:

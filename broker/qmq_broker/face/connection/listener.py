@@ -188,7 +188,7 @@ class _TlsListener:
             or self._shaking[address] >= self._limits.connections_per_address
         )
 
-    def _tell_failed(self, address: str, error: OSError) -> None:
+    def _log_failed(self, address: str, error: OSError) -> None:
         """Log why, once for each kind of failure and then at doubling intervals: a port may be scanned."""
         kind = getattr(error, "reason", None) or type(error).__name__
         times = self._repeats.due(("handshake_failed", kind), asyncio.get_running_loop().time())
@@ -209,7 +209,7 @@ class _TlsListener:
             await self._shake(connection)
         except OSError as error:  # of which TLS errors and timeouts are kinds
             connection.close()
-            self._tell_failed(address, error)
+            self._log_failed(address, error)
         finally:
             self._shaking[address] -= 1
             if not self._shaking[address]:

@@ -174,7 +174,7 @@ class BodyRoom:
     def check_answer(self, answer_bytes: int) -> None:
         """Raise `RequestRefusedError` when there is no room for an answer of this length.
 
-        To be asked before messages are handed out: a refused hand-out would cost them an attempt. What a
+        To be asked before messages are delivered: a refused delivery would cost them an attempt. What a
         connection buffers anyway, as it would the refusal, needs no room.
         """
         if answer_bytes <= _BUFFERED_BYTES:

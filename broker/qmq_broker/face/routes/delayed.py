@@ -222,7 +222,7 @@ class DelayedRoutes:
         found: Mapping[bytes, list[Found] | HeldError],
         sees: Callable[[str], bool],
     ) -> list[Cancellation | None]:
-        """What became of each, None of one that may be at another place by now.
+        """The outcome of each, None of one that may be at another place by now.
 
         Nothing is done where damage may hide one of them.
         """
@@ -234,7 +234,7 @@ class DelayedRoutes:
                     raise some
                 some = []
             known.append(some)
-        # What became of the others stays so; a message that is put off often was at many places.
+        # The states of the others are final; a message that is put off often was at many places.
         pending = [one for some in known for one in some if one.state is DelayedState.PENDING]
         states = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
         return [

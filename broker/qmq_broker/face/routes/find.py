@@ -1,7 +1,7 @@
 """Finding messages, and telling the life of one.
 
 `GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`, and `GET /v1/messages/{id}/trace`. A
-search reads the disk, so it runs outside the loop, a few at a time; what became of the messages in
+search reads the disk, so it runs outside the loop, a few at a time; the states of the messages in
 their groups is asked in the loop afterwards.
 """
 
@@ -24,7 +24,7 @@ from qmq_client.wire.message_id import parse_message_id
 #: Simultaneous searches: each takes a thread, and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
-#: Groups that are asked in one iteration of the loop what became of a message: some ten milliseconds.
+#: Groups whose state of a message is read in one iteration of the loop: some ten milliseconds.
 _GROUPS_PER_STEP: Final = 50
 #: Places of one id whose history is shown: one, except for repeats after the dedupe window and for other subjects.
 TRACED_PLACES_MAX: Final = 10
@@ -39,7 +39,7 @@ class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
     #: Of the record, in the commit log.
     offset: int
     stored_at_ms: int
-    #: What became of it in each group of its subject; only if a message id was asked for.
+    #: Its state in each group of its subject; only if a message id was asked for.
     groups: Sequence[MessageInGroup] | None = None
 
 
@@ -102,7 +102,7 @@ class Finder:
         self._running = 0
 
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
-        """All places of a message in subjects that the caller `sees`, and what became of it."""
+        """All places of a message in subjects that the caller `sees`, and its events there."""
         result = await self._by_id(parse_message_id(message_id), count, sees)
         return _answer(
             result,

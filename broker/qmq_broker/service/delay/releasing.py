@@ -1,6 +1,6 @@
 """The release of delayed messages at their due time, and the clock for it.
 
-A thread of its own reads what is due, makes RELEASED frames of it and hands them to the writer. The
+A thread of its own reads due messages, makes RELEASED frames of them and submits them to the writer. The
 writer commits them together with everything else, and it alone judges whether a message may still
 be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is left
 out by the writer, and what fails is taken again.

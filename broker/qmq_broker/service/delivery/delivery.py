@@ -2,7 +2,7 @@
 
 Consumers are not bound to partitions: a group has one cursor per subject, and each pull gets
 the next messages (QMQ's idea). Every change is decided on the state, written to the action log,
-then applied. A hand-out is in the log before the answer leaves, so a lost answer is merely a lease
+then applied. A delivery is in the log before the answer leaves, so a lost answer is merely a lease
 that ends. Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
 
 All of this belongs to the loop thread. Reading records may block it for a page fault.
@@ -71,7 +71,7 @@ class HandOut:
 
 @dataclass(slots=True, kw_only=True)
 class Settled:
-    """What became of the settlements of one request so far."""
+    """The outcome of the settlements of one request so far."""
 
     count: int = 0
     stale: list[Stale] = field(default_factory=list)

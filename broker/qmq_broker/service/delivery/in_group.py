@@ -82,7 +82,7 @@ def past(history: History) -> tuple[PastAttempt, ...]:
 
 
 def in_group(group: Group, sequence: int, record: bytes, now_ms: int) -> MessageInGroup:
-    """What became of this message in this group, and why. Requires: the thread of the group."""
+    """The state of this message in this group, and why. Requires: the thread of the group."""
     state = group.state
     found = _found_in(state, sequence)
     if found.state in {MessageState.DEAD, MessageState.IN_FLIGHT}:

@@ -156,7 +156,7 @@ class Groups:
         group = self._group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
-            # The log holds hand-outs, and sightings not more often than `_noted_every_ms`:
+            # The log holds deliveries, and sightings not more often than `_noted_every_ms`:
             # consumers that came and got nothing are given time to come back.
             grace_ms = min(idle_ms, self._limits.ephemeral_idle_ms)
             seen_ms = max((log.last_seen_ms for _, log in state.consumers()), default=0)

@@ -17,7 +17,7 @@
     index/<17 digits>                         key index, by the time of its first entry
     state/index                               how far the key index is in its files
     schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
-    dispatch/<yyyyMM>/<yyyyMMddHHmm>          what became of those of one span
+    dispatch/<yyyyMM>/<yyyyMMddHHmm>          the states of those of one span
     sorted/<yyyyMMddHHmm>                     a large one of them by due time; while a broker runs
     letters/<20 digits>                       dead letters that are not in memory; while a broker runs
     state/schedule                            how far both are in their files

@@ -98,7 +98,7 @@ class Bucket:
         return not self.waiting and not self.undispatched
 
     def states(self, files: ScheduleFiles) -> DelayedStates:
-        """What became of its messages; read on first use. Raises `CorruptionError`."""
+        """The states of its messages; read on first use. Raises `CorruptionError`."""
         with self._reading:
             if self._states is None:
                 states = DelayedStates()
@@ -120,7 +120,7 @@ class Bucket:
     ) -> list[int]:
         """Give these pending messages this state; returns those that were pending.
 
-        If damage hides what became of them before, returns all: none of these is released until the
+        If damage hides their earlier states, returns all: none of these is released until the
         file is whole again, so only the last word of the log is kept.
         """
         try:

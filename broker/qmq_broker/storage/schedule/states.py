@@ -12,7 +12,7 @@ from typing import Final
 
 
 class DelayedState(IntEnum):
-    """What became of one delayed message."""
+    """The state of one delayed message."""
 
     #: It waits for its due time.
     PENDING = 0

@@ -104,7 +104,7 @@ def _refuse_filled(target: Disk) -> None:
 
 
 class _Taken(Enum):
-    """What became of a segment that is to be taken whole."""
+    """The result for a segment that is to be taken whole."""
 
     LINKED = auto()
     COPIED = auto()

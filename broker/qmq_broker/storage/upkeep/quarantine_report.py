@@ -111,7 +111,7 @@ def lost_delayed(segments: Segments, hole: DamagedRange, copied_offset: int) -> 
     return LostDelayed(count, may_be_more)
 
 
-#: Frames that neither hold delayed messages nor say what became of some.
+#: Frames that neither hold delayed messages nor their states.
 _OF_OTHERS: Final = frozenset({FrameKind.MESSAGES, FrameKind.PADDING, FrameKind.SEGMENT_HEAD})
 
 
