@@ -170,7 +170,7 @@ class InboxRowLostError(OutboxError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HandlerTimeoutError(QmqError):
-    """A handler ran longer than its `timeout_ms`; its messages were given back.
+    """A handler ran longer than its `timeout_ms`; its messages were returned to the broker.
 
     Make it faster, or raise `timeout_ms`. An asynchronous handler was cancelled; a plain one runs on.
     """

@@ -22,7 +22,7 @@ from qmq_client.consumer.forked import keep_task_in_process
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 _Result = TypeVar("_Result")
-#: For what is cancelled at the end: a connection that is not given back keeps what its transaction locks.
+#: For what is cancelled at the end: a connection that is not returned keeps what its transaction locks.
 _LAST_WORDS_S: Final = 1.0
 
 

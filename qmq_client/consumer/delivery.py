@@ -122,7 +122,7 @@ def rejected(reason: object) -> Outcome:
 def unreadable(error: ProtocolError) -> Outcome:
     """What becomes of a message that cannot be read: no further delivery would change it.
 
-    Only one of another version is given back; a consumer of that version may be in the group.
+    Only one of another version is returned; a consumer of that version may be in the group.
     """
     text = f"malformed: {error_text(error)}"
     return nacked(text) if isinstance(error, UnknownVersionError) else rejected(text)
@@ -163,7 +163,7 @@ class Delivery:
     def attempt(self) -> int:
         """How often the message was delivered to this group, this time included.
 
-        Without the times that it was given back before a handler could show whether it fails.
+        Without the times that it was returned before a handler could show whether it fails.
         """
         return self._received.attempt
 

@@ -181,7 +181,7 @@ def consumer(
     - `max_attempts=16`: deliveries of one message before it becomes a dead letter
     - `lease_ms=30_000`: how long the broker waits for a sign of life
     - `lease_ms_max=600_000`: a handler that runs longer loses its message, which is delivered again
-    - `timeout_ms=0`: after this long, the messages of a call are given back; 0 for no such limit
+    - `timeout_ms=0`: after this long, the messages of a call are returned; 0 for no such limit
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages

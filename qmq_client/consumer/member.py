@@ -44,7 +44,7 @@ from qmq_client.wire.deliveries import Deliveries
 
 #: An answer is taken to have been under way for at most this share of the lease.
 _ANSWER_SHARE: Final = 0.25
-#: What waits for a handler until this share of its lease is left is given back.
+#: What waits for a handler until this share of its lease is left is returned.
 _BEGIN_SHARE: Final = 0.25
 #: For a cancelled handler to tell of it by itself.
 _CANCEL_GRACE_S: Final = 1.0
@@ -111,7 +111,7 @@ class Leases:
         self._prolong(now_s)
 
     def let_go_of_all(self, now_s: float) -> None:
-        """Give back what has no outcome at the end of a stop, for when its lease would have ended.
+        """Return what has no outcome at the end of a stop, for when its lease would have ended.
 
         Not sooner: a plain handler may still run. The messages become no dead letters by this.
         """
@@ -145,7 +145,7 @@ class Leases:
         self._counters.add("late", len(late) + len(forgotten))
 
     def _end_overdue(self, now_s: float) -> None:
-        """Give back the messages of calls that have run for longer than the timeout.
+        """Return the messages of calls that have run for longer than the timeout.
 
         The event loop has cancelled an asynchronous call a little earlier. A plain one cannot be
         ended: it runs on, and its outcome no longer counts.
@@ -377,12 +377,12 @@ class Member:
         return Pass(count=count)
 
     def stop(self) -> int:
-        """Begin no further messages and give back those that no handler has begun; how many."""
+        """Begin no further messages and return those that no handler has begun; how many."""
         self._is_stopping = True
         return self._work.note(self.prefetch.stop(), nacked_untried(_STOPPED))
 
     def let_go_of_all(self) -> None:
-        """Give back what has no outcome at the end of a stop; see `Leases.let_go_of_all`."""
+        """Return what has no outcome at the end of a stop; see `Leases.let_go_of_all`."""
         self._leases.let_go_of_all(self._clock.monotonic_s())
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:

@@ -47,7 +47,7 @@ def _wrong(start: object) -> ConfigurationError:
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000
-#: More than this is never pulled ahead: it bounds memory and what a crash gives back.
+#: More than this is never pulled ahead: it bounds memory and what a crash returns.
 PREFETCH_MAX: Final = 1_000
 #: The broker's bounds.
 ATTEMPTS_MAX: Final = 1_000
@@ -87,14 +87,14 @@ class ConsumerOptions:
     lease_ms: int = 30_000
     #: A handler that runs longer loses its message, which is delivered again.
     lease_ms_max: int = 600_000
-    #: After this long the messages of a handler call are given back with that reason. An asynchronous
+    #: After this long the messages of a handler call are returned with that reason. An asynchronous
     #: call is then cancelled; a plain one cannot be. 0 for no such limit.
     timeout_ms: int = 0
     #: Messages per handler call; above 1 the handler takes a list.
     batch_size: int = 1
     #: How long messages may wait for a batch to fill: half the lease at most.
     max_wait_ms: int = 0
-    #: Long poll. A stop waits for the poll under way, so that what it brings can be given back at once.
+    #: Long poll. A stop waits for the poll under way, so that what it brings can be returned at once.
     wait_ms: int = 1_000
     #: Most messages pulled ahead, however fast the handler is; 0 for 1,000, for large batches up to
     #: 3,000, with `at_most_once` for only as many as can begin at once.

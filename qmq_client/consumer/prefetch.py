@@ -5,7 +5,7 @@ least one batch for each worker, at most `prefetch_max`. A slow handler holds no
 consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
 while it hangs, and a batch under way as full. What a handler returned from without an outcome needs
 no worker, and counts towards `prefetch_max` alone. What was pulled for a handler that then became
-slow is given back, which costs the broker a delivery, so that must stay rare.
+slow is returned, which costs the broker a delivery, so that must stay rare.
 
 A worker of a quick handler takes a slice of messages and calls the handler with one after the other;
 locks, wake-ups and the credit cost once per slice. What it has not begun still counts as waiting:
@@ -28,7 +28,7 @@ from qmq_client.consumer.options import ConsumerOptions
 
 #: How far ahead messages are fetched, in handler time.
 _AHEAD_S: Final = 0.25
-#: What would take so many times as long as it was pulled for is given back: speeds vary.
+#: What would take so many times as long as it was pulled for is returned: speeds vary.
 _SLOWER: Final = 4
 #: Weight of the newest batch in the moving average of handler time.
 _WEIGHT: Final = 0.2

@@ -7,7 +7,7 @@
             store(delivery.message.body)
             delivery.ack()
 
-A delivery that was neither acked, nacked nor rejected by the end of the block is given back and comes
+A delivery that was neither acked, nacked nor rejected by the end of the block is returned and comes
 again after the group's backoff; all outcomes go to the broker in one request. Only `delivery.extend`
 extends a lease.
 """

@@ -1,7 +1,7 @@
 """`Consumers`: handlers on threads, from start to a stop that loses nothing.
 
 For each handler one thread pulls, one settles, and `concurrency` threads work; each is a thin shell
-around a pass of `Member`. Stopping: no new pulls, what was not begun is given back, running handlers
+around a pass of `Member`. Stopping: no new pulls, what was not begun is returned, running handlers
 finish, outcomes are sent, all within a deadline. A message whose handler is not done by then comes
 again when its lease would have ended, and a stop by itself makes no dead letter.
 """

@@ -141,18 +141,18 @@ class _OfToken:
             if nack.was_begun is False:
                 if lease.untried:
                     wait_ms = max(wait_ms, UNTRIED_WAIT_MS)
-                self._give_back(lease, terms.now_ms + wait_ms, error, was_tried=False)
+                self._nack_lease(lease, terms.now_ms + wait_ms, error, was_tried=False)
                 continue
             is_last = lease.attempt >= self._state.max_attempts
             if is_last:
                 self._bury(lease, ATTEMPTS_USED_UP, error)
-            self._give_back(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
+            self._nack_lease(lease, NO_RETRY if is_last else terms.now_ms + wait_ms, error)
 
     def reject(self, given: tuple[int, int], reason: str) -> None:
         reason = shorten_error(reason, self._terms.error_characters)
         for lease in self._decide(*given):
             self._bury(lease, REJECTED, reason)
-            self._give_back(lease, NO_RETRY, reason)
+            self._nack_lease(lease, NO_RETRY, reason)
 
     def extend(self, given: tuple[int, int], lease_ms: int) -> None:
         if self._unextended is None:
@@ -195,9 +195,7 @@ class _OfToken:
     def _bury(self, lease: Lease, reason: str, error: str) -> None:
         self._plan.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
 
-    def _give_back(
-        self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True
-    ) -> None:
+    def _nack_lease(self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True) -> None:
         where = self._where(lease.first, lease.next)
         self._plan.actions.append(
             Nacked(*where, retry_at_ms=retry_at_ms, error=error, was_tried=was_tried)

@@ -14,7 +14,7 @@ to (403), or too large for a proxy (413), wait, without an attempt, and hold up 
 
 Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
 before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
-pass an earlier one of its key that was not accepted: it is given back without an attempt. Whether
+pass an earlier one of its key that was not accepted: it is returned without an attempt. Whether
 earlier ones wait that are not in the batch is known to `ordering.py`.
 """
 
@@ -72,7 +72,7 @@ _TOO_LARGE_STATUS: Final = 413
 #: The refusal of an id that was already stored with other content.
 _KNOWN_STATUS: Final = 409
 _KNOWN_CODE: Final = "id_conflict"
-#: Why a row with an ordering key was given back untried.
+#: Why a row with an ordering key was returned untried.
 WAITS_FOR_EARLIER: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
 #: Only a person can grant a missing role, or a larger limit; asking more often only fills logs.
@@ -137,7 +137,7 @@ class _Batch:
     def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
         """Whether the record is what the producer made and may be sent; parks it if not.
 
-        Rows are checked in order, so those after a parked one of their key are given back.
+        Rows are checked in order, so those after a parked one of their key are returned.
         """
         if self.held and not self.ready([row]):
             return False
@@ -162,7 +162,7 @@ class _Batch:
         for row, is_ready in checked:
             if not is_ready:
                 delay_ms = self.backoff.delay_ms(1, self.random())
-                self._give_back(row, delay_ms, WAITS_FOR_EARLIER, is_attempt=False)
+                self._return(row, delay_ms, WAITS_FOR_EARLIER, is_attempt=False)
         return [row for row, is_ready in checked if is_ready]
 
     def send(
@@ -227,7 +227,7 @@ class _Batch:
         self.forbidden.refused(subject, error)
         for row in rows:
             if row.subject == subject:
-                self._give_back(row, _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
+                self._return(row, _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
         others = [row for row in rows if row.subject != subject]
         return [others] if others else []
 
@@ -235,7 +235,7 @@ class _Batch:
         if len(rows) == 1:
             if isinstance(error, NotTheBrokerError):
                 _log.warning("message %s waits: %s", format_message_id(rows[0].message_id), error)
-                self._give_back(rows[0], _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
+                self._return(rows[0], _FORBIDDEN_DELAY_MS, _text(error), is_attempt=False)
             else:
                 self.fail_or_park(rows, _text(error))
             return []
@@ -252,14 +252,14 @@ class _Batch:
         at_least_ms = round(self.retry_after_s * 1000)
         for row in rows:
             delay_ms = max(self.backoff.delay_ms(1, self.random()), at_least_ms)
-            self._give_back(row, delay_ms, error, is_attempt=False)
+            self._return(row, delay_ms, error, is_attempt=False)
 
     def fail(self, row: OutboxRow, error: str) -> None:
         """Give a row back after an attempt that failed because of it."""
         delay_ms = self.backoff.delay_ms(row.attempts + 1, self.random())
-        self._give_back(row, delay_ms, error, is_attempt=True)
+        self._return(row, delay_ms, error, is_attempt=True)
 
-    def _give_back(self, row: OutboxRow, delay_ms: int, error: str, *, is_attempt: bool) -> None:
+    def _return(self, row: OutboxRow, delay_ms: int, error: str, *, is_attempt: bool) -> None:
         self._hold(row)
         self.failed.append(
             FailedRow(

@@ -368,14 +368,14 @@ class Publisher:
         return outcome
 
     def _follow(self, accepted: set[Pair], now_s: float) -> None:
-        """Make rows held after accepted ones due at once, also those given back before."""
+        """Make rows held after accepted ones due at once, also those returned before."""
         for each in self._wanted.values():
             if each.holds and ordering_pair(each.row) in accepted:
                 each.due_s, each.holds = now_s, 0
         self._take_unowned(accepted & self._followed, now_s)
 
     def _take_unowned(self, pairs: set[Pair], now_s: float) -> None:
-        """Claim rows of these keys that no process owns, such as those that were given back."""
+        """Claim rows of these keys that no process owns, such as those that were returned."""
         keys = sorted({key for _, key in pairs})
         if not keys:
             return
@@ -416,9 +416,9 @@ class Publisher:
             each.due_s = now_s + _HOLD_DELAYS_S[each.holds]
             each.holds += 1
         if given_up:
-            self._give_back(given_up)
+            self._return(given_up)
 
-    def _give_back(self, rows: list[OutboxRow]) -> None:
+    def _return(self, rows: list[OutboxRow]) -> None:
         """Disown rows that were held too long: the process that sends the one before them takes them too."""
         self._leave(rows)
         self._waits_for_watchdog.returned(rows)
@@ -432,7 +432,7 @@ class Publisher:
 
     def _disown(self, rows: list[OutboxRow]) -> None:
         ordered = OrderedBatch(held=[HeldRow(row, 0) for row in rows])
-        self._asked("give back", lambda: self._store.settle(ordered.returned(), token=self.token))
+        self._asked("return", lambda: self._store.settle(ordered.returned(), token=self.token))
 
     def _settle(self, outcome: BatchOutcome, now_s: float) -> None:
         self._sent_at_s = now_s

@@ -27,7 +27,7 @@ def drain(consumers: Consumers) -> DrainReport:
 
     Waits for nothing: a message that comes again later is due only when the broker's clock says so.
     Starts no thread but that of the event loop of async handlers, which ends with `consumers`.
-    Raises what a handler raised to end the interpreter, such as Ctrl-C, after giving back prefetched
+    Raises what a handler raised to end the interpreter, such as Ctrl-C, after returning prefetched
     messages. Requires: `consumers` was not started.
     """
     handled = settled = failures = 0

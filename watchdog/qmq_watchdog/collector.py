@@ -21,9 +21,9 @@ _PREFIX: Final = "qmq_watchdog"
 _COUNTERS: Final = {
     "claimed": "Rows claimed.",
     "sent": "Rows that the broker accepted.",
-    "failed": "Rows given back, to be tried again.",
+    "failed": "Rows returned, to be tried again.",
     "parked": "Rows left to a person.",
-    "held": "Rows given back untried, after an earlier one of their ordering key.",
+    "held": "Rows returned untried, after an earlier one of their ordering key.",
     "lost": "Claims that ended before they could be settled.",
     "sweeps": "Sweeps.",
 }

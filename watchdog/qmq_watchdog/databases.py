@@ -183,7 +183,7 @@ class ConnectionBudget:
     def __init__(self, kept_max: int) -> None:
         self._kept_max = kept_max
         self._lock = threading.Lock()
-        #: In the order in which they were given back.
+        #: In the order in which they were returned.
         self._kept: dict[Database, bool] = {}
 
     def take(self, database: Database) -> None:

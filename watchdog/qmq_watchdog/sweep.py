@@ -5,7 +5,7 @@ in another. Every claim has its own token and every settlement names it, so any 
 and publishers may work on the same rows: one that was stopped or slow changes nothing when it comes
 back. Rows are found by state and due time, by the database's clock. A row that fails gets a later
 due time of its own and so never blocks others; a row whose ordering key has an earlier unsent row
-elsewhere is given back untried.
+elsewhere is returned untried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from qmq_watchdog.claiming import (
 from qmq_watchdog.databases import Database
 
 #: The first claim after a start or a failure: enough to see how large the records are and whether
-#: the broker is there, little to hold in memory or to give back.
+#: the broker is there, little to hold in memory or to return.
 PROBE_ROWS: Final = 100
 #: Ordering keys whose followers are looked for in one step …
 KEYS_FOLLOWED_MAX: Final = 500
@@ -57,7 +57,7 @@ BATCH_BYTES_AIM_MIN: Final = 64 * 1024
 _QUICK_SHARE: Final = 0.25
 #: what it has carried at all, so much more: too much costs the whole time of a request.
 _SLOW_GROWTH: Final = 1 / 16
-#: Why a row that was claimed ahead was given back untried.
+#: Why a row that was claimed ahead was returned untried.
 NOT_REACHED: Final = "claimed by a sweep that ended before it was sent"
 #: Rows of each state are counted up to here: counting must cost little, however many there are.
 COUNTED_ROWS_MAX: Final = 10_000
@@ -212,7 +212,7 @@ class Sweep:
         except (DatabaseUnavailableError, OutboxMissingError) as error:
             counts.error = error
         finally:
-            self._give_back_ahead(counts)
+            self._return_ahead(counts)
         if counts.error is not None:
             # The next try begins with a new connection, which is checked before use: this one may
             # lead to what has become a replica.
@@ -320,8 +320,8 @@ class Sweep:
             return self._threads.submit(order_batch, rows, self.database.store).result()
         return order_batch(rows, self.database.store)
 
-    def _give_back_ahead(self, counts: SweepCounts) -> None:
-        """Give back rows claimed ahead that this sweep will not send: they are due again soon."""
+    def _return_ahead(self, counts: SweepCounts) -> None:
+        """Return rows claimed ahead that this sweep will not send: they are due again soon."""
         claims = self._claims.end()
         if self._threads.end():
             self.database.store.rest()

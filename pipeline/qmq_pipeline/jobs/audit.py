@@ -283,7 +283,7 @@ def audit(
 
 
 def make_views(tables: Tables, window: Window) -> list[DataFrame]:
-    """Create the views that `audit_sql.py` names; returns what is kept for them, to be given back in the end.
+    """Create the views that `audit_sql.py` names; returns what is kept for them, to be freed at the end.
 
     Findings and totals both read them: each is made once and kept in memory, or on the executors' disks.
     """

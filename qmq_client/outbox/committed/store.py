@@ -248,7 +248,7 @@ class OutboxStore:
     ) -> int:
         """Record the outcome of a batch; returns how many rows were changed.
 
-        Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are given back with
+        Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are returned with
         a later due time, others parked. `claimed`: the batch as one claim with this token returned
         it.
         """

@@ -1,7 +1,7 @@
 """The criteria and the result of a claim, independent of the database.
 
 There are two claims: of due rows, oldest due first; and of the followers of an ordering key, in
-commit order, when the rows before them have just been sent. Followers were given back to come due
+commit order, when the rows before them have just been sent. Followers were returned to come due
 later, so they are taken before their time. They have no owner, so their token is empty.
 
 A claim ends with the row at which its records reach the size asked for: the size of the next ones

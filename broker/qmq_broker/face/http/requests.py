@@ -248,7 +248,7 @@ class _Unread:
 
 
 class BodyShare:
-    """What one body has taken of the room; given back at the end of a `with`."""
+    """What one body has taken of the room; returned at the end of a `with`."""
 
     __slots__ = ("_room", "taken_bytes")
 

@@ -18,7 +18,7 @@ class MessageState(StrEnum):
     NOT_YET = "not yet"
     #: A consumer has it.
     IN_FLIGHT = "in flight"
-    #: It was given back and will be delivered again.
+    #: It was returned and will be delivered again.
     WAITING = "waiting"
     #: The group reached it, but an earlier message with the same key is not done.
     HELD = "held"

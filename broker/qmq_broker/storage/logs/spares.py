@@ -9,7 +9,7 @@ times faster than blocks that were only promised. It becomes a spare when it is 
 will be needed soon, whichever comes first.
 
 Where the log has no room to grow by a step, messages are refused before the log is asked. So
-spares are given back there: room that may not be used is taken from messages that wait.
+spares are returned there: room that may not be used is taken from messages that wait.
 
 Runs in a background thread. Until the last step, a rename, the file is not part of the log: a crash
 before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
@@ -85,7 +85,7 @@ class SpareMaker:
         segment_bytes = self._log.segment_bytes
         left_bytes = segment_bytes - self._log.written_offset % segment_bytes
         if self._disk.free_bytes() < self._reserve_bytes + self._step_bytes:
-            return self._give_back()
+            return self._free()
         if self._draft is None:
             is_wanted = not self._log.spare_count and left_bytes <= segment_bytes * BEGUN_AT
             if is_wanted and self._has_room(segment_bytes):
@@ -106,7 +106,7 @@ class SpareMaker:
         """Whether there is room for the spare and one more segment: a spare is only a comfort."""
         return self._disk.free_bytes() >= self._reserve_bytes + 2 * segment_bytes
 
-    def _give_back(self) -> bool:
+    def _free(self) -> bool:
         """Remove the draft, or else one spare; returns whether that was anything."""
         if self._draft is not None:
             self._give_up()
