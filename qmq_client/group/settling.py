@@ -195,7 +195,9 @@ class _OfToken:
     def _bury(self, lease: Lease, reason: str, error: str) -> None:
         self._plan.actions += _dead(self._state, lease, reason, error, self._terms.now_ms)
 
-    def _nack_lease(self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True) -> None:
+    def _nack_lease(
+        self, lease: Lease, retry_at_ms: int, error: str, *, was_tried: bool = True
+    ) -> None:
         where = self._where(lease.first, lease.next)
         self._plan.actions.append(
             Nacked(*where, retry_at_ms=retry_at_ms, error=error, was_tried=was_tried)
