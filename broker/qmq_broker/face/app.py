@@ -37,7 +37,7 @@ from qmq_broker.face.http.requests import (
     read_head,
 )
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import Repeats, log_event
+from qmq_broker.face.logs import FaultLog, Repeats, log_event
 from qmq_broker.face.routes.bodies import BODY_BYTES_MAX
 from qmq_broker.face.routes.hot import HotRoutes, answer_error
 from qmq_broker.face.routes.queries import check_once
@@ -67,7 +67,10 @@ class App:
         self._authenticator = authenticator or Authenticator(None, broker.time.now_ms)
         self._room = BodyRoom(limits)
         broker.room.bounds_of_face = self._room.bounds
-        self._hot = HotRoutes(broker, limits, self._room, self._authenticator, instance=instance)
+        self._faults = FaultLog()
+        self._hot = HotRoutes(
+            broker, limits, self._room, self._authenticator, self._faults, instance=instance
+        )
         # Pulls that wait ask again whether they may
         self._authenticator.on_changed = broker.delivery.waiting.wake_all
         self._refused = broker.metrics.refused
@@ -144,8 +147,9 @@ class App:
         application.router.redirect_slashes = False
         return application
 
-    async def _on_refused(self, _: Request, error: Exception) -> Response:
+    async def _on_refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, QmqError)
+        self._faults.note(request.scope[ROUTE].path, error)
         self._refused[error_code(error)] += 1
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         return _error(error.status, error_answer(error), headers)

@@ -6,6 +6,7 @@ no other thread waits for that. Lines that do not fit meanwhile are dropped and 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
@@ -15,9 +16,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Final
 
+from qmq_broker.errors import StoreError
+from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable, utc_text
 
 #: Characters shown of one value.
+_LOG: Final = logging.getLogger(__name__)
 _VALUE_CHARACTERS_MAX: Final = 2_000
 #: Lines that wait to be written: a second of a busy log, and at most some megabytes.
 LINES_WAITING_MAX: Final = 1_000
@@ -193,6 +197,23 @@ class Repeats:
         known.next_at_s = now_s + known.wait_s
         known.wait_s = min(2 * known.wait_s, _REPEATED_AFTER_S_MAX)
         return due
+
+
+class FaultLog:
+    """Logs errors of the disk or of files, which are not the caller's, each kind at doubling intervals."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+
+    def note(self, path: str, error: QmqError) -> None:
+        """A request to this route was answered with this error. Call in the loop thread."""
+        if not isinstance(error, StoreError):
+            return
+        now_s = asyncio.get_running_loop().time()
+        times = self._repeats.due((path, error.code), now_s)
+        if times:
+            fields = {"path": path, "code": error.code, "reason": error, "times": times}
+            log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
 
 class _Formatter(logging.Formatter):

@@ -324,6 +324,20 @@ def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(
     assert line.startswith("request_failed path=/v1/pull code=corruption reason=")
 
 
+def test_a_disk_that_fails_beside_the_hot_routes_is_logged_once(
+    rig: Rig, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise DiskError(operation="read", path="letters/1", reason="I/O error")
+
+    rig.broker.query.dead_letters = broken  # type: ignore[method-assign,assignment]  # the fault
+    for _ in range(3):
+        reply = client.get(f"/v1/dead?subject={SUBJECT}&group={GROUP}")
+        assert (reply.status, error_of(reply).code) == (503, "disk")
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("request_failed path=/v1/dead code=disk reason=")
+
+
 def test_an_error_nobody_foresaw_says_nothing_about_the_inside(
     rig: Rig, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

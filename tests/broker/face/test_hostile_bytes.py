@@ -52,6 +52,7 @@ CASES: dict[str, tuple[bytes, int | None]] = {
     "a megabyte of header": (HEAD + b"X: " + b"y" * 1_000_000 + b"\r\n\r\n", 431),
     "a header that never ends": (HEAD + b"X: " + b"y" * 20_000, 431),
     "a long path": (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+    "a host that is none": (b"GET /healthz HTTP/1.1\r\nHost: a b/c\r\n\r\n", 400),
     "a path of bytes": (b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "a path with escapes": (b"GET /%zz%ff%00%2e%2e HTTP/1.1\r\nHost: a\r\n\r\n", 404),
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", 404),

@@ -21,6 +21,7 @@ over, within the bounds of a head.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -62,6 +63,10 @@ _AMBIGUOUS: Final = frozenset(
 )
 
 
+#: A host and a port (RFC 9112, section 3.2), or nothing.
+_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*\Z", re.ASCII)
+
+
 def head_refusal(
     headers: Iterable[tuple[bytes, bytes]], version: str
 ) -> RequestRefusedError | None:
@@ -82,6 +87,8 @@ def head_refusal(
         return no_request(f"HTTP/{version} is not spoken here", "Speak HTTP/1.1.")
     if version == "1.1" and b"host" not in found:
         return no_request("the request names no host", "Send a Host header.")
+    if not _HOST.match(found.get(b"host", b"")):
+        return no_request("the Host header is no host", "Send a host and a port.")
     return None
 
 

@@ -6,7 +6,6 @@ Each reads its request, calls the service, and writes one answer. Nothing here i
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
@@ -14,7 +13,6 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.types import Scope
 
-from qmq_broker.errors import StoreError
 from qmq_broker.face.answers import error_answer, error_code, error_headers, refuse
 from qmq_broker.face.authentication.authenticator import Authenticator, caller_of
 from qmq_broker.face.http.request_response import Outcome, RequestResponse, make_known
@@ -29,7 +27,7 @@ from qmq_broker.face.http.requests import (
     read_head,
 )
 from qmq_broker.face.limits import FaceLimits
-from qmq_broker.face.logs import Repeats, log_event
+from qmq_broker.face.logs import FaultLog
 from qmq_broker.face.routes.json_messages import JsonSend, deliveries_to_json, json_to_frame
 from qmq_broker.face.routes.route import check_subject
 from qmq_broker.face.strict_json import read_json
@@ -45,7 +43,6 @@ from qmq_client.wire.groups import group_of
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleAnswer, SettleRequest
 
-_LOG: Final = logging.getLogger(__name__)
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
 #: thread, where the loop runs every few milliseconds.
@@ -66,6 +63,7 @@ class HotRoutes:
         limits: FaceLimits,
         room: BodyRoom,
         authenticator: Authenticator,
+        faults: FaultLog,
         *,
         instance: int,
     ) -> None:
@@ -76,7 +74,7 @@ class HotRoutes:
         self._json_bytes_max = limits.json_bytes
         self._ids = MessageIds(instance)
         self._thread_lock = asyncio.Lock()
-        self._faults = Repeats()
+        self._faults = faults
 
     async def serve(self, work: _Work, http: RequestResponse) -> None:
         """Serve one request by one of the three below; every foreseen error becomes its answer."""
@@ -90,20 +88,9 @@ class HotRoutes:
             finally:
                 self._room.end_request()
         except QmqError as error:
-            self._log_fault(http, error)
+            self._faults.note(http.scope["path"], error)
             self._broker.metrics.refused[error_code(error)] += 1
             await answer_error(http, head.answer_encoding(), error)
-
-    def _log_fault(self, http: RequestResponse, error: QmqError) -> None:
-        """Log errors of the disk or of files, which are not the caller's, each kind at doubling intervals."""
-        if not isinstance(error, StoreError):
-            return
-        path = http.scope["path"]
-        now_s = asyncio.get_running_loop().time()
-        times = self._faults.due((path, error.code), now_s)
-        if times:
-            fields = {"path": path, "code": error.code, "reason": error, "times": times}
-            log_event(_LOG, logging.ERROR, "request_failed", details=fields)
 
     async def send(self, head: Head, http: RequestResponse) -> None:
         """Store messages; answers once they are durable."""
@@ -144,7 +131,7 @@ class HotRoutes:
         except QmqError as error:
             if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
-            self._log_fault(http, error)
+            self._faults.note(http.scope["path"], error)
             given = (
                 None  # a refusal would say that they were not carried out; the next pull gets it
             )
