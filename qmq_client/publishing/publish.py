@@ -12,10 +12,9 @@ lasts, parks no row. The same holds for a broker that does not know this process
 for whatever else answers at its address, like a proxy. Rows of a subject that the token must not send
 to (403), or too large for a proxy (413), wait, without an attempt, and hold up no others.
 
-Two things follow from what the producer asked for. A row with a dedupe id that the broker has stored
-before, with whatever content, is sent (`wire/message_id.py`). A row with an ordering key does not
-pass an earlier one of its key that was not accepted: it is returned without an attempt. Whether
-earlier ones wait that are not in the batch is known to `ordering.py`.
+A row with a dedupe id that the broker has stored before, with whatever content, counts as sent
+(`wire/message_id.py`). A row with an ordering key does not pass an earlier one of its key that was not
+accepted: it is returned without an attempt. `ordering.py` knows earlier ones outside the batch.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def publish_rows(
     """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
 
     Rows of one ordering key go in the order given. Of rows with one id the first is sent.
-    `forbidden` is what a sender keeps from batch to batch, so that not each one is logged.
+    A sender keeps `forbidden` from batch to batch, so that not each refusal is logged.
     """
     batch = _Batch(
         backoff=backoff,

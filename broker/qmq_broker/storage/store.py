@@ -58,9 +58,8 @@ _TOKEN_BIT: Final = 1 << _TOKEN_BITS
 class Store:
     """One data directory, open.
 
-    What writes to the commit log or moves its beginning belongs to the writer thread: `append`,
-    `commit`, `step` or both, `cancel`, `note_time`, `give_up_below`, `remove_subject`, `keep`, `end_keeper`,
-    `close`.
+    Methods that write to the commit log or move its beginning belong to the writer thread: `append`, `commit`,
+    `step` or both, `cancel`, `note_time`, `give_up_below`, `remove_subject`, `keep`, `end_keeper`, `close`.
     `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
     thread of its own. After a `PoisonedError` only `close` is left, then a restart.
     """
@@ -94,14 +93,14 @@ class Store:
         self.recovery = recovered.report
         store_id, segments, bounds = self.store_id, recovered.commit_segments, self._log_range
         log, action_log = _logs(recovered, clock, options, store_id)
-        #: Messages that wait for their time.
+        #: The delayed messages.
         self.schedule = recovered.schedule
         self._commit_log = CommitLog(log, recovered.queues, recovered.window, self.schedule)
         self._commit_segments = segments
-        #: Those whom retention waits for.
+        #: The archives that retention waits for.
         self.keepers = keepers = recovered.keepers
         snapshots, kept = recovered.snapshots, keepers.given_up_actions
-        #: What consumers did.
+        #: The changes of all groups.
         self.actions = ActionLog(
             action_log, recovered.action_segments, store_id, snapshots, kept=kept
         )
@@ -194,7 +193,7 @@ class Store:
         self._make_visible()
 
     def commit_and_step(self) -> None:
-        """`commit` and `step`, for callers to whom no answer waits."""
+        """`commit` and `step`, where no answer waits for the commit."""
         self.commit()
         self._step()
 
@@ -267,8 +266,8 @@ class Store:
     def remove_subject(self, subject: str) -> bool:
         """Forget a subject whose messages are all gone; returns whether that is so.
 
-        Durable on return. Requires: there is such a subject, and no group on it. What decided that
-        is made durable before. Raises `NoRoomError` with nothing changed.
+        Durable on return. Requires: there is such a subject, and no group on it, durably. Raises
+        `NoRoomError` with nothing changed.
         """
         self._check()
         self._check_place()

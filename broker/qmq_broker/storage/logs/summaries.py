@@ -1,4 +1,4 @@
-"""Makes the summaries of sealed segments in the background, and gives them to readers.
+"""The summaries of sealed segments, made in the background.
 
 A segment is summarized when all of it is durable and no more frames can be added. `step` reads a
 bounded number of bytes of the first segment without a summary and verifies every frame; so each

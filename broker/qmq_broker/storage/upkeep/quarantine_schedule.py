@@ -1,4 +1,4 @@
-"""Giving up damaged files of delayed messages where the commit log still has everything they held.
+"""The quarantine of damaged files of delayed messages whose content the commit log still has.
 
 The files of a bucket are copies from the commit log, until its segments are removed. As long as the
 log reaches back to the first message of the bucket, and is whole from there on, both files of a
