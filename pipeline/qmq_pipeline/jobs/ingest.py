@@ -257,10 +257,12 @@ class Streams:
     def _note(self, name: str, query: StreamingQuery) -> None:
         """Note where a stream has come to."""
         last = query.lastProgress
-        found = last.sources[0].endOffset if last is not None and last.sources else None
-        if not found:
+        sources = json.loads(last.json)["sources"] if last is not None else []
+        end = (
+            sources[0]["endOffset"] if sources else None
+        )  # `SourceProgress` has no JSON before Spark 4.2
+        if not end:
             return
-        end = json.loads(found)
         if name == OUTBOX.name:
             scans = {database: int(one["scanned_at_ms"]) for database, one in end.items()}
             self.ends["scans"] = {**self.ends.get("scans", {}), **scans}
