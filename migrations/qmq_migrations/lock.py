@@ -1,8 +1,8 @@
-"""One migration at a time: the lock for each kind of database.
+"""Locks that allow one migration of a database at a time, one kind for each kind of database.
 
-A lock is a context manager around a connection. Inside it a transaction is open on that connection;
-at the normal end it is committed and the lock released. So a process that waited for the lock sees
-what the one before it committed. A further database is a function and a line in `_LOCKS`.
+A lock is a context manager around a connection. Inside it a transaction is open on that connection.
+A normal exit commits the transaction and releases the lock, so the next process sees what this one
+committed. To support another database, add a function and a line in `_LOCKS`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from qmq_migrations.errors import MigrationBusyError, NoLockError
 Lock = Callable[[sa.Connection, float, str], AbstractContextManager[None]]
 
 _NAME: Final = "qmq_migrations"
-#: PostgreSQL's locks are identified by numbers; ours is derived from the name.
+#: PostgreSQL identifies advisory locks by numbers; this one is derived from the name.
 _NUMBER: Final = int.from_bytes(hashlib.sha256(_NAME.encode()).digest()[:8], "big", signed=True)
 _LOCK_NOT_AVAILABLE: Final = "55P03"  # PostgreSQL
-_LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL, also of DDL that waits for a transaction
+_LOCK_WAIT_TIMEOUT: Final = 1205  # MySQL; also raised by DDL that waits for a transaction
 
 
 def lock_for(
@@ -30,7 +30,7 @@ def lock_for(
 ) -> AbstractContextManager[None]:
     """The lock for this connection's database; entering it waits at most `wait_s`.
 
-    Raises `MigrationBusyError` on entering if the wait was too short.
+    Entering raises `MigrationBusyError` if the lock is not free by then.
     """
     lock = _LOCKS.get(connection.dialect.name)
     if lock is None:
@@ -44,9 +44,9 @@ def lock_for(
 
 @contextmanager
 def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[None]:
-    """The database file's own write lock, taken before anything is read.
+    """The write lock of the database file, taken before the first read.
 
-    SQLite's DDL is transactional, so a run that dies leaves nothing behind.
+    SQLite's DDL is transactional, so a killed run leaves no partial changes.
     """
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(wait_s * 1000)}")
     try:
@@ -65,10 +65,11 @@ def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[
 def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[None]:
     """A named lock of the server, held by the connection and released with it.
 
-    MySQL's DDL commits earlier statements, so a lock in a table would be lost by the first step.
-    Names belong to the server, not to the database, and have at most 64 characters. The wait also
-    bounds the steps: by default a step that meets an open transaction waits for a day or a year,
-    with every later statement on its table after it.
+    A row lock would not do: the first DDL statement commits, and releases it. Lock names are global
+    to the server and have at most 64 characters, so the name has a digest of the database's name.
+
+    `wait_s` also bounds the lock wait of each step. By default, a step that meets an open transaction
+    waits for a day (MariaDB) or a year (MySQL), and every later statement on its table waits for it.
     """
     target = schema or connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""
     digest = hashlib.sha256(str(target).encode()).hexdigest()[:32]
@@ -86,7 +87,7 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
             raise
         raise _busy(wait_s) from error
     finally:
-        # A lost connection has lost the lock too.
+        # If the connection was lost, the server has released the lock.
         with suppress(sa.exc.SQLAlchemyError):
             connection.rollback()
             _set_lock_wait(connection, usual_s)
@@ -100,10 +101,10 @@ def _set_lock_wait(connection: sa.Connection, wait_s: int) -> None:
 
 @contextmanager
 def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[None]:
-    """An advisory lock of the database that ends with the transaction, even behind a pooler.
+    """An advisory lock that ends with the transaction, also on a connection through a pooler.
 
-    The wait also bounds the locks of the steps: a step that waits for a long business transaction
-    makes every later one wait after it.
+    `wait_s` also bounds the lock wait of each step: while a step waits for a long business
+    transaction, every later statement on its table waits for the step.
     """
     set_wait = sa.text("SELECT set_config('lock_timeout', :wait, true)")
     connection.execute(set_wait, {"wait": f"{max(1, round(wait_s * 1000))}ms"})

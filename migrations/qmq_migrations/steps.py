@@ -1,8 +1,8 @@
-"""Steps of a revision that first check whether they were already done.
+"""Repeatable steps of a revision: each first checks whether it was already done.
 
-MySQL commits every DDL statement by itself, so a run that was killed leaves some steps done and no
-revision recorded. On a rerun each step finds out by itself. If SQL is only printed, nothing is
-checked: the statements are those for a database at the revision before.
+MySQL commits every DDL statement by itself, so a killed run leaves some steps done and no revision
+recorded. A rerun skips these steps. When Alembic only prints the SQL, nothing is checked: the
+statements assume a database at the previous revision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alembic import context, op
 
 
 def names() -> tuple[str | None, str]:
-    """Schema and prefix from the configuration."""
+    """Schema and table prefix from the configuration."""
     options = context.config
     return (
         options.get_main_option("qmq_schema") or None,
@@ -32,20 +32,20 @@ def create_tables(tables: Sequence[sa.Table]) -> None:
 
 
 def drop_tables(tables: Sequence[sa.Table]) -> None:
-    """Drop those that exist."""
+    """Drop the tables that exist."""
     for table in tables:
         if context.is_offline_mode() or _is_there(table):
             op.execute(sa.schema.DropTable(table))
 
 
 def create_index(index: sa.Index) -> None:
-    """Create it unless one of this name exists."""
+    """Create the index unless one of this name exists."""
     if not _has_index(index):
         op.execute(sa.schema.CreateIndex(index))
 
 
 def drop_index(index: sa.Index) -> None:
-    """Drop it if it exists."""
+    """Drop the index if it exists."""
     if context.is_offline_mode() or _has_index(index):
         op.execute(sa.schema.DropIndex(index))
 

@@ -1,7 +1,7 @@
-"""`qmq db migrate | check | sql | downgrade`: the tables that a business database needs.
+"""`qmq db migrate | check | sql | downgrade`: manages QMQ's tables in an application's database.
 
-The revisions are in `qmq_migrations`; an application with its own Alembic history may use those
-there, or take `qmq_client.metadata` into its own, and then needs `qmq db check` only.
+The revisions are in `qmq_migrations`. An application with its own Alembic history may include these
+revisions, or add `qmq_client.metadata` to its own metadata; it then needs only `qmq db check`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt
 
 
 def _notes(connection: sa.Connection, section: DatabaseSection) -> Iterator[tuple[str, str]]:
-    """What will hurt later, although the tables are right: what was read, and what to do."""
+    """Problems to come although the tables are right, each with its fix."""
     if sa.inspect(connection).has_table(ALEMBIC_TABLE, schema=section.schema or None):
         prefix = section.table_prefix
         here = "include_name"

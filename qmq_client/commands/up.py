@@ -1,9 +1,9 @@
-"""`qmq up`: a broker and a watchdog with one command, to develop with or as all that a small machine runs.
+"""`qmq up`: runs a broker and a watchdog with one command, for development or one small machine.
 
-Each is the ordinary command (`qmq broker serve`, `qmq watchdog run`) in a process of its own, so all
-that holds for them holds here. This process starts them, waits, and ends what is left when one of them
-ends or a signal comes: the watchdog first, so that what it has under way is still answered. It touches
-neither messages nor files, and reads of the configuration only what they would read.
+Each runs as the ordinary command (`qmq broker serve`, `qmq watchdog run`) in its own process. This
+process starts both and waits. When one of them ends or a signal arrives, it stops the others: first
+the watchdog, so that the broker still answers its last requests. It touches neither messages nor
+files, and reads only the settings that the two commands read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qmq_client.settings.sections import Config
 from qmq_client.signal_flag import SignalFlag
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: How long a child that ended goes unnoticed at most.
+#: Interval at which children and signals are checked.
 _LOOK_S: Final = 0.25
 _QMQ: Final = (sys.executable, "-m", "qmq_client")
 
@@ -93,36 +93,36 @@ def up(
 
 @dataclass(slots=True)
 class _Child:
-    """One of our commands as a process of its own."""
+    """A `qmq` command that runs in its own process."""
 
     name: str
     words: Sequence[str]
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it in a process group of its own: Ctrl-C in the terminal is for this process alone."""
+        """Start it in its own process group, so that Ctrl-C in the terminal reaches only this process."""
         self.process = subprocess.Popen([*_QMQ, self.name, *self.words], process_group=0)
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; 128 and the signal's number, as a shell says it, if one ended it."""
+        """None while it runs, 0 before the start; as in a shell, 128 plus the number of a signal that ended it."""
         code = DONE if self.process is None else self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def stop(self, hurried: SignalFlag) -> None:
-        """Ask it to stop and wait until it has; if `hurried` is set meanwhile, end it at once."""
+        """Ask it to stop and wait for its end; if `hurried` is set meanwhile, send the second SIGTERM."""
         if self.process is None:
             return
         self.process.terminate()
         while self.exit_code is None and not hurried.wait(_LOOK_S):
             pass
         if self.exit_code is None:
-            self.process.terminate()  # the second signal ends either of them without waiting
+            self.process.terminate()  # at a second signal both commands end at once
             self.process.wait()
 
 
 def _check(config: Config, listen: str | None) -> None:
-    """Refuse an address at which the broker would have to be served in another way."""
+    """Refuse an address that this command cannot serve: TLS, a path, or no port."""
     url = urlsplit(config.broker.url)
     setting = "broker.url" if listen is None else "--listen"
     if url.scheme != "http" or url.path.strip("/"):
@@ -134,7 +134,7 @@ def _check(config: Config, listen: str | None) -> None:
 
 
 def _migrate(databases: Sequence[str], files: Sequence[str]) -> None:
-    """Create or upgrade the tables of each database; ends this command where that fails."""
+    """Create or upgrade the tables of each database; exit with the first code that is not 0."""
     if not databases:
         remedy = "Give --database URL, or leave it out."
         raise ConfigurationError(
@@ -147,7 +147,7 @@ def _migrate(databases: Sequence[str], files: Sequence[str]) -> None:
 
 
 def _run(children: Sequence[_Child]) -> int:
-    """Run them until a signal, or until one ends; returns the exit code."""
+    """Run the children until a signal, or until one of them ends; returns the exit code."""
     stopping, hurried = SignalFlag(), SignalFlag()
 
     def on_signal(_number: int, _frame: object) -> None:

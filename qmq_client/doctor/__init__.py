@@ -1,4 +1,4 @@
-"""The doctor: finds dangers to the guarantees of a database, and their fixes."""
+"""The doctor: finds settings that endanger the guarantees, and says how to fix them."""
 
 from qmq_client.doctor.catalogue import CHECKS
 from qmq_client.doctor.check import Check, Severity

@@ -1,6 +1,6 @@
-"""The catalogue of the doctor's checks, one entry each, with the meaning of a finding.
+"""The catalogue of the doctor's checks: id, severity, guarantee, databases, and what a finding means.
 
-`docs/doctor.md` shows the same table; a test holds both equal.
+`docs/doctor.md` shows the same table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ CHECKS: Final = (
         _SERVERS,
         "A check was left out because this user may not read what it needs.",
     ),
-    # -- the application's own engine; only `examine` sees it
+    # -- the application's own engine, which only `examine` sees
     check_of(
         "driver.aiomysql",
         _BREAKS,
@@ -347,7 +347,7 @@ CHECKS: Final = (
 )
 
 CHECK_BY_ID: Final = {check.id: check for check in CHECKS}
-#: What a check is about, by the first part of its id.
+#: The kind of a check, by the first part of its id.
 _AREAS: Final = {
     "schema": "tables",
     "table": "tables",
@@ -379,7 +379,7 @@ _ONLY_EXAMINE: Final = frozenset(
 
 
 def checked_by_command(where: str) -> dict[str, int]:
-    """How many checks of each kind `qmq doctor` makes of a kind of database, or of the broker."""
+    """The number of checks of each kind that `qmq doctor` makes; `where`: a kind of database, or `broker`."""
     return Counter(
         _AREAS[check.id.partition(".")[0]]
         for check in CHECKS

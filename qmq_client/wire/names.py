@@ -14,13 +14,13 @@ from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.shown import shorten
 
-#: Subjects that begin so are the broker's own: no client sends to them or pulls from them.
+#: Prefix of the broker's own subjects: clients neither send to them nor pull from them.
 OWN_PREFIX: Final = "_qmq."
-#: The broker's subject for copies of messages for long retries.
+#: Subject of the copies that the broker keeps for long retries.
 COPIES: Final = "_qmq.copies"
 NAME_PATTERN: Final = rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}"
 _NAME: Final = re.compile(rf"{NAME_PATTERN}\Z")
-#: Names met again and again: subjects, tags and header names of every message.
+#: Size of the cache. The same subjects, tags and header names occur in every message.
 _NAMES_KEPT_MAX: Final = 4096
 
 
@@ -36,7 +36,7 @@ def _matches(text: str) -> bool:
 
 
 def check_name(text: object, *, field: str) -> str:
-    """Return `text` when it is a valid name, else raise `InvalidNameError` naming `field`."""
+    """Return `text` if it is a valid name; otherwise raise `InvalidNameError` for `field`."""
     if isinstance(text, str) and len(text) <= NAME_BYTES_MAX and _matches(text):
         return text
     raise InvalidNameError(
@@ -48,7 +48,7 @@ def check_name(text: object, *, field: str) -> str:
 
 
 def check_not_own(subject: str) -> None:
-    """Raise `InvalidNameError` for a subject that is the broker's own."""
+    """Raise `InvalidNameError` if the subject is one of the broker's own."""
     if subject.startswith(OWN_PREFIX):
         raise InvalidNameError(
             field="subject",

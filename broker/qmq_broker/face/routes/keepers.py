@@ -1,6 +1,6 @@
-"""The routes of keepers, which retention waits for.
+"""HTTP routes that list, update and remove keepers: archives, for which retention waits.
 
-They answer once the change is durable: the answer survives a power cut.
+A change is answered once it is durable, so it survives a power cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qmq_client.wire.shown import shorten
 
 
 class KeeperRoutes:
-    """Handlers of keepers."""
+    """Handlers of the routes of keepers."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -38,7 +38,7 @@ class KeeperRoutes:
         return _json({"keepers": self._broker.keeping.statuses(now_ms)})
 
     async def keep(self, request: Request) -> Response:
-        """Let retention wait for a keeper, as far as it has reported."""
+        """Record how far a keeper has kept the logs; retention waits for the rest."""
         wanted = await read_body(request, KeepRequest)
         check_name(wanted.name, field="name")
         store_id = self._broker.store_id
@@ -55,7 +55,7 @@ class KeeperRoutes:
         return await self._changed(lambda on_done: keep(wanted.name, reported, now_ms, on_done))
 
     async def remove(self, request: Request) -> Response:
-        """Stop waiting for a keeper."""
+        """Remove a keeper: retention no longer waits for it."""
         wanted = await read_body(request, KeeperRequest)
         check_name(wanted.name, field="name")
         end = self._broker.keeping.end

@@ -1,6 +1,6 @@
-"""`GET /metrics`: the table of `metrics.py` in Prometheus' text format.
+"""`GET /metrics`: serves the metrics of `metrics.py` in Prometheus' text format.
 
-The loop thread only reads numbers; the text is made outside it, for one scrape at a time.
+The loop thread only reads the numbers; another thread formats them, for one scrape at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Scraper:
         self._is_busy = False
 
     async def scrape(self, _: Request) -> Response:
-        """All metrics of this moment, and those of the process."""
+        """Current values of all metrics, and the metrics of the process."""
         if self._is_busy:
             raise BusyError("metrics are being read already", retry_after_s=_RETRY_AFTER_S)
         self._is_busy = True
@@ -45,9 +45,9 @@ class Scraper:
 
 
 def text_of(reading: Reading) -> bytes:
-    """A reading as text, in any thread.
+    """Format a reading as text. Any thread may call it.
 
-    Raises `RequestRefusedError` (501) where prometheus-client is not installed.
+    Raises `RequestRefusedError` (501) if prometheus-client is not installed.
     """
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest

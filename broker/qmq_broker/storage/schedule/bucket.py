@@ -1,4 +1,4 @@
-"""One bucket of delayed messages in memory: what is not in its files yet, and all states."""
+"""One bucket of delayed messages in memory: the messages that its files lack, and all states."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class BucketState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     #: First millisecond of its due times.
     bucket: int
-    #: Messages in its schedule log.
+    #: Number of messages in its schedule log.
     next_sequence: int
     #: Length of the schedule log.
     schedule_bytes: int
     #: Commit log offset of the last record that was copied.
     last_source: int
-    #: Messages in its dispatch log.
+    #: Number of states in its dispatch log.
     dispatched: int
     #: Length of the dispatch log.
     dispatch_bytes: int
 
 
 class ScheduleTable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How much of all buckets is in their files."""
+    """How much of every bucket is in its files."""
 
     store_id: bytes
-    #: In the commit log below this, everything about delayed messages is in the files.
+    #: Everything about delayed messages below this commit log offset is in the files.
     copied_offset: int
-    #: Length of the buckets for messages that come after it.
+    #: Span of due times of a new bucket.
     bucket_ms: int
     buckets: tuple[BucketState, ...]
-    #: Pending messages of each subject that has some.
+    #: Number of pending messages by subject; subjects without any are left out.
     pending: dict[str, int]
 
 
 def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
-    """The table; None if it is missing, damaged, or of another store.
+    """Read the table; None if it is missing, damaged, or of another store.
 
     Raises `UnknownFormatError`.
     """
@@ -67,29 +67,29 @@ def read_table(disk: Disk, store_id: bytes) -> ScheduleTable | None:
 class Bucket:
     """The delayed messages of one span of due times.
 
-    Changed by the writer, and by the thread that copies, under the lock of the schedule. Invariant:
-    sequences below `copied.next_sequence` are in the schedule log, those from there to
-    `next_sequence` in `waiting`.
+    The writer and the copying thread change it, under the lock of the schedule. Invariant: sequences
+    below `copied.next_sequence` are in the schedule log, those from there to `next_sequence` in
+    `waiting`.
     """
 
     def __init__(self, copied: BucketState) -> None:
-        #: What the files hold.
+        #: How much the files hold.
         self.copied = copied
         self.bucket = copied.bucket
-        #: What is only in the commit log.
+        #: Messages that are only in the commit log.
         self.waiting = Columns(bucket=self.bucket)
-        #: States that are durable and not in the dispatch log: its next entries.
+        #: Durable states that the dispatch log lacks: its next entries.
         self.undispatched = array("Q")
         self.next_sequence = copied.next_sequence
-        #: Messages whose state is durable.
+        #: Number of messages with a durable state.
         self.settled = copied.dispatched
         self._states: DelayedStates | None = None if copied.dispatched else DelayedStates()
-        #: Two threads must not read the states from the file at once: one would miss new ones.
+        #: Only one thread reads the states from the file: a second one would miss new states.
         self._reading = Lock()
 
     @property
     def pending(self) -> int:
-        """Messages that wait for their time."""
+        """Number of messages that wait for their due time."""
         return self.next_sequence - self.settled
 
     @property
@@ -98,16 +98,16 @@ class Bucket:
         return not self.waiting and not self.undispatched
 
     def states(self, files: ScheduleFiles) -> DelayedStates:
-        """The states of its messages; read on first use. Raises `CorruptionError`."""
+        """The states of its messages, read on first use. Raises `CorruptionError`."""
         with self._reading:
             if self._states is None:
                 states = DelayedStates()
-                later = self.undispatched[:]  # before the end: a copy may bring them after it
+                later = self.undispatched[:]  # read before `end`: a copy moves them below it
                 end = self.copied.dispatch_bytes
                 try:
                     for state, sequence in files.states(self.bucket, next_position=end):
                         states.set(sequence, state)
-                except UnknownFormatError as error:  # held as damage is; only commands refuse it
+                except UnknownFormatError as error:  # treated as damage; only commands refuse it
                     path = layout.bucket_path(layout.DISPATCH, self.bucket)
                     raise CorruptionError(segment=path, offset=0, reason=str(error)) from error
                 for state, sequence in map(unpack_state, later):
@@ -118,10 +118,10 @@ class Bucket:
     def set_state(
         self, files: ScheduleFiles, sequences: Sequence[int], state: DelayedState
     ) -> list[int]:
-        """Give these pending messages this state; returns those that were pending.
+        """Set the state of those of these messages that are pending; returns them.
 
-        If damage hides their earlier states, returns all: none of these is released until the
-        file is whole again, so only the last word of the log is kept.
+        If damage hides the earlier states, returns all of them: none of these messages is released
+        until the file can be read again.
         """
         try:
             return self.states(files).set_all(sequences, state)
@@ -129,7 +129,7 @@ class Bucket:
             return list(sequences)
 
     def find(self, sequence: int, source: int) -> int | None:
-        """Find a message by its source, in case frames before it were lost."""
+        """The sequence of a message; found by its source if frames before it were lost, None if it is not here."""
         index = sequence - self.copied.next_sequence
         if index < 0:
             return sequence
@@ -140,37 +140,37 @@ class Bucket:
         return None if found is None else self.waiting.sequences[found]
 
     def find_all(self, sequences: Sequence[int], sources: Sequence[int]) -> Sequence[int | None]:
-        """The same as `find`, for many."""
+        """`find` for many messages."""
         if max(sequences, default=0) < self.copied.next_sequence:
             return sequences
         return [self.find(*pair) for pair in zip(sequences, sources, strict=True)]
 
     def settle(self, state: DelayedState, sequences: Sequence[int]) -> None:
-        """These states became durable."""
+        """Record a state that became durable."""
         first = pack_state(state, 0)
         self.undispatched.extend([first | sequence for sequence in sequences])
         self.settled += len(sequences)
 
     def forget_waiting(self, copied: BucketState, dispatched: int) -> None:
-        """Forget this many waiting messages: they are in the files now."""
+        """Forget the messages and the first `dispatched` states that were copied to the files."""
         count = copied.next_sequence - self.copied.next_sequence
         self.waiting = self.waiting.part(count, len(self.waiting))
         left = self.undispatched[dispatched:]
-        # In this order: `states` looks the other way round, in any thread, and must find each state somewhere.
+        # In this order: `states` reads the two in the reverse order, in any thread, and so misses no state.
         self.copied = copied
         self.undispatched = left
 
 
 def empty_bucket(bucket: int) -> Bucket:
-    """A bucket without files."""
+    """A new bucket, without files."""
     return Bucket(BucketState(bucket, 0, 0, 0, 0, 0))
 
 
 def is_over(bucket: Bucket, bucket_ms: int, now_ms: int, grace_ms: int) -> bool:
-    """Whether a bucket is finished; its files may go once they hold all of it.
+    """Whether a bucket is finished: its files may be deleted once they hold all of it.
 
-    Requires: `now_ms` is the log's own time, which never goes back: nothing stored later goes to a
-    bucket before it.
+    Requires: `now_ms` is the log's own time. It never goes back, so later messages never belong to
+    an earlier bucket.
     """
     return not bucket.pending and bucket.bucket + bucket_ms + grace_ms <= now_ms
 
