@@ -1,4 +1,4 @@
-"""The queue of a subject as a group reads it; the broker has it in files, `MemoryBroker` as a list."""
+"""Interface of a subject's queue for groups; the broker keeps it in files, `MemoryBroker` in a list."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class Entry(NamedTuple):
     """Where one message is in the commit log."""
 
     physical_offset: int
-    #: 0 for a message that is lost.
+    #: 0 if the message is lost.
     record_bytes: int
     tag_hash: int
 
 
-#: The same without names, for code that looks at hundreds; an `Entry` is one too.
+#: The fields of an `Entry` as a plain tuple, for loops over hundreds; an `Entry` is one too.
 Place = tuple[int, int, int]
 
 
 class GroupQueue(Protocol):
-    """The messages of a subject for one group, by sequence. Only reads."""
+    """The messages of a subject for one group, by sequence. Read-only."""
 
     #: The first message that is still there.
     first_sequence: int
@@ -30,11 +30,11 @@ class GroupQueue(Protocol):
     next_sequence: int
 
     def entries(self, first_sequence: int, count: int) -> Sequence[Entry]:
-        """Up to `count` entries from `first_sequence` on, at least one if there is one."""
+        """Up to `count` entries from `first_sequence` on; at least one, unless there is none."""
         ...
 
     def places(self, first_sequence: int, count: int) -> Sequence[Place]:
-        """The same entries, perhaps without names."""
+        """The same entries; they may be plain tuples."""
         ...
 
     def read(self, entries: Sequence[Place]) -> Records:

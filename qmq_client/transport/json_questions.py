@@ -1,7 +1,7 @@
-"""Questions to the broker in JSON, of commands and the doctor; messages go by the transport.
+"""HTTP requests of commands and the doctor, answered in JSON; the transport sends messages instead.
 
-As careful as the transport: a cap on the answer, no content encoding, no proxy from the
-environment, one deadline.
+Like the transport, it bounds the answer and uses neither content encodings nor proxies of the
+environment. Unlike the transport, it bounds each wait but not the whole call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def ask(
     answer_bytes_max: int,
     **request: Any,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer, whatever they are; `request` as httpx takes it.
+    """Status and body of the answer, also of a refusal; `request` has further arguments of httpx.
 
-    Raises `ConfigurationError` for a malformed address, and a `TransportError` otherwise.
+    `answer_s_max` bounds the connect and each write and read. Raises `ConfigurationError` for a malformed
+    address, otherwise a `TransportError`.
     """
     import httpx  # late: `qmq --help` lists commands without it
 
@@ -52,5 +53,5 @@ def ask(
 
 
 def url_of(address: BrokerAddress, path: str) -> str:
-    """Where a question goes, also for an error about its answer."""
+    """The URL of a request; error texts about its answer name it too."""
     return f"{address.url.rstrip('/')}{path}"

@@ -1,6 +1,6 @@
-"""Operators' requests about groups, dead letters and the broker, as JSON bodies, and the answers.
+"""JSON bodies of operators' requests about groups, dead letters and the broker, and of the answers.
 
-A group is named as listings name it: `group`, or `group@consumer` for one consumer of a broadcast.
+The name of a group is that in listings: `group`, or `group@consumer` for one consumer of a broadcast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_client.wire.names import NAME_PATTERN
 from qmq_client.wire.requests import Backoff, Name, Natural, StartText, Tags
 
 _BEHIND_ALL = 2**63 - 1
-#: Of the words that a change of state is given.
+#: Longest reason of a change of state.
 REASON_CHARACTERS_MAX: Final = 500
 
 GROUP_FORM: Final = {"pattern": f"^{NAME_PATTERN}(@{NAME_PATTERN})?$"}
@@ -24,14 +24,14 @@ _StoreId = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9a-f]{
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One group: to be paused, resumed or removed."""
+    """Pause, resume or remove one group."""
 
     subject: Name
     group: GroupName
 
 
 class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One subject: to be removed."""
+    """Remove one subject."""
 
     subject: Name
 
@@ -39,8 +39,8 @@ class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Let a group continue from another place.
 
-    What it holds or waits for is given up: outcomes of it come back stale. Dead letters at the new
-    place or after it are taken back, because their messages come again.
+    Its deliveries and retries are dropped: outcomes that arrive for them are refused as stale. Dead
+    letters at the new place or after it are removed, because their messages are delivered again.
     """
 
     subject: Name
@@ -49,9 +49,9 @@ class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Change what is kept with a group; what is left out stays.
+    """Change the settings of a group; settings that are left out keep their values.
 
-    A filter holds for messages that the group has not come to yet.
+    A new filter applies to messages that the group has not reached yet.
     """
 
     subject: Name
@@ -62,7 +62,7 @@ class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class DeadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dead letters of one group, by sequence, half open: to be replayed or purged."""
+    """Replay or purge dead letters of one group: those with a sequence from `first` to before `next`."""
 
     subject: Name
     group: GroupName
@@ -71,31 +71,31 @@ class DeadRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for dead letters."""
+    """The answer to a replay or purge of dead letters."""
 
-    #: Replayed or purged.
+    #: Dead letters that were replayed or purged.
     count: Natural
-    #: Dead letters of the range whose messages the retention has taken: they cannot be replayed.
+    #: Dead letters of the range that cannot be replayed: retention has deleted their messages.
     gone: Natural = 0
-    #: Whether the range holds more than one request takes: ask again.
+    #: Whether the range has more than one request can take: repeat the request.
     has_more: bool = False
 
 
 class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything below these offsets is kept elsewhere; retention waits for the rest."""
+    """A keeper has everything below these offsets; retention waits for it with the rest."""
 
-    #: The holder's name; the same characters as a group's.
+    #: The keeper's name; the same characters as a group's.
     name: Name
-    #: Of which store, 32 hex digits: offsets of another one mean nothing.
+    #: The id of the store that the offsets belong to, 32 hex digits.
     store_id: _StoreId
-    #: Of the commit log …
+    #: Offset in the commit log.
     kept_offset: Natural
-    #: … and of the action log.
+    #: Offset in the action log.
     kept_actions_offset: Natural
 
 
 class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One keeper: to be waited for no longer."""
+    """Remove one keeper: retention no longer waits for it."""
 
     name: Name
 
@@ -103,7 +103,7 @@ class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class StateChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/state`."""
 
-    #: What the broker is to do from now on.
+    #: The new state of the broker.
     state: Literal["serving", "read-only", "draining"]
-    #: Shown to callers that are refused.
+    #: Clients whose requests are refused read this.
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""

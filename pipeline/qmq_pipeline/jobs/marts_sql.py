@@ -1,7 +1,8 @@
-"""The queries of the gold tables. They read `lifecycle`, limited to the parts needed; queries
-that sum up smaller tables read `group_spans` and `producer_parts`.
+"""The SQL queries that fill the gold tables.
 
-`lifecycle` has a row for each message and group; a query that wants each message once says so.
+Most read the needed parts of `lifecycle`, which has a row for each message and group; queries that
+count each message once use `SELECT DISTINCT`. The queries in `SUMMED` read the smaller tables
+`group_spans` and `producer_parts` instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _minute(column: str) -> str:
 
 
 def _quantiles(sketch: str) -> str:
-    """The quantiles of a sketch, as the columns of every table with latencies."""
+    """SQL for the quantiles of a sketch: the columns `p50_ms`, `p95_ms` and `p99_ms`."""
     shares = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
     return ", ".join(
         f"kll_sketch_get_quantile_double({sketch}, {share}D) AS {name}"
@@ -33,7 +34,7 @@ def _quantiles(sketch: str) -> str:
     )
 
 
-#: The times of a row that count in the minutes of some table.
+#: Columns of `lifecycle` whose times a table counts by the minute.
 DAYS: Final = ("committed_at", "stored_at", "due_at", "first_delivered_at", "settled_at")
 
 _LATENCY: Final = f"""
@@ -82,7 +83,7 @@ SELECT subject, minute, SUM(committed) AS committed, SUM(stored) AS stored,
 FROM events GROUP BY subject, minute
 """
 
-#: How late a delayed message entered its subject's queue, by the broker's clock.
+#: How late delayed messages entered the queues of their subjects, by the broker's clock.
 _LATENESS: Final = f"""
 WITH released AS (
   SELECT DISTINCT subject, sequence, {_minute("due_at")} AS minute,
@@ -120,9 +121,9 @@ FROM (SELECT DISTINCT part, producer, subject, sequence, stored_at, body_bytes, 
 GROUP BY part, producer, subject
 """
 
-#: A pair of message and group is open at the end of each minute from that of its storing to the one
-#: before that of its settlement. Most are settled within their minute and never count as open; the
-#: others are joined to the minutes as spans, many pairs to one span.
+#: A pair of message and group is open from the minute in which it was stored until, exclusively, the
+#: minute in which it was settled. Most pairs are settled in the minute in which they were stored and
+#: never count as open. The others are joined to the minutes as spans, many pairs to one span.
 _LAG: Final = """
 WITH moves AS (
   SELECT subject, consumer_group, stored_minute AS minute, pairs AS stored, 0 AS settled, 0 AS again
@@ -166,26 +167,26 @@ SELECT producer, subject, MIN(first_at) AS first_at, MAX(last_at) AS last_at,
 FROM {producer_parts} GROUP BY producer, subject
 """
 
-#: Tables with a part for each part of `lifecycle` …
+#: Tables with one part for each part of `lifecycle`.
 BY_PART: Final = {
     DEAD_LETTERS: _DEAD,
     GROUP_SPANS: _SPANS,
     PRODUCER_PARTS: _PRODUCER_PARTS,
 }
-#: … those summed up from these, …
+#: Tables that are aggregated from those in `BY_PART`.
 SUMMED: Final = {GROUP_LAG: _LAG, PRODUCERS: _PRODUCERS}
-#: … and those with a part for each day.
+#: Tables with one part for each day.
 BY_DAY: Final = {LATENCY_MINUTE: _LATENCY, DELAY_LATENESS: _LATENESS, FLOW_MINUTE: _FLOW}
 
 
 def by_second(query: str) -> str:
-    """The query of a table by the minute, by the second."""
+    """The same query, grouped by seconds instead of minutes."""
     seconds = query.replace("'MINUTE'", "'SECOND'")
     return seconds.replace("unix_seconds(m.minute) + 60", "unix_seconds(m.minute) + 1")
 
 
 def of_days(query: str, days: list[str] | None) -> str:
-    """A query of a table by the day, for some days or all."""
+    """The query with a column `day`, limited to these days; None for all."""
     wanted = ", ".join(f"'{one}'" for one in days or ())
     condition = "TRUE" if days is None else f"day IN ({wanted or 'NULL'})"
     return f"SELECT * FROM (SELECT *, CAST(CAST(minute AS DATE) AS STRING) AS day FROM ({query})) WHERE {condition}"

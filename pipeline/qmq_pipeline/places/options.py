@@ -1,8 +1,7 @@
-"""Options of the sources, as people write them: name and value are checked before anything is
-opened.
+"""Parser of the options of the Spark sources; checks names and values before anything is opened.
 
-Spark accepts any option silently, so a typo would read everything. Here an unknown option is an
-error that names the nearest known one.
+Spark ignores unknown options, so a misspelt filter would select everything. Here an unknown option
+is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _Value = TypeVar("_Value")
 _TABLES: Final = {table.name: table for table in (MESSAGES, ACTIONS, SCHEDULED, LOG)}
 _SWITCH: Final = {"on": True, "off": False}
 _PASS: Final = {"pass": True, "fail": False}
-#: A part of a log is a folder of a table: some hundred thousand messages, so that tables of 100 GB have two
-#: thousand files, and a run that continues in a part makes few again.
+#: A part of a log becomes a folder of a table. 64 MiB hold some hundred thousand messages: a log of 100 GB has
+#: 1,500 parts, and a run that continues in the middle of a part rewrites few messages.
 PART_BYTES: Final = 64 * 1024 * 1024
 _OFFSET_MAX: Final = 2**63 - 1
-#: More than any number within the bounds of an option has.
+#: No valid number of any option has more digits.
 _DIGITS_MAX: Final = 20
-#: A time written as a number is from the year 2000 to 2286, or 0 for the beginning. Dates without hyphens (20261123 as
-#: well as 20261123120000), seconds and microseconds are outside, and would silently choose all or nothing.
+#: A time written as a number is 0 for the beginning, or milliseconds from the year 2000 to 2286. This refuses dates
+#: without hyphens (20261123, 20261123120000), seconds and microseconds, which would select everything or nothing.
 _NUMBER_FIRST_MS: Final = 946_684_800_000
 _NUMBER_NEXT_MS: Final = 10**13
 _RANGE_BYTES_MIN: Final = 16 * 1024
 _RANGE_BYTES_MAX: Final = 2**40
-#: What a broker asks of its callers.
+#: Options with the credentials for a broker.
 BROKER_OPTIONS: Final = ("token", "token_file", "ca_file", "cert_file", "key_file")
 LOG_OPTIONS: Final = (
     "path",
@@ -68,13 +67,13 @@ class Place:
 
     path: str | None = None
     broker_url: str | None = None
-    #: What identifies the caller to the broker, and certificates for TLS; see `BrokerAddress`.
+    #: The token that identifies the caller to the broker, and certificates for TLS; see `BrokerAddress`.
     token: str = ""
     token_file: str = ""
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    #: How long a broker that is unreachable is waited for, each time, by each of those who read from it.
+    #: How long, in one outage, each reader waits for an unreachable broker before it fails.
     wait_s: float = WAIT_S
 
     @property
@@ -91,7 +90,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """For messages; contains no secrets."""
+        """The place as error texts and logs name it; contains no secrets."""
         return self.path or self.broker_url or ""
 
     def __repr__(self) -> str:
@@ -106,32 +105,32 @@ class LogOptions:
     table: Table = MESSAGES
     columns: tuple[str, ...] = MESSAGES.names
     subjects: frozenset[str] | None = None
-    #: Only frames that begin at or after this offset, and before that one; None for all.
+    #: Only frames that begin at `first_offset` or later and before `next_offset`; None for no bound.
     first_offset: int | None = None
     next_offset: int | None = None
-    #: Frames that begin below it may be left out; it may be where the log is gone.
+    #: Frames that begin below this may be left out. Retention may already have deleted this offset.
     skip_below_offset: int = 0
     first_stored_at_ms: int = 0
     next_stored_at_ms: int = TIME_MAX_MS
-    #: Bytes of log in one partition; None for what suits a log of its length.
+    #: Bytes of log in one partition; None chooses by the length of the log.
     partition_bytes: int | None = None
-    #: Bytes of log in one micro-batch; None for everything there is.
+    #: Bytes of log in one micro-batch; None for no limit.
     batch_bytes_max: int | None = None
     takes_filters: bool = False
-    #: Whether to pass over what the broker has in quarantine, instead of failing.
+    #: Whether to skip ranges that the broker has in quarantine, instead of failing.
     passes_quarantined: bool = False
-    #: Whether a stream continues after what retention has deleted, instead of failing.
+    #: Whether a stream skips a range that retention has deleted, instead of failing.
     passes_expired: bool = False
-    #: Whether a micro-batch of a stream begins where the part of the log does in which the last one ended.
+    #: Whether a micro-batch begins at the start of the part in which the previous one ended.
     has_whole_parts: bool = False
     #: Whether a stream reads segments only once they are full.
     is_sealed: bool = False
-    #: Bytes of log in one part at most.
+    #: Maximum bytes of log in one part.
     part_bytes_max: int = PART_BYTES
 
 
 def parse_log_options(given: Mapping[str, str]) -> LogOptions:
-    """The options of `spark.read.format("qmq")`; raises `OptionError`."""
+    """Parse the options of `spark.read.format("qmq")`; raises `OptionError`."""
     options = known_options(given, LOG_OPTIONS)
     table = _choice(options, "table", _TABLES, MESSAGES)
     first_offset = _optional(options, "first_offset", _offset)
@@ -161,7 +160,7 @@ def parse_log_options(given: Mapping[str, str]) -> LogOptions:
 
 
 def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
-    """Column names separated by commas; all columns of the table if empty."""
+    """Parse column names, separated by commas; no text means all columns of the table."""
     if not text:
         return table.names
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -183,7 +182,7 @@ def parse_columns(text: str | None, table: Table) -> tuple[str, ...]:
 
 
 def parse_time_ms(option: str, text: str) -> int:
-    """A time as ISO 8601 or milliseconds since 1970; without a zone it is UTC. Raises `OptionError`."""
+    """Parse ISO 8601, UTC if it has no zone, or milliseconds since 1970. Raises `OptionError`."""
     if text.isdecimal():
         return _number_time_ms(option, text)
     try:
@@ -215,7 +214,7 @@ def _number_time_ms(option: str, text: str) -> int:
 
 
 def known_options(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The options under our names: Spark ignores case, and its own sources use camelCase."""
+    """The options by their names in snake_case: Spark ignores case, and its own sources use camelCase."""
     spelled = {name.replace("_", ""): name for name in known}
     options: dict[str, str] = {}
     for name, value in given.items():
@@ -280,7 +279,7 @@ def _optional(
 def _check_order(
     options: Mapping[str, str], low: tuple[str, int | None], high: tuple[str, int | None]
 ) -> None:
-    """A part of the log may be empty, but does not end before it begins: that is a slip."""
+    """Refuse a range that ends before it begins, which is a mistake; an empty range is allowed."""
     (first, begin), (after, end) = low, high
     if begin is None or end is None or begin <= end:
         return
@@ -305,8 +304,8 @@ def _range_bytes(option: str, text: str) -> int:
 
 
 def number_option(option: str, text: str, lowest: int, highest: int, unit: str = "bytes") -> int:
-    """A whole number within bounds; raises `OptionError`."""
-    # A superscript is a digit for Python, and no number; and a number of thousands of digits is refused.
+    """Parse a whole number within bounds; raises `OptionError`."""
+    # `isdecimal`, because `int` refuses a superscript, which `isdigit` accepts; `int` also refuses thousands of digits.
     number = int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else -1
     if not lowest <= number <= highest:
         raise OptionError(

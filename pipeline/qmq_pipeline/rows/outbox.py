@@ -1,23 +1,23 @@
-"""The rows of outbox tables, selected and read as raw Arrow columns for the table `outbox`.
+"""Reader of outbox tables: scans their rows and returns them as Arrow batches of the table `outbox`.
 
-Bodies stay in the database: of a record only the first bytes are read, which hold its checksum and
-due time. Each range of ids is read in short transactions of a few thousand rows, so no writer waits
-for the pipeline.
+Bodies stay in the database: a scan reads only the first bytes of a record, which hold its checksum
+and due time. It reads each range of ids in short transactions of at most `CHUNK_ROWS` rows, so no
+writer waits for the pipeline.
 
-Rows change until they are sent, and numbers are assigned before their transactions commit. So a
-scan reads what is new and what has changed: rows from a mark on, and below it those that are
-live or parked, or were sent since the last scan. The mark follows a row old enough that every transaction of
-its time has ended: numbers below it are settled, those right above it may belong to open
-transactions. A row that was open and is gone was sent and deleted, or deleted by a person.
+A row changes until it is sent, and it gets its id before its transaction commits. So a scan reads
+all rows from a mark on, and below the mark those that are live or parked, or were sent since the last
+scan. The mark follows a row so old that every transaction of its time has ended: no new row can
+appear below the mark, but one may appear right above it. If an open row disappears, it was sent and
+deleted, or a person deleted it.
 
-SQLite reuses numbers once the highest rows are gone. As long as the row right below a mark is the
-same one, none was reused; if it is not, new rows may be anywhere below the mark.
+SQLite reuses ids when the highest rows are deleted. If the row right below a mark is still the same
+one, no id was reused; if it is not, new rows may be anywhere below the mark.
 
-The statements are SQLAlchemy's, on its connections. The results are taken from the driver's cursor,
-some hundred rows at a time, because SQLAlchemy's row objects cost as much again as the driver's.
-PostgreSQL sends numbers and bytes in binary. PyMySQL is written in Python and pays for every value,
-so there the server makes one line of CSV of each row, and Arrow parses the lines. Why not ADBC:
-`docs/decisions/0026-no-adbc.md`.
+SQLAlchemy builds and executes the statements. The rows come directly from the driver's cursor, 500 at
+a time, because SQLAlchemy's row objects would double the cost. PostgreSQL sends numbers and bytes in
+binary. PyMySQL, written in Python, is slow for every single value; so MySQL and MariaDB format each
+row as one line of CSV, and Arrow parses the lines. `docs/decisions/0026-no-adbc.md` says why this
+does not use ADBC.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from qmq_pipeline.tables.columns import (
 )
 from qmq_pipeline.tables.schemas import OUTBOX
 
-#: Bytes to read of a record: its checksum and due time are among them.
+#: The first bytes of a record, up to its checksum and due time.
 HEAD_BYTES: Final = RECORD_FIXED_BYTES + DUE_BYTES
-#: The columns to read, in this order.
+#: The columns that a read returns, in this order.
 RAW: Final = pa.schema(
     [
         ("id", pa.int64()),
@@ -70,9 +70,9 @@ RAW: Final = pa.schema(
         ("last_error", pa.string()),
     ]
 )
-#: So many rows stay in the processor's caches until they are columns: twice as fast as thousands.
+#: Few enough rows to stay in the processor's caches until they are columns: twice as fast as thousands.
 _PART_ROWS: Final = 500
-#: Without quotes nothing is NULL; with quotes, "" is the empty text.
+#: An empty field without quotes is NULL; with quotes it is the empty text.
 _CSV: Final = {
     "read_options": pyarrow.csv.ReadOptions(
         use_threads=False, column_names=RAW.names, block_size=1 << 30
@@ -88,12 +88,12 @@ _CSV: Final = {
     ),
 }
 
-#: Reads at most so many rows that fulfil a condition, in order of their ids.
+#: Reads the rows that match a condition, in order of their ids, up to a limit.
 ReadRows = Callable[[sa.ColumnElement[bool], int], pa.RecordBatch]
 
 
 def row_reader(connection: sa.Connection, outbox: sa.Table) -> ReadRows:
-    """Choose the way for this connection's database. Each read is a transaction of its own."""
+    """The fastest reader for the driver of this connection. Each read is its own transaction."""
     if connection.dialect.driver == "psycopg":
         event.listen(connection, "before_cursor_execute", _ask_for_binary)
     plain = _by_values(connection, outbox)
@@ -152,7 +152,7 @@ def _columns(outbox: sa.Table) -> list[sa.ColumnElement[Any]]:
 
 
 def _line(outbox: sa.Table) -> sa.ColumnElement[Any]:
-    """One row as CSV: bytes in hex, texts in quotes."""
+    """SQL that formats one row as CSV: bytes in hex, texts in quotes."""
     values: list[Any] = []
     for column, field in zip(_columns(outbox), RAW, strict=True):
         value: Any = column
@@ -189,28 +189,28 @@ def _unhexed(digits: pa.Array) -> pa.Array:
 
 
 def _parts(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[Any]]:
-    """The driver's rows, some hundred at a time; the transaction ends with the last."""
+    """The driver's rows, `_PART_ROWS` at a time; the transaction ends after the last."""
     result = connection.execute(query)
     cursor = result.context.cursor
     try:
         while part := cursor.fetchmany(_PART_ROWS):
             yield part
     except result.dialect.loaded_dbapi.Error as error:
-        # SQLAlchemy translates errors of its own rows; these are read past it.
+        # SQLAlchemy translates only errors of rows that it fetches itself.
         raise sa.exc.OperationalError(str(query), None, error) from error
     finally:
         result.close()
         connection.rollback()
 
 
-#: The states of a row, as the columns name them.
+#: The names of a row's states in the table `outbox`.
 STATES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 OPEN: Final = (LIVE, PARKED)
-#: Rows of one short transaction and one batch.
+#: Most rows of one short transaction, which become one batch.
 CHUNK_ROWS: Final = 20_000
-#: Ranges of one read: where numbers have wide gaps, ranges get wider, not more.
+#: Most ranges of one read: if ids have wide gaps, the ranges get wider instead of more.
 _RANGES_MAX: Final = 1_000
-#: Databases whose next number is the highest existing one plus one.
+#: Databases that reuse ids: the next id is the highest existing one plus one.
 _GIVES_NUMBERS_AGAIN: Final = frozenset({"sqlite"})
 #: The first bytes of a record, as `qmq_client/wire/record.py` writes them.
 _HEAD: Final = np.dtype([("crc", ">u4"), ("id", "V16"), ("flags", "u1")])
@@ -218,29 +218,30 @@ _DELAYED_FLAG: Final = 0b100
 _DAY_MS: Final = 86_400_000
 
 
-#: A row that was seen: its message's id in hex, and when it was made, ms since 1970.
+#: What identifies a row: its message id in hex, and its creation time, ms since 1970.
 Witness = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ScanMark:
-    """Up to where a scan has read one outbox."""
+    """How far a scan has read one outbox."""
 
-    #: Below this number the next scan need only read rows that are open or were sent since …
+    #: Below this id the next scan reads only rows that are open or were sent since …
     next_id: int = 0
     #: … as long as this row is right below it.
     witness: Witness | None = None
-    #: Numbers up to here were read, and from here on: that of the last scan's mark, or 0 if numbers were reused.
+    #: This scan reads all rows below `end_id` and from `first_id` on …
     end_id: int = 0
+    #: … which is the mark of the last scan, or 0 if ids were reused.
     first_id: int = 0
-    #: Time of the scan by the database's clock, ms since 1970.
+    #: Time of this scan by the database's clock, ms since 1970.
     scanned_at_ms: int = 0
-    #: Time of the scan before it.
+    #: Time of the previous scan.
     since_ms: int = 0
 
 
 def plan_scan(section: DatabaseSection, last: ScanMark, *, safety_ms: int) -> ScanMark:
-    """Look at the ends of the table; reads no rows."""
+    """Plan the next scan of an outbox. Reads single rows only."""
     with _outbox(section) as (engine, outbox, connection):
         mark, witness = last.next_id, last.witness
         if _is_renumbered(engine, outbox, connection, mark, witness):
@@ -252,7 +253,7 @@ def plan_scan(section: DatabaseSection, last: ScanMark, *, safety_ms: int) -> Sc
 
 
 def require_outbox(section: DatabaseSection) -> None:
-    """Raise what a scan would if the database or its outbox does not exist; reads one row."""
+    """Raise the error of a scan if the database or its outbox does not exist; reads one row."""
     with _outbox(section) as (_, outbox, connection):
         connection.execute(sa.select(outbox.c.id).limit(1)).scalar()
 
@@ -264,7 +265,7 @@ def _is_renumbered(
     mark: int,
     witness: Witness | None,
 ) -> bool:
-    """Whether rows may have come in below the mark since `witness` was seen right below it."""
+    """Whether ids below the mark may have been reused since `witness` was right below it."""
     if not mark or engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
         return False
     return witness is None or witness != _witness(engine, outbox, connection, mark)
@@ -273,7 +274,7 @@ def _is_renumbered(
 def _witness(
     engine: sa.Engine, outbox: sa.Table, connection: sa.Connection, mark: int
 ) -> Witness | None:
-    """The row right below the mark, if the database needs one."""
+    """The row right below the mark; None if there is none, or if the database does not reuse ids."""
     if engine.dialect.name not in _GIVES_NUMBERS_AGAIN:
         return None
     columns = outbox.c
@@ -293,16 +294,16 @@ def _now_and_next_id(
 def _settled_id(
     connection: sa.Connection, outbox: sa.Table, first_id: int, next_id: int, old_ms: int
 ) -> int:
-    """The id after the last row of the range below which no row can come in late.
+    """The lowest id at which an open transaction may still insert a row.
 
-    That is the last row before the first one made after `old_ms`; `first_id` if there is none.
+    It follows the last row before the first one created after `old_ms`; `first_id` if there is none.
     """
     ids = outbox.c.id
     is_here = (ids >= first_id) & (ids < next_id)
     young = sa.select(ids).where(is_here, outbox.c.created_at_ms > old_ms).order_by(ids).limit(1)
     first_young = connection.execute(young).scalar()
-    # One bound on each side, and the highest by its place in the index: SQLite would walk through all
-    # rows for a `max` with two upper bounds.
+    # One bound on each side, and the last row by the index: for a `max` with two upper bounds SQLite
+    # reads all rows.
     is_old = (ids >= first_id) & (ids < (next_id if first_young is None else first_young))
     last = sa.select(ids).where(is_old).order_by(ids.desc()).limit(1)
     last_old = connection.execute(last).scalar()
@@ -310,17 +311,17 @@ def _settled_id(
 
 
 def id_ranges(first_id: int, next_id: int, rows: int = RANGE_ROWS) -> list[tuple[int, int]]:
-    """Cut a range of ids into equal ranges of `rows` ids or more; ids may be missing in them."""
+    """Cut a range of ids into equal ranges of at least `rows` ids, not all of which have a row."""
     width = max(rows, -(-(next_id - first_id) // _RANGES_MAX))
     return [(first, min(first + width, next_id)) for first in range(first_id, next_id, width)]
 
 
 def first_and_next_id(section: DatabaseSection) -> tuple[int, int, int]:
-    """First and next id of the rows, and the time by the database's clock."""
+    """The first and next id of the rows, and the time by the database's clock."""
     with _outbox(section) as (engine, outbox, connection):
         now = sa.literal_column(dialect_of(engine).now_ms, sa.BigInteger())
         ids = outbox.c.id
-        # One query for each: for both at once SQLite walks through all rows.
+        # One subquery each: for `min` and `max` in one SELECT SQLite reads all rows.
         lower = sa.select(sa.func.min(ids)).scalar_subquery()
         upper = sa.select(sa.func.max(ids)).scalar_subquery()
         lowest, highest, now_ms = connection.execute(sa.select(lower, upper, now)).one()
@@ -335,9 +336,9 @@ def batches(
     scanned_at_ms: int,
     changed_since_ms: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows with an id in the range, in batches of some thousand.
+    """Rows with an id in the range, in batches of up to `CHUNK_ROWS`.
 
-    With `changed_since_ms`, only those that are open, or that were sent since then and are kept.
+    With `changed_since_ms`, only rows that are open, or were sent since then and are kept.
     """
     with _outbox(section) as (_, outbox, connection):
         read = row_reader(connection, outbox)
@@ -403,10 +404,10 @@ def _state_names(codes: Numbers) -> pa.Array:
 
 
 def head_columns(heads: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Checksum and due time of each record, from its first bytes; null for bytes that are no record."""
+    """Checksum and due time of each record, from its first bytes; null if they are no record."""
     ends, values = values_of(heads)
     first, lengths = ends[:-1], np.diff(ends)
-    # Padding after the last one, so that a head that was cut short can be read as well.
+    # Padding after the last one, because a head may be shorter than a window.
     data = np.concatenate((np.frombuffer(values, np.uint8), np.zeros(HEAD_BYTES, np.uint8)))
     windows = np.lib.stride_tricks.sliding_window_view(data, HEAD_BYTES)[first]
     fixed = np.ascontiguousarray(windows[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]

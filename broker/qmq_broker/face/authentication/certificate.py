@@ -1,12 +1,12 @@
-"""The validity of a certificate, parsed from its bytes: the library shows only that of a peer's certificate.
+"""Parser of the validity of a certificate file; Python's `ssl` shows only that of a peer's certificate.
 
-Only the path to the two times is followed (RFC 5280, section 4.1)::
+It follows only the path to the two times (RFC 5280, section 4.1)::
 
     Certificate ::= SEQUENCE { TBSCertificate, … }
     TBSCertificate ::= SEQUENCE { [0] version, serialNumber, signature, issuer, validity, … }
     validity ::= SEQUENCE { notBefore, notAfter }       each UTCTime or GeneralizedTime
 
-Whether it is genuine is not asked here.
+It does not verify the signature.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Final, NamedTuple
 
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
-#: What stands before the validity: serial number, signature algorithm, issuer.
+#: Fields before the validity, without the version: serial number, signature algorithm, issuer.
 _BEFORE_VALIDITY: Final = 3
-#: Both kinds of time, in UTC to the second. A year of two digits lies from 1950 to 2049.
+#: UTCTime and GeneralizedTime, in UTC to the second. A year of two digits is one from 1950 to 2049.
 _UTC_TIME: Final = 0x17
 _FORMS: Final = {_UTC_TIME: "%Y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _CENTURY_TURNS: Final = 50
-#: A length above this is the number of the bytes that give it.
+#: A byte above this is not the length itself: it says how many bytes of length follow.
 _SHORT_LENGTH: Final = 0x80
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
 
 class Validity(NamedTuple):
-    """Both times are part of it; milliseconds since 1970."""
+    """The first and the last moment of validity, both inclusive; milliseconds since 1970."""
 
     first_ms: int
     last_ms: int
 
 
 def validity_of(pem: str) -> Validity:
-    """Of the first certificate of a chain; raises `ValueError` where there is none."""
+    """The validity of the first certificate in a PEM chain; raises `ValueError` if there is none."""
     first = pem.find(_BEGIN)
     end = pem.find(_END, first)
     if first < 0 or end < 0:
@@ -60,7 +60,7 @@ def _validity(der: bytes) -> Validity:
 
 
 def _part(der: bytes, position: int) -> tuple[int, int]:
-    """Where the content of the part at `position` begins, and how long it is."""
+    """The position of the content of the element at `position`, and its length."""
     length, first = der[position + 1], position + 2
     if length <= _SHORT_LENGTH:
         return first, length

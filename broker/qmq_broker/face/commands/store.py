@@ -1,12 +1,12 @@
-"""`qmq store`: looking after a data directory from outside the broker.
+"""`qmq store`: verifies, prints, rebuilds, backs up and restores a data directory.
 
-Exit codes, the same as those of `qmq broker serve` where both have them: 0 done, nothing serious
-found; 1 something derived is wrong, a start repairs it; 2 usage; 3 the directory is in use, of
-another version, or none; 4 accepted data is damaged; 5 the disk refused.
+Exit codes, shared with `qmq broker serve`: 0 done, nothing serious found; 1 a derived file is wrong,
+and the next start repairs it; 2 bad usage; 3 the directory is in use, of another version, or no data
+directory; 4 accepted data is damaged; 5 the disk failed or is full.
 
-The segments of a large log are verified by several processes, because CRC-32C and copying keep one
-core busy. A small log is verified in this process: starting another one costs more than reading a
-few hundred megabytes.
+Several processes verify the segments of a large log, because CRC-32C and copying keep one core busy.
+This process alone verifies a small log: starting another process takes longer than reading a few
+hundred megabytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.wire.shown import printable
 
 MENDED_AT_START: Final = 1
-#: What `dump` can show; its module is loaded only when needed.
+#: The kinds of `dump`, listed here so that its module is loaded only when needed.
 DUMPED: Final = (
     "actions",
     "checkpoint",
@@ -117,7 +117,7 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
 def dump(
     kind: str, directory: str, *, subject: str | None, first: int, limit: int, as_json: bool
 ) -> None:
-    """Print rows; `_DUMP_HELP` is what a caller reads."""
+    """Print rows; the help of the command is `_DUMP_HELP`."""
     from qmq_broker.face.commands.store_dump import DumpQuestion
     from qmq_broker.face.commands.store_dump import dump as rows
     from qmq_broker.storage.files.disk import OsDisk
@@ -212,7 +212,7 @@ def restore(directory: str, target: str, *, as_json: bool) -> None:
 
 
 def _refuse_inside(directory: str, target: str) -> None:
-    """A copy inside the directory would be lost with it, and would grow with each copy of it."""
+    """Refuse a target inside the directory: it would be lost with it, and copied into each later copy."""
     inner, outer = Path(target).resolve(), Path(directory).resolve()
     if inner != outer and inner.is_relative_to(outer):
         raise StoreError(f"{target} is inside {directory}: give a directory outside of it.")
@@ -220,7 +220,7 @@ def _refuse_inside(directory: str, target: str) -> None:
 
 @contextmanager
 def _reporting_unfinished(target: str) -> Iterator[None]:
-    """Name the files that a failed copy leaves; a whole one has FORMAT, and is left alone."""
+    """Report the unfinished copy that an error leaves behind; a complete copy has FORMAT."""
     try:
         yield
     except StoreError:
@@ -293,7 +293,7 @@ def _exit_code(found: Verification) -> int:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Foreseen errors as one line and their exit code."""
+    """Print an expected error as one line and exit with its code."""
     try:
         yield
     except StoreError as error:
@@ -309,13 +309,13 @@ def _code_of(error: StoreError) -> int:
     return ExitCode.DIRECTORY
 
 
-#: With fewer log bytes, this process does everything.
+#: A log with fewer bytes is verified by this process alone.
 ALONE_BYTES_MAX: Final = 256 * 1024 * 1024
 WORKERS_MAX: Final = 8
 
 
 def runner(directory: str, workers: int) -> Run:
-    """How to read the segments of the data directory, with up to this many processes."""
+    """A function that verifies segments of the data directory, in up to `workers` processes."""
 
     def run(tasks: list[SegmentTask]) -> list[SegmentOutcome]:
         segment_bytes = max((task.format.segment_bytes for task in tasks), default=0)
@@ -326,7 +326,7 @@ def runner(directory: str, workers: int) -> Run:
                 return [verify_segment(disk, task) for task in tasks]
             finally:
                 disk.close()
-        # Fresh processes: nothing of this one, least of all its threads, is copied into them.
+        # Spawned processes: a fork would copy this process with its locks, but without its threads.
         fresh = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(count, fresh, initializer=end_with_parent) as pool:
             return list(pool.map(_verify, [(directory, task) for task in tasks]))
@@ -335,22 +335,22 @@ def runner(directory: str, workers: int) -> Run:
 
 
 def end_with_parent() -> None:
-    """In a process of a pool: see that it ends when its parent is gone, however that came.
+    """Make this process of a pool end when its parent has ended, even if that was killed.
 
-    By itself it would wait for work forever: its siblings hold the other end of that line, too.
+    Otherwise it would wait for work forever: its siblings keep the other end of the pipe open.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # whatever it is in the middle of: its reader has ended
+        os._exit(1)  # in the middle of any work: the reader of its results has ended
 
     Thread(target=watch, name="parent", daemon=True).start()
 
 
 def workers_here() -> int:
-    """As many as there are cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,7 +1,8 @@
-"""Delayed messages that cannot be read, and why: damaged ones are held, all others are released.
+"""The register of damaged delayed messages: these are held back, all others are released.
 
-A damaged list hides the messages of its frame, a few thousand at most. The states of a bucket must
-be known completely: otherwise messages that were released or cancelled would be released again.
+Damage in a schedule log holds the messages of one frame, a few thousand at most. Damage in a dispatch
+log holds the whole bucket: without all states, messages that were released or cancelled would be
+released again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Final
 from qmq_broker.errors import CorruptionError
 
 _log = logging.getLogger(__name__)
-#: Reasons in one status.
+#: Maximum number of reasons in a status; also bounds the memory that reasons take.
 REASONS_MAX: Final = 10
 
 
 class Damage:
-    """Damaged buckets and messages, held until they are checked again; written by the thread that loads."""
+    """Damaged buckets and messages, held until they are read again. The loading thread writes it."""
 
     def __init__(self) -> None:
         self._whole: dict[int, str] = {}
@@ -25,13 +26,13 @@ class Damage:
         self._messages: dict[int, tuple[str, ...]] = {}
 
     def hold_bucket(self, bucket: int, error: CorruptionError) -> None:
-        """Release nothing of this bucket."""
+        """Hold the whole bucket."""
         if bucket not in self._whole:
             _log.error("delayed messages of a bucket are held: reason=%s", error)
         self._whole[bucket] = str(error)
 
     def hold_part(self, bucket: int, error: CorruptionError) -> None:
-        """Hold part of this bucket; only the first damaged part is reported."""
+        """Hold part of the bucket; only its first damaged part is reported."""
         if bucket not in self._parts:
             _log.error("some delayed messages of a bucket are held: reason=%s", error)
             self._parts[bucket] = str(error)
@@ -39,7 +40,7 @@ class Damage:
     def hold_message(self, bucket: int, name: str, error: CorruptionError) -> None:
         """Hold one message, identified by `name`.
 
-        Each is logged, the first ones are kept for the status.
+        Each one is logged; only the first ones are kept for the status.
         """
         _log.error("delayed message not released: message=%s reason=%s", name, error)
         if sum(map(len, self._messages.values())) < REASONS_MAX:
@@ -51,18 +52,18 @@ class Damage:
         return bucket in self._whole
 
     def reasons(self) -> dict[int, str]:
-        """Why something of these buckets is held."""
+        """By bucket, why all or part of it is held."""
         return self._parts.copy() | self._whole.copy()
 
     def texts(self) -> list[str]:
-        """Why things are held, with file and place, bounded: buckets, then messages."""
+        """Up to `REASONS_MAX` reasons with file and place: first those of buckets, then those of messages."""
         reasons, messages = self.reasons(), self._messages.copy()
         texts = [reasons[bucket] for bucket in sorted(reasons)]
         texts += [text for bucket in sorted(messages) for text in messages[bucket]]
         return texts[:REASONS_MAX]
 
     def forget(self, bucket: int) -> None:
-        """Forget the damage: this bucket is read again."""
+        """Forget the damage of this bucket, because it is read again."""
         self._whole.pop(bucket, None)
         self._parts.pop(bucket, None)
         self._messages.pop(bucket, None)

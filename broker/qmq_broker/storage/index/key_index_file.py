@@ -16,14 +16,14 @@
                  hash 4, commit log offset of the frame 8, seconds after the first 4, number of the
                  entry before it in its slot 4 (0 for none, always less than its own)
 
-A hash (`index_keys.py`) leads to the slot given by its remainder modulo s. Equal hashes prove
-nothing: the frame is read. One entry stands for all equal keys of a frame.
+A hash (`index_keys.py`) belongs to the slot of its remainder modulo s. Different keys may have equal
+hashes, so a search also reads the frame. One entry stands for all equal keys of a frame.
 
 While a file grows, its slots are only in memory and its entries are written in portions. When it is
-full, the slots are written and the file is sealed. The table (`key_index.py`) says how many entries
-count, and their checksum. The layout is RocketMQ's, except that entries hold the offset of the
-frame instead of the record: subject, sequence and time are in the frame. Numbers are packed column
-by column: one by one would cost ten times as much. Documented in `docs/format/key-index.md`.
+full, the slots are written and the file is sealed. The table (`key_index.py`) has the number of valid
+entries and their checksum. The layout is RocketMQ's, but an entry holds the offset of the frame, not
+of the record: subject, sequence and time are in the frame. Numbers are packed column by column,
+because one by one costs ten times as much. `docs/format/key-index.md` describes the format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ENTRY_BYTES: Final = 20
 
 
 def big_endian(numbers: array[int]) -> bytes:
-    """Four-byte numbers, half a million in one step, without blocking other threads for long."""
+    """Four-byte numbers as big-endian bytes; half a million block other threads only briefly."""
     copy = numbers[:]
     if sys.byteorder == "little":
         copy.byteswap()
@@ -55,7 +55,7 @@ def big_endian(numbers: array[int]) -> bytes:
 
 
 def entry_hashes(entries: bytes) -> array[int]:
-    """The first column of packed entries."""
+    """The hashes of packed entries, which are their first column."""
     words = array("I", entries)[:: _ENTRY_BYTES // 4]
     if sys.byteorder == "little":
         words.byteswap()
@@ -65,7 +65,7 @@ def entry_hashes(entries: bytes) -> array[int]:
 def pack_entries(
     hashes: Sequence[int], previous: Sequence[int], *, offset: int, seconds: int
 ) -> bytes:
-    """The entries of one frame, assembled column by column from four-byte words."""
+    """Pack the entries of one frame, column by column from four-byte words."""
     count = len(hashes)
     entries = bytearray(_ENTRY_BYTES * count)
     words = memoryview(entries).cast("I")
@@ -84,12 +84,12 @@ _ENTRY: Final = struct.Struct(">IQII")
 _NUMBER: Final = struct.Struct(">I")
 INDEX_HEADER_BYTES: Final = _HEADER.size
 INDEX_ENTRY_BYTES: Final = _ENTRY.size
-#: Entries read in one step when a file is checked or taken up again.
+#: Bytes of entries that one step reads, when a file is checked or reopened.
 _CHECK_BYTES: Final = 1024 * 1024 // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES
 
 
 class IndexFileState(msgspec.Struct, frozen=True, array_like=True):
-    """What the table says of one file."""
+    """The entry of one file in the table."""
 
     name: str
     #: The file covers the commit log from here …
@@ -107,7 +107,7 @@ class IndexFileState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hit(NamedTuple):
-    """A frame that may hold what is searched, and was stored within the second after this time."""
+    """A frame that may hold the searched key; it was stored within a second after `stored_from_ms`."""
 
     offset: int
     stored_from_ms: int
@@ -116,12 +116,12 @@ class Hit(NamedTuple):
 class IndexFile:
     """A growing or sealed file. Changed by one thread, read by any.
 
-    Raises `DiskError` and `NoRoomError` of the disk, and `CorruptionError` where the file is not as
-    it was written.
+    Raises `DiskError` and `NoRoomError` of the disk, and `CorruptionError` if the file is not as it
+    was written.
     """
 
     def __init__(self, disk: Disk, store_id: bytes, *, first_offset: int, slot_count: int) -> None:
-        """A new file, empty and in memory; `begin` gives it a name."""
+        """Create an empty file in memory; `begin` gives it a name."""
         self._disk = disk
         self._store_id = store_id
         self._lock = Lock()
@@ -141,12 +141,12 @@ class IndexFile:
         self.last_stored_at_ms = 0
         self.count = 0
         self.is_sealed = False
-        #: Whether all of it was read and found as it was written.
+        #: Whether all of it was read and matches its checksums.
         self.is_checked = True
 
     @classmethod
     def of_state(cls, disk: Disk, store_id: bytes, state: IndexFileState) -> IndexFile:
-        """A file that the table knows; nothing of it is read yet."""
+        """A file from its entry in the table; reads nothing yet."""
         file = cls(disk, store_id, first_offset=state.first_offset, slot_count=state.slot_count)
         file.name = state.name
         file.next_offset = state.next_offset
@@ -160,7 +160,7 @@ class IndexFile:
         return file
 
     def state(self) -> IndexFileState:
-        """What the table will say. Requires: flushed, and synced before the table is written."""
+        """The entry for the table. Requires: flushed, and synced before the table is written."""
         assert self._written_count == self.count
         return IndexFileState(
             name=self.name,
@@ -176,21 +176,21 @@ class IndexFile:
 
     @property
     def path(self) -> str:
-        """Where it is below the data directory."""
+        """Its path in the data directory."""
         return index_path(self.name)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be searched: a file that grew before this start cannot be yet."""
+        """Whether it can be searched. A file that was growing at the last stop cannot before `take_up`."""
         return self.is_sealed or self._slots is not None or not self.count
 
     @property
     def tail_bytes(self) -> int:
-        """Entries that are not written yet."""
+        """Bytes of entries that are not written yet."""
         return len(self._tail)
 
     def begin(self, name: str, stored_at_ms: int) -> None:
-        """Take a name, and the time from which the seconds of entries are counted."""
+        """Set the name, and the time from which entries count their seconds."""
         with self._lock:
             self.name = name
             self.first_stored_at_ms = self.last_stored_at_ms = stored_at_ms
@@ -228,7 +228,7 @@ class IndexFile:
             file = self._disk.open(self.path, is_new=True)
             file.truncate(0)
             file.write(0, [self.header()])
-            self._file = file  # not earlier: if there was no room, the next try starts over
+            self._file = file  # set last: if the disk was full, the next try starts over
         position = self._entry_position(self._written_count + 1)
         tail = bytes(self._tail)
         self._file.write(position, [tail])
@@ -257,7 +257,7 @@ class IndexFile:
             self._file.sync()
 
     def header(self) -> bytes:
-        """How the file begins."""
+        """The packed header."""
         packed = _HEADER.pack(
             INDEX_MAGIC,
             INDEX_VERSION,
@@ -271,7 +271,7 @@ class IndexFile:
         return head + _NUMBER.pack(crc32c(head))
 
     def take_up(self) -> None:
-        """Continue with a growing file that the table knows; raises `CorruptionError`."""
+        """Reopen a growing file: check its entries, rebuild its slots. Raises `CorruptionError`."""
         self._file = self._disk.open(self.path)
         if self._file.read(0, INDEX_HEADER_BYTES) != self.header():
             raise self._corruption(0, "another header")
@@ -334,7 +334,7 @@ class IndexFile:
     def find(self, hash_: int, *, first_ms: int, entries_max: int) -> tuple[list[Hit], int]:
         """Frames with this hash stored at `first_ms` or later, newest first.
 
-        Also returns how many entries were looked at, `entries_max` at most.
+        Also returns how many entries were read, at most `entries_max`.
         """
         if not self.count:
             return [], 0
@@ -370,7 +370,7 @@ class IndexFile:
         hits: list[Hit] = []
         looked, next_number = 0, self.count + 1
         while number and looked < entries_max:
-            if number >= next_number:  # a damaged chain must not lead round in circles
+            if number >= next_number:  # a damaged chain must not loop
                 raise self._corruption(self._entry_position(1), f"entry {number} in a chain")
             looked += 1
             found, offset, seconds, previous = self._entry(file, number)
