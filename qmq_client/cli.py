@@ -1,8 +1,8 @@
-"""The `qmq` command: loads only the sub-command that was asked for.
+"""The `qmq` command: loads only the sub-command that it runs.
 
-Sub-commands are entry points of the group `qmq.commands`. Help and version are answered here, from
-names alone and without click, so that `qmq --help` stays under 100 ms; everything else is the click
-group of `commands/root.py`. The exit codes of all sub-commands are in `commands/exit_codes.py`.
+Sub-commands are entry points of the group `qmq.commands`. This module prints help and version from
+the names of the entry points, without click, so that `qmq --help` takes less than 100 ms. The click
+group in `commands/root.py` does everything else. `commands/exit_codes.py` has all exit codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print(text: str) -> None:
-    """Print this; if standard output has no reader, end as the sub-commands do."""
+    """Print a text; if that fails, exit with the same code as a sub-command."""
     try:
         print(text, flush=True)
     except OSError as error:

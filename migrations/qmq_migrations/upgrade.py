@@ -1,8 +1,8 @@
-"""The stand-alone way to migrate: bring one database to the newest revision, or print the statements.
+"""Stand-alone migration: brings one database to the newest revision, or prints the statements.
 
-Works from an installed package without an alembic.ini. The history is kept in a version table of
-our own (`qmq_version`), so it never meets an application's own Alembic history. Safe if several
-processes start at once. After a kill, run it again.
+Works from an installed package without an alembic.ini. The revision is kept in its own version table
+(`qmq_version`), apart from an Alembic history of the application. Several processes may start it at
+once. If it is killed, run it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq_migrations.adoption import (
 from qmq_migrations.errors import NoRevisionError, UnknownRevisionError
 from qmq_migrations.lock import lock_for
 
-#: Alembic's script location; for an application's `version_locations` take `VERSIONS`.
+#: Alembic's script location. An application puts `VERSIONS` into its `version_locations`.
 SCRIPTS: Final = Path(__file__).resolve().parent
 VERSIONS: Final = SCRIPTS / "versions"
 HEAD: Final = "qmq@head"
@@ -42,11 +42,11 @@ _WAIT_S: Final = 30.0
 class Migrated:
     """The result of a run."""
 
-    #: The revision before; None for a database without ours.
+    #: The revision before the run; None if none was recorded.
     before: str | None
-    #: The revision now: the newest after an upgrade, None if our tables were dropped.
+    #: The revision after the run: the newest one after an upgrade, None after a downgrade to `base`.
     after: str | None
-    #: Whether there were tables without a revision, made by `create_tables`.
+    #: Whether the run took over tables without a revision, which `create_tables` had made.
     is_adopted: bool = False
 
 
@@ -58,11 +58,11 @@ def migrate(
     may_adopt: bool = False,
     wait_s: float = _WAIT_S,
 ) -> Migrated:
-    """Create or change the tables until they are at the newest revision.
+    """Create or upgrade the tables to the newest revision.
 
-    Tables without a revision are adopted; if another Alembic history is next to them, only with
+    Adopts tables without a revision; if there is another Alembic history next to them, only with
     `may_adopt`. Waits at most `wait_s` for another migration of the same database. Raises
-    `MigrationError`; errors of the database come as SQLAlchemy's own.
+    `MigrationError`, and SQLAlchemy's own errors for those of the database.
     """
     config = _config(schema, prefix)
     with _locked(engine, schema, wait_s) as connection:
@@ -87,7 +87,7 @@ def downgrade(
 ) -> Migrated:
     """Go back to an older revision, or to `base`, which drops the tables with everything in them.
 
-    Locks and raises as `migrate` does; a database that is already older stays as it is.
+    Locks and raises like `migrate`. Does nothing to a database that is already at an older revision.
     """
     config = _config(schema, prefix)
     known = [_BASE, *reversed([each.revision for each in _scripts(config).walk_revisions()])]
@@ -105,7 +105,7 @@ def downgrade(
 
 
 def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "qmq_") -> str:
-    """The statements from an empty database to the newest revision."""
+    """The SQL statements that bring an empty database to the newest revision."""
     text = io.StringIO()
     config = _config(schema, prefix, output=text)
     config.attributes["dialect_name"] = dialect_name
@@ -116,7 +116,7 @@ def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "
 def current_revision(
     engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_"
 ) -> str | None:
-    """The revision of this database by its own version table; None without one."""
+    """The revision that the database's version table records; None without one."""
     with engine.connect() as connection:
         return _revision(connection, schema, prefix)
 
@@ -140,7 +140,7 @@ def _config(schema: str | None, prefix: str, output: io.StringIO | None = None) 
         ("qmq_schema", schema or ""),
         ("qmq_prefix", prefix),
     ):
-        config.set_main_option(name, value.replace("%", "%%"))  # it would interpolate
+        config.set_main_option(name, value.replace("%", "%%"))  # the parser interpolates `%`
     return config
 
 

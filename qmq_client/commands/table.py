@@ -1,4 +1,4 @@
-"""The broker's answers as lines for people: aligned columns, readable times."""
+"""Formats the broker's answers for people, with aligned columns and readable times."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from qmq_client.wire.shown import printable
 
-#: Printed for an empty listing; programs get an empty list.
+#: The text for an empty listing; with `--json` a command prints an empty list instead.
 NONE: Final = "none"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A heading and a line for each row, or `none`. No cell can break out of its line."""
+    """A heading and one line for each row, or `none`. Control characters in a cell are escaped."""
     if not rows:
         yield NONE
         return
@@ -26,7 +26,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Ite
 
 
 def time_text(time_ms: int) -> str:
-    """A time in UTC; the plain number if no calendar has it."""
+    """A time in UTC; the plain number if a `datetime` cannot hold it."""
     try:
         return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
     except OverflowError:

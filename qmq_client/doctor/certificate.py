@@ -1,6 +1,7 @@
-"""The end of the certificate that a broker shows, asked of its port: every client will refuse it then.
+"""A check of the doctor: does the broker's certificate expire soon? Then every client refuses it.
 
-Not for: who may be spoken to (`transport/address.py`), whose rules decide here as well.
+It connects to the broker's port. `transport/address.py` decides which certificates are trusted, also
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qmq_client.settings.masking import mask_secrets
 from qmq_client.transport.address import BrokerAddress
 
 _ANSWER_S_MAX: Final = 5.0
-#: The same as the broker logs it before: time to notice, and to be on holiday.
+#: The broker's log warns as early: time to notice it, even after a holiday.
 _SOON_DAYS: Final = 14
 _DAY_S: Final = 86_400
 #: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED.
@@ -26,10 +27,10 @@ _FIX: Final = "renew it, put the files in the old ones' place, and send the brok
 
 
 def certificate(address: BrokerAddress) -> Findings:
-    """Whether the broker's certificate has expired, or soon will; nothing without an answer."""
+    """A finding if the certificate has expired or soon will; none if the broker does not answer."""
     try:
         days = _days_left(address)
-    except (OSError, ValueError, ConfigurationError):  # the question after this one says why
+    except (OSError, ValueError, ConfigurationError):  # the next check says why
         return
     if days is None or days >= _SOON_DAYS:
         return

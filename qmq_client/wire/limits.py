@@ -1,7 +1,6 @@
 """Limits of messages and frames, each with its name, unit and reason.
 
-The limits that follow from field widths of the format are constants of the codec; those here are
-settings within them.
+The constants are fixed. `Limits` has the limits that can be configured.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SUBJECTS_PER_FRAME_MAX: Final = 1024
 DAY_MS: Final = 24 * 3_600_000
 #: Tables around a lone record, rounded up: header 56, sequence 8, subject 132, lengths 12, fill 7.
 FRAME_OVERHEAD_BYTES_MAX: Final = 256
-#: Upper ends of the settings, from the widths of the fields that hold them.
+#: Highest values of the settings; the fields of the formats can hold them.
 _HIGHEST: Final = {
     "record_bytes": 1024 * 1024 * 1024,
     "tags": 64,
@@ -34,7 +33,7 @@ _HIGHEST: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one message and one frame may measure. Broker and clients agree by configuration."""
+    """Sizes and counts of one message and one frame. Configure the same for broker and clients."""
 
     #: Longest record (headers, key, tags and body with 36 bytes of fixed fields).
     record_bytes: int = 4 * 1024 * 1024
@@ -44,11 +43,11 @@ class Limits:
     headers: int = 64
     #: All header names and values of one message together, with 3 bytes for each pair.
     headers_bytes: int = 16 * 1024
-    #: Longest frame: one request, and the unit that a crash leaves whole or absent.
+    #: Longest frame. A frame is one request; a crash leaves all of it or nothing.
     frame_bytes: int = 8 * 1024 * 1024
     #: Records of one frame; bounds the work that one request may cause.
     records_per_frame: int = 10_000
-    #: How far ahead a message may be due: two years. Beyond is refused, not clamped.
+    #: How far ahead a message may be due: two years. A later time is refused, not reduced.
     delay_ms: int = 2 * 366 * DAY_MS
 
     def __post_init__(self) -> None:

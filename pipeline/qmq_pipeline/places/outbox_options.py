@@ -1,4 +1,4 @@
-"""Options of the format `qmq_outbox`, checked by name and value before any database is opened."""
+"""Parser of the options of the format `qmq_outbox`; checks names and values before a database is opened."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from qmq_pipeline.errors import OptionError
 from qmq_pipeline.places.options import known_options, number_option
 from qmq_pipeline.tables.schemas import OUTBOX
 
-#: Rows of one task.
+#: Rows that one task reads.
 RANGE_ROWS: Final = 200_000
-#: An outbox row younger than this may still be preceded by a lower number that commits later.
+#: The mark of a scan stays below rows younger than this: a row with a lower id may commit later.
 OUTBOX_SAFETY_S: Final = 600
-#: Databases are separated by a blank: a URL has none.
+#: Blanks separate databases, because a URL has none.
 OUTBOX_OPTIONS: Final = (
     "url",
     "database",
@@ -39,7 +39,7 @@ _SAFETY_S_MAX: Final = 10 * 365 * 86_400
 class OutboxOptions:
     """Options of the format `qmq_outbox`, checked."""
 
-    #: In order of name: a stream's offset has one entry for each.
+    #: Sorted by name; a stream's offset has one entry for each.
     sections: tuple[DatabaseSection, ...]
     columns: tuple[str, ...]
     partition_rows: int
@@ -49,9 +49,9 @@ class OutboxOptions:
 def parse_outbox_options(
     given: Mapping[str, str], environment: Mapping[str, str], columns: Sequence[str]
 ) -> OutboxOptions:
-    """The options of `spark.read.format("qmq_outbox")`; raises `OptionError`.
+    """Parse the options of `spark.read.format("qmq_outbox")`; raises `OptionError`.
 
-    `columns` are those of the schema: the user may have given a narrower one.
+    `columns` are those of the schema, which the user may have narrowed.
     """
     options = known_options(given, OUTBOX_OPTIONS)
     for name in columns:
@@ -74,9 +74,10 @@ def parse_outbox_options(
 def _sections(
     options: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[DatabaseSection, ...]:
-    """The databases meant: by URL, by name in `qmq.toml`, or all of them; our own jobs pass everything that is known.
+    """The databases to read: by URL, by name in `qmq.toml`, or all configured ones.
 
-    Spark shows options in plans, except those whose names suggest a secret.
+    The jobs of `qmq pipeline` pass whole sections in `sections_with_token`: Spark shows options in its
+    plans, except those whose names suggest a secret.
     """
     if (given := options.get("sections_with_token")) is not None:
         return tuple(msgspec.json.decode(given, type=list[DatabaseSection]))
@@ -107,7 +108,7 @@ def _sections(
 def _of_option(
     options: Mapping[str, str], error: ConfigurationError
 ) -> OptionError | ConfigurationError:
-    """The error by the option that has the name it is about; the same error if none has."""
+    """The error for the option that names the database; unchanged if no option names it."""
     for option in ("url", "database"):
         if error.setting in options.get(option, "").replace(",", " ").split():
             return OptionError(

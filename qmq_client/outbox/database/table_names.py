@@ -1,6 +1,6 @@
-"""The name of a table in statements: one for drivers, one for people and as a value; and its schema.
+"""Quoted table names, for statements of a driver and for texts, and tables qualified with a schema.
 
-To a driver that formats its statements a percent sign means more, so it is written twice.
+In a statement, a percent sign is doubled for drivers with `%` parameters; in a text it is not.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def table_sql(connection: sa.Connection | sa.Engine, table: Any) -> str:
 
 
 def table_text(connection: sa.Connection | sa.Engine, table: Any) -> str:
-    """The quoted name as a person writes it in a statement, or as a parameter of one."""
+    """The quoted name for texts that people read, and for parameters of a statement."""
     return table_sql(connection, table).replace("%%", "%")
 
 
 def in_own_schema(dialect: sa.Dialect, tables: Tables) -> Tables:
-    """The tables under their whole names: in the schema in which the engine's connections begin.
+    """The tables, qualified with the default schema of the engine's connections.
 
-    So a `search_path`, a USE or a temporary table of a transaction leads to no other table.
+    So a `search_path`, a USE or a temporary table of a transaction cannot lead to another table.
     Requires: the engine has connected.
     """
     if tables.outbox.schema is not None:

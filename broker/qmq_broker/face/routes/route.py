@@ -1,6 +1,6 @@
-"""One row of the table of routes: input, answer, and the roles that may use it.
+"""A route: one row of the table of routes, with its input, its answer, and the roles that may use it.
 
-Authorization of a request is decided here, by the row that serves it.
+`authorize` and `check_subject` decide by the route whether a caller may make a request.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from qmq_broker.face.authentication.access import ALL_SUBJECTS, Role
 from qmq_broker.face.authentication.authenticator import caller_of
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 
-#: Highest sequence, offset and time.
+#: The highest sequence, offset or time.
 NUMBER_MAX: Final = 2**63 - 1
-#: The row that serves a request, in its scope.
+#: Key in the scope of a request: the route that serves it.
 ROUTE: Final = "qmq.route"
 
 H = TypeVar("H")
 
 
 class About(Enum):
-    """The subject that a route is about."""
+    """The subjects to which a request needs rights."""
 
-    #: None: every caller may ask.
+    #: None: every caller may make the request.
     NOTHING = "nothing"
-    #: All of them, whatever the query says.
+    #: All subjects, whatever the query names.
     ALL = "all"
-    #: The one in the query; all of them if it names none.
+    #: The subject in the query; all subjects if it names none.
     NAMED = "named"
-    #: The same; if it names none, the handler leaves out what the caller may not see.
+    #: The subject in the query; if it names none, the handler leaves out subjects that the caller may not see.
     LISTED = "listed"
-    #: The one in the body, or of the message that the body names: the handler calls `check_subject`.
+    #: The subject in the body, or of the message that the body names: the handler calls `check_subject`.
     IN_BODY = "in body"
 
 
@@ -46,7 +46,7 @@ class Parameter:
 
     name: str
     summary: str
-    #: Its JSON schema; `number` refuses what is over the `maximum`.
+    #: Its JSON schema; the function `number` refuses values above the `maximum`.
     schema: Mapping[str, Any]
     example: str
     is_required: bool = False
@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[H]):
-    """One row; `H` is what finds its handler."""
+    """One route; `H` is the type by which its handler is found."""
 
     method: str
     path: str
@@ -71,17 +71,17 @@ class Route(Generic[H]):
     about: About = About.NAMED
     query: tuple[Parameter, ...] = ()
     body: type | None = None
-    #: A body that is taken, as long as what it names exists.
+    #: A valid body, if the things that it names exist.
     example: Mapping[str, Any] = field(default_factory=dict)
     #: The type of the answer, or the types of its fields.
     answer: type | Mapping[str, Any]
-    #: Statuses of refusals, besides those of every route.
+    #: Statuses of its refusals, in addition to those of every route.
     statuses: tuple[int, ...] = ()
     #: Served without a token.
     is_open: bool = False
-    #: Takes and gives frames as well as JSON.
+    #: Accepts and returns frames as well as JSON.
     has_frames: bool = False
-    #: Content type of the answer, if that is no JSON.
+    #: Content type of the answer.
     media_type: str = JSON_CONTENT_TYPE
 
     @property
@@ -91,13 +91,13 @@ class Route(Generic[H]):
 
 
 def route_of(scope: Scope) -> Route[Any]:
-    """The row that serves this request."""
+    """The route that serves this request."""
     route: Route[Any] = scope[ROUTE]
     return route
 
 
 def authorize(request: Request) -> None:
-    """Raise `RequestRefusedError` (403) unless the caller may ask about the subject of the query."""
+    """Raise `RequestRefusedError` (403) unless the caller has a role on the subjects of the request."""
     route = route_of(request.scope)
     if route.about is About.NOTHING:
         return
@@ -114,6 +114,6 @@ def check_subject(scope: Scope, subject: str) -> None:
 
 
 def sight(scope: Scope) -> Callable[[str], bool]:
-    """Whether the caller may see a subject in what the route lists."""
+    """A function that says whether the caller may see a subject in a listing."""
     caller, roles = caller_of(scope), route_of(scope).roles
     return lambda subject: caller.may(roles, subject)

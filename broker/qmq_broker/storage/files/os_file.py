@@ -1,7 +1,7 @@
-"""One open file of the operating system, with syncs that are checked.
+"""One open file of the operating system, whose syncs are checked.
 
-A successful sync is believed only if the file system still takes changes (`confirm`), and a failed
-one fails each later one of the same file. Only `disk.py` opens files.
+A successful sync counts only if the file system still accepts changes (`confirm`). After a failed
+sync, every later sync of the same file fails too. Only `disk.py` opens files.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from typing import Final
 from qmq_broker.errors import DiskError, DiskFullError, StoreError
 from qmq_broker.storage.files.disk_errors import translate
 
-#: Buffers in one gathering write; the operating system refuses more.
+#: Most buffers of one gathering write; the operating system refuses more.
 IOV_MAX: Final = 1024
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _allocate = getattr(os, "posix_fallocate", None)
-#: What syncs an open file or directory; raises `OSError`.
+#: Syncs an open file or directory by its descriptor; raises `OSError`.
 Sync = Callable[[int], object]
 
 
 def choose_syncs(full: int | None, data: Sync | None, everything: Sync) -> tuple[Sync, Sync]:
-    """How to sync content and length of a file, and how to sync everything, with what a system
-    offers.
+    """The functions that sync content and length of a file, and everything, from those of a system.
 
-    `full` is its `fcntl` command that also flushes the drive's cache. macOS needs it: its `fsync`
-    leaves the bytes in that cache (fsync(2) of macOS). `data` is its `fdatasync`.
+    `full` is the `fcntl` command that also flushes the drive's cache. macOS needs it: its `fsync`
+    leaves the bytes in that cache (fsync(2) of macOS). `data` is the system's `fdatasync`.
     """
     if full is None:
         return data or everything, everything
@@ -47,19 +46,17 @@ sync_data, sync_all = choose_syncs(
 
 
 class OsFile:
-    """One file of the machine.
+    """One open file.
 
-    Closed at the latest when nothing refers to it any more. A file dropped while it is being read
-    stays open until that read ends and no longer, because only then does the disk get its room
-    back.
+    It is closed at the latest when its last reference goes. A deleted file that is being read stays
+    open until the read ends, and no longer: the disk gets the space back only when it is closed.
 
-    Linux reports a failed sync once for an open file, to the thread that asks first: another thread that asks a
-    moment later gets a success. So one thread at a time is let through, and a file whose
-    sync failed fails each later one.
+    Linux reports a failed sync only once for an open file: a second thread that syncs a moment later
+    gets a success. So threads sync one at a time, and after a failed sync every later one fails.
     """
 
     def __init__(self, path: str, descriptor: int, witness: OsFile | None = None) -> None:
-        """Takes over the descriptor; see `confirm` for the witness."""
+        """Take over the descriptor; `confirm` uses the witness."""
         self.path, self._descriptor, self._witness = path, descriptor, witness
         self._syncing = Lock()
         self._failed_sync = ""
@@ -128,7 +125,7 @@ class OsFile:
                 except OSError as error:
                     if error.errno not in _NOT_SUPPORTED:
                         raise
-            # Without this call the space is not reserved, and a full disk would fail a write.
+            # Without `posix_fallocate` no space is reserved: a later write may find the disk full.
             if os.fstat(self._descriptor).st_size < length:
                 os.ftruncate(self._descriptor, length)
         except OSError as error:
@@ -165,13 +162,13 @@ class OsFile:
 
 
 def confirm(witness: OsFile | None) -> None:
-    """Raise unless the file system still takes changes, so that the sync just made may be believed.
+    """Raise unless the file system still accepts changes: only then does the last sync count.
 
     After an error, some ext4 file systems report success for syncs that stored nothing
-    (docs/decisions/0037). They then refuse even to allocate the first byte of the lock file, which
-    it already has. The synced file itself is not used for this test: its next sync would have to
-    wait for it.
+    (docs/decisions/0037). They then refuse even to allocate the first byte of the lock file (the
+    witness), although it already exists. The test does not use the synced file itself, because that
+    file's next sync would wait for it.
     """
     if witness is not None and witness.is_open:
-        with suppress(DiskFullError):  # refused for want of room: what is synced stays
+        with suppress(DiskFullError):  # a full disk does not undo the sync
             witness.allocate(1)

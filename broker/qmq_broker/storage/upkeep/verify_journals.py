@@ -1,7 +1,8 @@
-"""The part of a verification that checks the journals, each file against its checksums.
+"""Verification of the journals of ids and entries, and of the files of delayed messages.
 
-Ids and entries are not compared with the frames: a repeat is compared with the frame that the
-journal names, and an entry with its record, whenever they are used.
+Each file is checked against its checksums. Ids and entries are not compared with the frames here: the
+broker compares a repeat with the frame that the journal names, and an entry with its record, each
+time it uses them.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 
 @dataclass(slots=True, kw_only=True)
 class JournalFindings:
-    """How far the journals go, as a start would take them."""
+    """How far the journals reach, read like a start of the broker."""
 
-    #: A start reads no frame below this for remembered ids, or for the queues.
+    #: A start reads no frames below these offsets: for the remembered ids, and for the queues.
     ids_offset: int
     entries_offset: int
-    #: In the commit log below this, no delayed message waits to be copied, according to the last entries.
+    #: All delayed messages below this offset of the commit log were copied, according to the last entries.
     copied_offset: int
-    #: The end of the sequences of each subject whose entries wait for its queue.
+    #: By subject, the sequence after its last entry in the journal.
     next_sequences: dict[str, int]
     faults: list[Fault] = field(default_factory=list)
 
     @property
     def claimed_offset(self) -> int:
-        """How far the log was synced, according to the journals."""
+        """How far the commit log was synced, according to the journals."""
         return max(self.ids_offset, self.entries_offset)
 
 
 def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalFindings:
-    """Read both journals; changes nothing."""
+    """Read both journals; change nothing."""
     first_offset = files.retained.first_offset
     last, table = files.checkpoint, files.believed_table
     window_offset = max(first_offset, last.window_offset if last else 0)
     indexed_offset = max(first_offset, table.indexed_offset if table else 0)
     ids = _Chain(disk, layout.IDS, store_id, window_offset)
-    # As a start does it: from the previous table on, unless some of it is missing.
+    # Like a start: from the previous table on, unless the journal lacks part of that range.
     before = files.table_before
     kept_offset = min(indexed_offset, before.indexed_offset if before else indexed_offset)
     entries = _Chain(disk, layout.ENTRIES, store_id, kept_offset)
@@ -65,7 +66,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
 
 
 def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
-    """A clean stop leaves the table of the queues, or all their entries in the journal."""
+    """A fault if neither the table of the queues nor the journal has everything after a clean stop."""
     last = files.checkpoint
     is_short = last is not None and entries_offset < last.commit_log.durable_offset
     if files.is_clean and files.is_table_missing and is_short:
@@ -73,7 +74,7 @@ def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
 
 
 def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
-    """The end of each subject's sequences, according to the queues' table and journal."""
+    """By subject, the sequence after its last message, according to the queues' table and journal."""
     known = {one.subject: one.next_sequence for one in (files.table.queues if files.table else ())}
     for subject, next_sequence in journals.next_sequences.items():
         known[subject] = max(known.get(subject, 0), next_sequence)
@@ -81,7 +82,7 @@ def known_next(files: SmallFiles, journals: JournalFindings) -> dict[str, int]:
 
 
 class _Chain:
-    """The files of one journal that a start would read."""
+    """The files of one journal that a start reads."""
 
     def __init__(self, disk: Disk, directory: str, store_id: bytes, first_offset: int) -> None:
         self.next_offset = first_offset
@@ -89,7 +90,7 @@ class _Chain:
         self._directory = directory
         self._bases = journal_bases(disk, directory)
         self._read: list[JournalFile] = []
-        #: Chunks of entries that are not in their queues: a few dozen megabytes at most.
+        #: Chunks of entries that their queues lack: a few dozen megabytes at most.
         self.contents: list[bytes] = []
         base = max((base for base in self._bases if base <= first_offset), default=None)
         while base is not None:
@@ -102,7 +103,7 @@ class _Chain:
             base = file.next_offset if base < file.next_offset in self._bases else None
 
     def faults(self) -> Iterator[Fault]:
-        """What is wrong with the files, and those that a start ignores."""
+        """Faults of the files that a start reads, and the files that it ignores."""
         for name in self._disk.names(self._directory):
             if layout.parse_number(name) is None:
                 path = f"{self._directory}/{name}"
@@ -140,7 +141,7 @@ _MENDED = "Put the file back from a backup and run `qmq delayed retry`, or start
 
 
 def schedule_faults(disk: Disk, store_id: bytes, commit_next_offset: int) -> Iterator[Fault]:
-    """What is wrong with table, schedule logs and dispatch logs; every frame is read."""
+    """Faults of the table, the schedule logs and the dispatch logs; reads every frame."""
     data = read_file(disk, _PATH)
     files = ScheduleFiles(disk, store_id)
     try:
