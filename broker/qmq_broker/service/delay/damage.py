@@ -13,7 +13,7 @@ from typing import Final
 from qmq_broker.errors import CorruptionError
 
 _log = logging.getLogger(__name__)
-#: Maximum number of reasons in a status; also bounds the memory that reasons take.
+#: Maximum number of reasons in a status, and of reasons of single messages that are kept.
 REASONS_MAX: Final = 10
 
 
