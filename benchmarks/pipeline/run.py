@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 #: Where figures mean nothing, Spark need not think about how to be quick.
 _TINY: Final = {
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.maxPlanStringLength": "1000",

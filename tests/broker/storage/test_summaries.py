@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from qmq_broker.errors import StoreError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.faults import Level
 from qmq_broker.storage.files.small_file import read_file
 from qmq_broker.storage.index import key_search
 from qmq_broker.storage.index.key_search import TimeRange
 from qmq_broker.storage.logs import summary
-from qmq_broker.storage.logs.frame_scan import ScannedFrame
-from qmq_broker.storage.logs.kinds import COMMIT_KINDS
-from qmq_broker.storage.logs.log_map import LogMap
 from qmq_broker.storage.logs.summary import SegmentSummary
 from qmq_broker.storage.upkeep.backup import back_up
-from qmq_broker.storage.upkeep.inspect_log import walk
 from qmq_broker.storage.upkeep.rebuild import rebuild_store
 from qmq_broker.storage.upkeep.verify import verify_store
 from tests.broker.storage.damaged import flip
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed
 from tests.broker.storage.test_frame_seek import check_at
 from tests.crash.recording_disk import RecordingDisk
-from tests.crash.world import World
 from tests.kit.clock import FakeClock
 
 #: Some ten frames a segment, no key index.
@@ -231,73 +224,12 @@ def test_verify_finds_a_summary_that_is_not_right_and_rebuild_removes_it() -> No
     assert not verify_store(world.disk, FakeClock(), check_groups=len).faults
 
 
-@pytest.mark.parametrize("with_summaries", [True, False])
-def test_the_map_of_a_log_leaves_out_no_message(with_summaries: bool) -> None:
-    world = filled()
-    if with_summaries:
-        summarise(world)
-    world.clock.pass_ms(10_000)
-    world.store.step()
-    log_map = LogMap(RecordingDisk(world.disk.image))
-    frames = [
-        one.offset
-        for one in walk(
-            log_map._segments, COMMIT_KINDS, store_id=log_map._format.store_id, offset=0
-        )
-        if isinstance(one, ScannedFrame)
-    ]
-    rng = random.Random(3)
-    times = [one.place.stored_at_ms for one in world.kept]
-    for _ in range(200):
-        subject = rng.choice((None, "orders", "rare", "nobody"))
-        first_ms, next_ms = sorted(rng.choices(times, k=2))
-        parts = log_map.parts(subject=subject, first_ms=first_ms, next_ms=next_ms + 1)
-        for one in world.kept:
-            if (
-                subject in (None, one.place.subject)
-                and first_ms <= one.place.stored_at_ms <= next_ms
-            ):
-                offset = frames[bisect_right(frames, one.place.physical_offset) - 1]
-                assert any(part.first_offset <= offset < part.next_offset for part in parts)
-    everything = log_map.parts()
-    assert [part.is_sealed for part in everything] == [True] * (len(everything) - 1) + [False]
-    rare = [part for part in log_map.parts(subject="rare") if part.is_sealed]
-    if with_summaries:
-        assert 0 < len(rare) < 3
-        assert not [part for part in log_map.parts(subject="nobody") if part.is_sealed]
-        assert all(part.summary for part in rare)
-    log_map.close()
-
-
-def test_the_map_of_a_log_has_all_segments_of_one_commit_at_its_very_time() -> None:
-    world = World(RecordingDisk())
-    placed = world.send(*(world.frame(orders=800) for _ in range(5)))
-    (stored_at_ms,) = {one.stored_at_ms for one in placed}
-    log_map = LogMap(RecordingDisk(world.disk.image))
-    parts = log_map.parts(first_ms=stored_at_ms, next_ms=stored_at_ms + 1)
-    assert len(parts) > 1
-    for one in placed:
-        assert any(p.first_offset <= one.physical_offset < p.next_offset for p in parts)
-    assert not log_map.parts(next_ms=stored_at_ms)
-    log_map.close()
-
-
-def test_a_backup_has_the_summaries_and_a_reader_of_it_passes_over_as_much() -> None:
+def test_a_backup_has_the_summaries() -> None:
     world = filled()
     before = summarise(world)
     world.clock.pass_ms(10_000)
     world.store.step()
     target = RecordingDisk()
     back_up(world.disk, target, FakeClock(), link=lambda path: False)
-    log_map = LogMap(target)
-    rare = [part for part in log_map.parts(subject="rare") if part.is_sealed]
-    assert rare
-    assert all(part.summary in before for part in rare)
-    log_map.close()
     again = Keyed(target, options=SMALL, kept=world.kept)
     assert [again.store.summaries.find(one.base) for one in before] == before
-
-
-def test_the_map_of_no_log_is_refused() -> None:
-    with pytest.raises(StoreError):
-        LogMap(RecordingDisk())

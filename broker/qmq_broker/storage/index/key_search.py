@@ -24,9 +24,8 @@ from qmq_broker.storage.logs.frame_seek import (
     read_message_frame,
 )
 from qmq_broker.storage.logs.kinds import COMMIT_KINDS
-from qmq_broker.storage.logs.log_map import narrow
 from qmq_broker.storage.logs.segments import Segments
-from qmq_broker.storage.logs.summary import SummaryOf, no_summary
+from qmq_broker.storage.logs.summary import SegmentSummary, SummaryOf, no_summary
 from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import record_key, record_message_id
@@ -214,7 +213,7 @@ class _Search:
             summary = self._summary_of(base)
             kept = part
             if summary is not None:
-                kept = narrow(summary, part, self._wanted.subject, *self._times) or LogRange(0, 0)
+                kept = _narrow(summary, part, self._wanted.subject, *self._times) or LogRange(0, 0)
             if kept.length:
                 yield kept
             first_offset = part.next_offset
@@ -313,3 +312,34 @@ def _backwards(frame: MessageFrame) -> Iterator[tuple[str, int, int]]:
         for index in range(after - 1, first - 1, -1):
             yield run.subject, run.first_sequence + index - first, index
         after = first
+
+
+def _narrow(
+    summary: SegmentSummary,
+    within: LogRange,
+    subject: str | None,
+    first_ms: int,
+    next_ms: int,
+) -> LogRange | None:
+    """The part of `within`, itself a part of this segment, that may hold a message; None if there is none.
+
+    Begins at a frame if `within` does.
+    """
+    if not summary.messages or summary.last_stored_at_ms < first_ms:
+        return None
+    if summary.first_stored_at_ms >= next_ms:
+        return None
+    first_offset, next_offset = within
+    for mark in summary.marks:
+        if mark.stored_at_ms < first_ms:
+            first_offset = max(first_offset, mark.offset)
+        elif mark.stored_at_ms >= next_ms:
+            next_offset = min(next_offset, mark.offset)
+            break
+    if subject is not None and summary.subjects is not None:
+        span = summary.span(subject)
+        if span is None:
+            return None
+        first_offset = max(first_offset, span.first_offset)
+        next_offset = min(next_offset, span.last_offset + 1)
+    return LogRange(first_offset, next_offset) if first_offset < next_offset else None
