@@ -88,6 +88,10 @@ def _newly_dead(first: Dead, count: int) -> NewlyDead:
     )
 
 
+#: Actions that may change dead letters.
+_CHANGING_LETTERS: Final = (Dead, Sought, Purged, MovedBack, Replayed)
+
+
 class Journal:
     """The only way into the action log; belongs to the loop thread."""
 
@@ -108,9 +112,13 @@ class Journal:
         """
         if not actions:
             return
+        changing = [action for action in actions if isinstance(action, _CHANGING_LETTERS)]
+        if not changing:
+            self._write(actions, state)
+            return
         self._budget.pool.hold()
         try:
-            _load_letters(actions, state)
+            _load_letters(changing, state)
             self._write(actions, state)
         finally:
             self._budget.pool.release()
