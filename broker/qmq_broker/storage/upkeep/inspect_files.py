@@ -285,5 +285,5 @@ def _snapshot(
             files.faults.append(damaged(path, f"its checksum fits, but: {error.reason}"))
         files.snapshots.append(slot.snapshot)
     elif reason:
-        meaning = "The other snapshot and more of the action log give the same groups."
+        meaning = "The other snapshot, or the whole action log if that is damaged too, gives the same groups."
         files.faults.append(ignored(path, reason, meaning))
