@@ -34,6 +34,10 @@ class IdSource:
     def _renew(self) -> None:
         process_id = os.getpid()
         made = MessageIds(instance_of(secrets.randbits(64))).next_id
+        for other in [
+            one for one in self._sources if one != process_id
+        ]:  # a dead parent's may come again
+            self._sources.pop(other, None)
         self._next_id = self._sources.setdefault(process_id, made)
         self._process_id = process_id  # last: a thread that sees it takes the new ids
 

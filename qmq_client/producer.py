@@ -130,8 +130,8 @@ class Producer:
 
         `session` is a `Session`, `scoped_session`, or a `Connection` in a transaction. With an
         `AsyncSession`, `async_scoped_session` or `AsyncConnection` write `await producer.send(…)`. It may be
-        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer has a
-        session of its own. Raises `InvalidMessageError` or `OutboxError` before anything is written, and
+        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer was given
+        the application's session. Raises `InvalidMessageError` or `OutboxError` before anything is written, and
         the database's own errors.
         """
         row = self._make_row(message, self._clock.now_ms())

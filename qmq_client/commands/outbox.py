@@ -419,7 +419,7 @@ def _all_databases(config: Config, found: RowsFound) -> Iterable[DatabaseSection
         return sections.values()
     for name, refused in content.refused.items():
         found.could_not_read(name, refused)
-    return ({each.section.name: each.section for each in content.databases} | sections).values()
+    return ({each.name: each for each in content.enabled()} | sections).values()
 
 
 def row_text(row: dict[str, Any]) -> str:

@@ -142,7 +142,10 @@ class Block:
 
     def content(self) -> Page:
         """Its letters as they are now, however the block changes."""
-        return self.page or MemoryPage(tuple(self.letters or ()))
+        if self.letters is not None:
+            return MemoryPage(tuple(self.letters))
+        assert self.page is not None
+        return self.page
 
     def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
         letters = self.loaded()

@@ -363,10 +363,9 @@ class Picker:
         may_expire = not selection.runs or max(records.column(FLAGS_POSITION)) >= EXPIRES_FLAG
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
-        looked_max = state.dead.changed_at_once(LOOKED_MAX)
-        if len(selection.entries) > looked_max:
+        if len(selection.entries) > LOOKED_MAX:
             # Each may die: the rest is looked at in another turn.
-            selection = first_of(selection, looked_max)
+            selection = first_of(selection, LOOKED_MAX)
             records = queue.read(selection.entries)
         picked = Picked()
         kept: list[DeliveryRun] = []
@@ -377,7 +376,11 @@ class Picker:
             for run in selection.runs
             for index in range(run.count)
         )
+        dead_max = state.dead.changed_at_once(DEAD_MAX)
         for (run, sequence), record in zip(numbered, records, strict=True):
+            if len(picked.actions) >= dead_max:  # the rest is looked at in another turn
+                selection = replace(selection, passed=None)
+                break
             if sequence >= state.cursor:
                 come_to = sequence + 1
                 if wanted is not None and not wanted.matches(record):

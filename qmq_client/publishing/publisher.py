@@ -205,9 +205,10 @@ class Publisher:
         is_deleted = not self._deletes.message_ids or self._deletes.was_refused
         return is_deleted and not (len(self.queue) or self._wanted)
 
-    def retry_deletes(self) -> None:
-        """Wait for what the database refused to delete, until it refuses again."""
-        self._deletes.was_refused = False
+    def retry_deletes(self) -> bool:
+        """Wait for what the database refused to delete, until it refuses again; whether there is any."""
+        was_refused, self._deletes.was_refused = self._deletes.was_refused, False
+        return was_refused
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
         """One bounded pass: at most one batch sent. Raises only what a callback ends the process with.

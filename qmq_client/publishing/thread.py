@@ -108,11 +108,17 @@ class PublisherThread:
         if not self._is_background:
             return self._work_here(self._clock.monotonic_s() + deadline_s)
         woken = threading.Event()
+        self._retry_deletes()
         self._flushes[woken] = None
         try:
             return self._wait_until_done(woken, deadline_s)
         finally:
             self._flushes.pop(woken, None)
+
+    def _retry_deletes(self) -> None:
+        """Have the thread try again to delete what the database refused a while ago."""
+        if self._publisher.retry_deletes() and self.is_running:
+            self._is_idle = False
 
     def _wait_until_done(self, woken: threading.Event, deadline_s: float) -> bool:
         self._publisher.queue.wake()
@@ -131,6 +137,7 @@ class PublisherThread:
         False when the thread is still in a call that does not return.
         """
         end_s = self._clock.monotonic_s() + deadline_s
+        self._retry_deletes()
         if self._close_at_s is None:
             self._close_at_s = end_s
         self._publisher.queue.wake()

@@ -163,3 +163,18 @@ def test_S12_who_flushes_or_closes_in_a_transaction_that_keeps_others_from_writi
             wait_for(lambda: not world.read(f"SELECT 1 FROM {OUTBOX}"), "it is not deleted")
             producer.close()
         assert publisher_threads() == []
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_what_was_refused_a_moment_ago_is_deleted_by_the_close(
+    tmp_path: Path, background: bool
+) -> None:
+    with a_world(tmp_path) as world:
+        producer = producer_of(world, background=background)
+        with Session(world.engine) as session, session.begin():
+            producer.send(Message(SUBJECT, "a"), session=session)
+        with Session(world.engine) as other, other.begin():
+            other.execute(sa.text(f"UPDATE {OUTBOX} SET attempts = attempts"))
+            producer.flush(deadline_s=8)
+        producer.close(deadline_s=10)
+        assert world.read(f"SELECT count(*) FROM {OUTBOX}") == [(0,)]

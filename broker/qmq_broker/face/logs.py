@@ -20,8 +20,8 @@ from qmq_broker.errors import StoreError
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable, utc_text
 
-#: Characters shown of one value.
 _LOG: Final = logging.getLogger(__name__)
+#: Characters shown of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
 #: Lines that wait to be written: a second of a busy log, and at most some megabytes.
 LINES_WAITING_MAX: Final = 1_000

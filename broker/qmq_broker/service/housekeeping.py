@@ -86,7 +86,6 @@ class ActionSync:
     def _keep_snapshot(self, offset: int, content: Callable[[], GroupsContent]) -> None:
         try:
             made = content()
-            self._store.letters.check_room(made.pages_bytes)
             pages = self._synced_between(made.pages)
             self._store.actions.write_snapshot(offset, made._replace(pages=pages))
         except NoRoomError as error:
@@ -175,8 +174,14 @@ class Housekeeping:
         new_bytes = actions.log.written_offset - actions.snapshot_offset
         # A long snapshot costs more to write than a part of its length to replay.
         due_bytes = max(self._options.snapshot_bytes, actions.snapshot_bytes // _SNAPSHOT_PART)
-        if new_bytes >= due_bytes and not self._action_sync.has_snapshot:
-            self._action_sync.keep(*self._delivery.snapshot(now_ms))
+        if new_bytes < due_bytes or self._action_sync.has_snapshot:
+            return
+        letters_bytes = self._delivery.budget.dead_letters_bytes
+        if self._store.disk.free_bytes() < 2 * letters_bytes:  # as much is to stay free as it takes
+            reason = f"it has {letters_bytes} bytes of dead letters. Make room on the disk."
+            self._store.refusals.note("snapshot_of_groups", reason)
+            return
+        self._action_sync.keep(*self._delivery.snapshot(now_ms))
 
     def _make_room(self, now_ms: int) -> None:
         try:

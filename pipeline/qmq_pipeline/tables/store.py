@@ -212,7 +212,11 @@ class Tables:
         else:
             shown = shown.coalesce(1)
         self._write(shown, table, "all" if made is None else "partitions", made)
-        found = _seen(observed) or dict.fromkeys(("rows", *names), 0)
+        found = _seen(observed)
+        if not found:
+            if not frame.isEmpty():
+                raise RuntimeError(f"Spark did not count the rows of {table.name}")
+            found = dict.fromkeys(("rows", *names), 0)
         if self._format == PARQUET:
             for name, one in zip(names, some, strict=True):
                 if not found[name]:

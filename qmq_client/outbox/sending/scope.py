@@ -22,7 +22,7 @@ from qmq_client.outbox.sending.notes import begun_connections
 _NOT_NAMED: Final = (
     "which transaction? Pass `session=`: the Session or AsyncSession that this code writes with, or a "
     "Connection. It may be left out inside @transactional, `transaction(engine)` and inbox handlers, and "
-    "when the producer has a session of its own: Producer(…, session=db.session). `send_now` has a "
+    "when the producer was given the application's: Producer(…, session=db.session). `send_now` has a "
     "transaction of its own"
 )
 

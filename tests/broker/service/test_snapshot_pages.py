@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from qmq_broker.errors import DiskFullError
+from qmq_broker.errors import DiskError, DiskFullError
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
+from qmq_broker.storage.files.disk_port import DiskFile
+from qmq_broker.storage.files.snapshots import SnapshotPage
 from qmq_client.group import dead_letters
 from qmq_client.group.actions import Action, Dead
 from qmq_client.wire.operations import DeadRequest
@@ -121,6 +123,64 @@ def test_B6_a_snapshot_without_room_is_put_off_and_leaves_nothing(
     assert snapshots(rig)
     rig.restart()
     assert sequences(rig) == list(range(200))
+
+
+def test_B6_a_snapshot_without_dead_letters_is_written_on_a_disk_below_its_reserve(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_options(rig, snapshot_bytes=1)
+    fill(rig, 20)
+    purge(rig, 0, 20)
+    monkeypatch.setattr(OsDisk, "free_bytes", lambda self: 0)
+    keep_house(rig, ms=1_000)
+    assert snapshots(rig)
+
+
+def test_a_page_that_is_in_memory_is_not_read_for_a_snapshot(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 20)
+    write_snapshot(rig)
+    rig.restart()
+    monkeypatch.setattr(rig.broker.delivery.pool, "bytes_max", 1_000_000)
+    assert sequences(rig) == list(range(20))  # in memory from now on
+    read = SnapshotPage.read
+
+    def fail(page: SnapshotPage) -> bytes:
+        raise DiskError(operation="read", path="groups", reason="bad sector")
+
+    monkeypatch.setattr(SnapshotPage, "read", fail)
+    _, content = rig.broker.delivery.snapshot(rig.now_ms)
+    assert sum(len(page.read()) for page in content().pages)
+    monkeypatch.setattr(SnapshotPage, "read", read)
+
+
+def test_a_snapshot_with_a_bad_sector_leaves_the_one_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_options(rig, snapshot_bytes=1)
+    for _ in range(3):
+        fill(rig, 20)
+        keep_house(rig, ms=1_000)
+    newest = max(layout.SNAPSHOTS, key=lambda path: (rig.directory / path).stat().st_mtime_ns)
+    opened = OsDisk.open
+
+    def fail(disk: OsDisk, path: str, **how: bool) -> DiskFile:
+        if path == newest and not how:
+            raise DiskError(operation="read", path=path, reason="bad sector")
+        return opened(disk, path, **how)
+
+    monkeypatch.setattr(OsDisk, "open", fail)
+    rig.restart()
+    assert sequences(rig) == list(range(60))
+
+
+def test_a_pull_is_not_shortened_by_dead_letters(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "BLOCK_LETTERS_MAX", 1)
+    fill(rig, 60)
+    for _ in range(20):
+        rig.send(*[b"x"] * 20, expires_at_ms=rig.now_ms + 10_000)
+    assert len(rig.pull(max_messages=1_000).bodies) == 400
 
 
 def test_B6_a_snapshot_that_met_a_full_disk_leaves_no_draft(

@@ -144,8 +144,6 @@ class Taken(NamedTuple):
     image: SnapshotImage
     #: The dead letters of all groups, block by block.
     pages: list[Page]
-    #: Length of the letters.
-    letters_bytes: int
 
 
 def encode_groups(
@@ -161,19 +159,17 @@ def image_of(
     """The same as values that do not change with the groups."""
     groups: list[GroupImage] = []
     pages: list[Page] = []
-    letters_bytes = 0
     for state in states:
         contents = state.dead.contents()
         groups.append(_image(state, len(contents)))
         pages += contents
-        letters_bytes += state.dead.encoded_bytes
     image = SnapshotImage(SNAPSHOT_VERSION, now_ms, tuple(groups), dict(owners or {}))
-    return Taken(image, pages, letters_bytes)
+    return Taken(image, pages)
 
 
 def content_of(taken: Taken) -> GroupsContent:
     """Those values as bytes, in any thread."""
-    return GroupsContent(msgspec.msgpack.encode(taken.image), taken.pages, taken.letters_bytes)
+    return GroupsContent(msgspec.msgpack.encode(taken.image), taken.pages)
 
 
 def decode_groups(

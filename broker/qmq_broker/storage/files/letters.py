@@ -62,7 +62,8 @@ class LetterFiles:
 
     def write(self, content: bytes) -> LetterPage:
         """Write a page, not durable; raises `NoRoomError` or `DiskError` with nothing left behind."""
-        self.check_room(len(content))
+        if self._disk.free_bytes() < self._reserve_bytes + len(content):
+            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
         self._disk.make_directory(layout.LETTERS)
         path = layout.letters_path(self._next_number)
         self._next_number += 1
@@ -79,11 +80,6 @@ class LetterFiles:
         finalize(page, self._unused.append, (path, len(content))).atexit = False
         self.length_bytes += len(content)
         return page
-
-    def check_room(self, length_bytes: int) -> None:
-        """Raise `NoRoomError` where so much would leave less free than is to stay free."""
-        if self._disk.free_bytes() < self._reserve_bytes + length_bytes:
-            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
 
     def step(self) -> None:
         """Remove some files of pages that nothing refers to any more."""

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, DiskError
+from qmq_broker.errors import CorruptionError, DiskError, NoRoomError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.letters import NOT_AS_WRITTEN
@@ -42,8 +42,6 @@ class GroupsContent(NamedTuple):
     groups: bytes
     #: What may be too much for the memory.
     pages: Iterable[Page] = ()
-    #: Length of all pages, roughly; 0 if it is not known.
-    pages_bytes: int = 0
 
 
 #: Raises an error for content of a snapshot that the service would not accept.
@@ -119,10 +117,17 @@ class Slot:
 
 
 def read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
-    """The snapshot in a slot, or why it is not whole; (None, "") if there is none.
+    """The snapshot in a slot, or why it is not whole or cannot be read; (None, "") if there is none.
 
     Raises `UnknownFormatError` if it is whole and of another version.
     """
+    try:
+        return _read_snapshot(disk, path)
+    except DiskError as error:
+        return None, str(error)
+
+
+def _read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
     directory, _, name = path.rpartition("/")
     if name not in disk.names(directory):
         return None, ""
@@ -154,7 +159,7 @@ def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[Page]) -> int
     try:
         return replace_by_parts(disk, path, _parts(snapshot, pages))
     except Exception:
-        with suppress(DiskError):
+        with suppress(DiskError, NoRoomError):
             disk.unlink(layout.draft_path(path))
         raise
 
