@@ -1,11 +1,12 @@
 """HTTP requests of commands and the doctor, answered in JSON; the transport sends messages instead.
 
 Like the transport, it bounds the answer and uses neither content encodings nor proxies of the
-environment. Unlike the transport, it bounds each wait but not the whole call.
+environment.
 """
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from qmq_client.errors import BrokerAnswerError, ConfigurationError
@@ -24,8 +25,8 @@ def ask(
 ) -> tuple[int, bytes]:
     """Status and body of the answer, also of a refusal; `request` has further arguments of httpx.
 
-    `answer_s_max` bounds the connect and each write and read. Raises `ConfigurationError` for a malformed
-    address, otherwise a `TransportError`.
+    `answer_s_max` bounds the connect, each write, each read of the head, and the whole body. Raises
+    `ConfigurationError` for a malformed address, otherwise a `TransportError`.
     """
     import httpx  # late: `qmq --help` lists commands without it
 
@@ -38,9 +39,11 @@ def ask(
             ) as client,
             client.stream(method, url, headers=headers, **request) as response,
         ):
-            data = b""
+            data, end_s = b"", monotonic() + answer_s_max
             for part in response.iter_raw():
                 data += part
+                if monotonic() > end_s:
+                    raise httpx.ReadTimeout(f"no whole answer within {answer_s_max:g} s")
                 if len(data) > answer_bytes_max:
                     raise BrokerAnswerError(f"{url}: longer than {answer_bytes_max} bytes")
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:

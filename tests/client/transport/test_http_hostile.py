@@ -18,8 +18,10 @@ from qmq_client.errors import (
     NotTheBrokerError,
     TransportError,
 )
+from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.http_errors import RETRY_AFTER_S_MAX
+from qmq_client.transport.json_questions import ask
 from qmq_client.wire.deliveries import DeliveriesHead, DeliveryRun, build_deliveries
 from qmq_client.wire.frame import FrameKind, build_frame, build_message_frame, read_header
 from qmq_client.wire.limits import Limits
@@ -364,3 +366,13 @@ def test_a_refusal_carries_what_the_broker_said(is_json: bool) -> None:
     error = error_of(answer(body, status="409 Conflict", content_type=content_type))
     assert isinstance(error, BrokerRefusedError)
     assert (error.status, error.answer) == (409, refusal)
+
+
+@pytest.mark.parametrize("kind", ["trickles a body", "trickles chunks"])
+def test_a_question_waits_for_a_body_that_trickles_to_its_deadline_only(kind: str) -> None:
+    with hostile_server(UNREACHABLE[kind]) as server, pytest.raises(BrokerUnreachableError):
+        ask(
+            *("GET", BrokerAddress(url=server.url), "/v1/caller"),
+            answer_s_max=DEADLINE_S,
+            answer_bytes_max=1_000_000,
+        )
