@@ -6,9 +6,9 @@ environment.
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
+from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import BrokerAnswerError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import as_transport_error
@@ -39,10 +39,10 @@ def ask(
             ) as client,
             client.stream(method, url, headers=headers, **request) as response,
         ):
-            data, end_s = b"", monotonic() + answer_s_max
+            data, end_s = b"", SYSTEM_CLOCK.monotonic_s() + answer_s_max
             for part in response.iter_raw():
                 data += part
-                if monotonic() > end_s:
+                if SYSTEM_CLOCK.monotonic_s() > end_s:
                     raise httpx.ReadTimeout(f"no whole answer within {answer_s_max:g} s")
                 if len(data) > answer_bytes_max:
                     raise BrokerAnswerError(f"{url}: longer than {answer_bytes_max} bytes")
