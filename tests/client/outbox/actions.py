@@ -38,6 +38,7 @@ class Actions:
         self._labels_made = 0
         #: Labels whose message was refused although the business row is there.
         self.excused: set[str] = set()
+        self.is_ended_by_text = False
         self.awaits = 0
         self.cancel_at = 0
         self.cancel_turns = 0
@@ -139,6 +140,11 @@ class Actions:
                 # Of this send, or of a hook's in the flush. A cancelled task may leave the pool such a
                 # connection: its rows are committed one by one, and the application gets this error.
                 self.excused.update(labels)
+                raise
+            except asyncio.CancelledError:
+                # As if refused: after an end given as text asyncpg has committed what was written before it.
+                if self.is_ended_by_text and self.world.engine.dialect.driver == "asyncpg":
+                    self.excused.update(labels)
                 raise
 
     async def _write(self, scope: Any, labels: list[str]) -> None:

@@ -279,9 +279,13 @@ class Program(Actions):
         statement = self.random.choice(["COMMIT", "ROLLBACK", "/* done */ commit"])
         self.note(statement)
         await self.do(session.execute(sa.text(statement)))
-        if self.random.random() < 0.5:
-            await self.send_and_write(session)
-        await self.do(session.commit())
+        self.is_ended_by_text = True
+        try:
+            if self.random.random() < 0.5:
+                await self.send_and_write(session)
+            await self.do(session.commit())
+        finally:
+            self.is_ended_by_text = False
 
     async def _end_by_driver(self, session: Any, _: str) -> None:
         """By the driver itself, of which nobody hears."""
