@@ -31,12 +31,15 @@ ICEBERG = {
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
 
 
-@pytest.mark.parametrize("table_format", ["iceberg", "parquet"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With Iceberg; for a release with Parquet too, by the same jobs on the same Spark."""
+    more = ["parquet"] if metafunc.config.getoption("--release") else []
+    metafunc.parametrize("table_format", ["iceberg", *more])
+
+
 def test_P4_every_job_runs_on_the_oldest_spark(
     request: pytest.FixtureRequest, tmp_path: Path, table_format: str
 ) -> None:
-    if table_format == "parquet" and not request.config.getoption("--release"):
-        pytest.skip("the same jobs on the same Spark; --release runs them with Parquet too")
     try:
         environment = environment_apart([SPARK])
     except RungError as error:

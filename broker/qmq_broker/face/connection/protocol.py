@@ -51,6 +51,8 @@ AWAITED_BYTES: Final = 256 * 1024
 #: Headers that say where a request ends, whom it is for and whose it is: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 _VERSIONS: Final = ("1.0", "1.1")
+#: A host and a port (RFC 9112, section 3.2), or nothing.
+_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*\Z", re.ASCII)
 #: What the parser says, before `head_refusal` is asked, of heads that two servers could read in two ways.
 _AMBIGUOUS: Final = frozenset(
     {
@@ -61,10 +63,6 @@ _AMBIGUOUS: Final = frozenset(
         "Unexpected whitespace after header value",
     }
 )
-
-
-#: A host and a port (RFC 9112, section 3.2), or nothing.
-_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*\Z", re.ASCII)
 
 
 def head_refusal(
