@@ -16,6 +16,7 @@ from qmq_broker.errors import DiskError, PoisonedError
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import Serving
+from qmq_broker.storage.files.os_file import OsFile
 from qmq_client.group.actions import Action, Pulled
 from qmq_client.wire.deliveries import parse_deliveries
 from qmq_client.wire.frame import FrameKind, build_message_frame, parse_message_frame
@@ -322,6 +323,26 @@ def test_damage_found_at_delivery_is_loud_and_hands_out_nothing(
     client.post("/v1/pull", {**PULL, "settlements": [{"token": 1, "acks": [[0, 1]]}]})
     (line,) = [one.getMessage() for one in caplog.records]
     assert line.startswith("request_failed path=/v1/pull code=corruption reason=")
+
+
+def test_a_pull_that_meets_a_bad_sector_is_refused_logged_once_and_hands_out_nothing(
+    rig: Rig, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.send(b"a")
+
+    def bad_sector(*_: object) -> None:
+        raise DiskError(operation="read", path="commitlog/0", reason="Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(OsFile, "read", bad_sector)
+        for _ in range(3):
+            reply = client.post("/v1/pull", PULL)
+            assert (reply.status, error_of(reply).code) == (503, "disk")
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("request_failed path=/v1/pull code=disk reason=")
+    assert "Input/output error" in line
+    (group,) = rig.broker.query.groups()
+    assert (group.cursor, group.in_flight) == (0, 0)
 
 
 def test_a_disk_that_fails_beside_the_hot_routes_is_logged_once(
