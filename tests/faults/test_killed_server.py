@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from collections.abc import Callable
@@ -30,7 +31,20 @@ WRITERS: Final = 3
 #: The server is killed after this many commits, and somewhere in the next ones.
 COMMITS_MAX: Final = 60
 DEADLINE_S: Final = 60.0
-ON_SERVERS: Final = [one for one in drivers() if one.kind != "sqlite"]
+#: pg8000 forgets the socket of a connection whose server dies between TCP's handshake and its own
+#: (`_make_socket` of 1.31): the collector of garbage closes it, and says so.
+FORGETS_SOCKETS: Final = {"pg8000"}
+ON_SERVERS: Final = [
+    pytest.param(
+        one,
+        id=str(one),
+        marks=[pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+        if one.name in FORGETS_SOCKETS
+        else [],
+    )
+    for one in drivers()
+    if one.kind != "sqlite"
+]
 
 
 class Load:
@@ -91,7 +105,7 @@ class Load:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("driver", ON_SERVERS, ids=str)
+@pytest.mark.parametrize("driver", ON_SERVERS)
 def test_F2_S1_S2_S6_O1_a_killed_server_forgets_no_commit_and_invents_no_message(
     driver: Driver,
     databases: Databases,
@@ -130,4 +144,6 @@ def test_F2_S1_S2_S6_O1_a_killed_server_forgets_no_commit_and_invents_no_message
             assert len(sent) == len(set(sent))
         assert world.producer.flush(DEADLINE_S)
         assert world.stored_ids() == set()
+    if driver.name in FORGETS_SOCKETS:
+        gc.collect()  # here, not in a later test
     assert len(acknowledged) >= kills
