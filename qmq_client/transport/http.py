@@ -28,6 +28,7 @@ from qmq_client.errors import (
 )
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http_errors import as_transport_error, check_head, check_status
+from qmq_client.transport.tls import ClientTls
 from qmq_client.wire.blocks import learn_block_size
 from qmq_client.wire.delayed import CancelAnswer, Cancellation, CancelRequest
 from qmq_client.wire.deliveries import Deliveries, parse_deliveries
@@ -93,7 +94,7 @@ class HttpTransport:
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._ssl_context = self._address.ssl_context()
+        self._tls = ClientTls(self._address)
         self._headers = self._make_headers()
         #: Of each route that was called, and the headers that it was made with.
         self._calls: dict[str, tuple[httpx.Headers, Call]] = {}
@@ -254,7 +255,7 @@ class HttpTransport:
                 raise BrokerUnreachableError(f"{self.broker_url}: this transport was closed")
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
-                self._connections = Connections(SYSTEM_CLOCK, self._deadline, self._ssl_context)
+                self._connections = Connections(SYSTEM_CLOCK, self._deadline, self._tls.context)
             return self._connections, self._deadline
 
 

@@ -18,7 +18,7 @@ import ssl
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import httpcore
@@ -61,7 +61,10 @@ class Connections:
     events and objects for all of it, is not wanted here and costs more than the call itself.
     """
 
-    def __init__(self, clock: Clock, deadline: CallDeadline, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, clock: Clock, deadline: CallDeadline, context: Callable[[], ssl.SSLContext]
+    ) -> None:
+        """`context` gives how to speak TLS on the next connection."""
         self._backend = DeadlineBackend(clock, deadline)
         self._kept = KeptConnections(clock, self._backend, context)
 
@@ -274,7 +277,9 @@ class KeptConnections:
     belongs to its call.
     """
 
-    def __init__(self, clock: Clock, opening: Opening, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, clock: Clock, opening: Opening, context: Callable[[], ssl.SSLContext]
+    ) -> None:
         self._clock = clock
         self._opening = opening
         self._context = context
@@ -289,7 +294,7 @@ class KeptConnections:
         """
         connection = self._take()
         if connection is None:
-            connection = PlainConnection(self._opening.open(call.url, self._context, timeout_s))
+            connection = PlainConnection(self._opening.open(call.url, self._context(), timeout_s))
         return connection.exchange(call, body), connection
 
     def give_back(self, connection: PlainConnection) -> None:

@@ -20,6 +20,7 @@ from qmq_client.errors import (
     ProtocolError,
     TransportError,
 )
+from qmq_client.transport.tls import certificate_fault
 from qmq_client.wire.requests import (
     FRAME_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
@@ -199,6 +200,8 @@ def _connection_hint(error: BaseException) -> str:
 
 def _certificate_hint(certificate: str) -> str:
     if certificate:
+        if fault := certificate_fault(certificate):
+            return f"The certificate of {certificate} {fault}. Renew it."
         return f"It may be that the broker does not accept the certificate of {certificate}."
     return (
         "It may be that the broker asks for a client certificate: "

@@ -25,7 +25,7 @@ PLANTED = {
     "Floors of the broker": ("qmq_broker/storage/store.py", "qmq_broker.service"),
     "Rooms of the broker's face": ("qmq_broker/face/routes/hot.py", "qmq_broker.face.server"),
     "Rooms of the storage": ("qmq_broker/storage/recovery.py", "qmq_broker.storage.store"),
-    "Of the client the broker knows only wire, the state of a group, and clock": (
+    "Of the client the broker knows only wire, the state of a group, certificate, and clock": (
         "qmq_broker/face/app.py",
         "qmq_client.outbox",
     ),

@@ -14,13 +14,14 @@ import httpx
 import msgspec
 import pytest
 
-from qmq_broker.face.authentication.certificate import validity_of
 from qmq_broker.face.authentication.tls import TlsContext
 from qmq_broker.options import TlsOptions
+from qmq_client.certificate import validity_of
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
+from qmq_client.transport.json_questions import ask
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
@@ -387,6 +388,35 @@ def test_with_a_client_authority_only_its_clients_are_let_in_by_the_name_in_thei
         with pytest.raises(BrokerUnreachableError, match=r"give broker\.cert_file and broker\.key"):
             pull(broker.url, **ca, token=text)
         assert "Traceback" not in broker.log
+
+
+def test_a_client_says_that_its_certificate_has_expired_and_takes_the_renewed_one(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = datetime.now(UTC) - timedelta(days=1)
+    first = last - timedelta(days=90)
+    certificate, key = authority.issue(
+        "shop.example", as_file="client", not_before=first, not_after=last
+    )
+    options = [*authority.server_options(), "--tls-client-ca", str(authority.file)]
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        address = BrokerAddress(
+            url=broker.url, ca_file=str(authority.file), cert_file=certificate, key_file=key
+        )
+        with contextlib.closing(HttpTransport(address)) as transport:
+            assert [one.getMessage() for one in caplog.records] == [
+                f"broker.cert_file {certificate}: certificate has expired"
+            ]
+            with pytest.raises(BrokerUnreachableError, match=f"{certificate} has expired"):
+                transport.pull(PULL)
+            with pytest.raises(BrokerUnreachableError, match=f"{certificate} has expired"):
+                ask("GET", address, "/v1/room", answer_s_max=DEADLINE_S, answer_bytes_max=1000)
+            Path(certificate).write_text("no certificate")
+            with pytest.raises(BrokerUnreachableError):
+                transport.pull(PULL)
+            assert "the one before stays" in caplog.text
+            authority.issue("shop.example", as_file="client")
+            assert transport.pull(PULL).messages == ()
 
 
 def test_a_broker_that_dies_is_not_said_to_ask_for_a_certificate(

@@ -58,7 +58,7 @@ class Calls:
         deadline = CallDeadline()
         deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
         backend = DeadlineBackend(SYSTEM_CLOCK, deadline, self.backend)
-        self.kept = KeptConnections(self.clock, backend, ssl.create_default_context())
+        self.kept = KeptConnections(self.clock, backend, ssl.create_default_context)
         self._url = server.url
 
     def begin(self) -> PlainConnection:

@@ -13,16 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from qmq_broker.face.authentication.certificate import Validity, validity_of
 from qmq_broker.face.authentication.outside_files import Stamp, read_bounded, stamp_of
 from qmq_broker.face.logs import log_event
 from qmq_broker.options import TlsOptions
+from qmq_client.certificate import Validity, validity_of
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
-#: So long before its end a certificate is to be renewed: time to notice, and to be on holiday.
-ENDS_SOON_MS: Final = 14 * 24 * 3_600_000
-_DAY_MS: Final = 24 * 3_600_000
 #: A chain of certificates; the CAs of a whole company are more.
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -81,13 +78,11 @@ class TlsContext:
         if validity is None:
             return
         event, level, reason = "", logging.ERROR, ""
-        if now_ms > validity.last_ms:
-            event, reason = "certificate_out_of_date", "certificate has expired"
-        elif now_ms < validity.first_ms:
-            event, reason = "certificate_out_of_date", "certificate is not yet valid"
-        elif now_ms > validity.last_ms - ENDS_SOON_MS:
+        if fault := validity.fault(now_ms):
+            event, reason = "certificate_out_of_date", f"certificate {fault}"
+        elif (days := validity.days_left(now_ms)) is not None:
             event, level = "certificate_ends_soon", logging.WARNING
-            reason = f"certificate expires in {(validity.last_ms - now_ms) // _DAY_MS} days"
+            reason = f"certificate expires in {days} days"
         if event != self._logged and event:
             log_event(_LOG, level, event, file=self._options.certificate_file, reason=reason)
         self._logged = event

@@ -25,6 +25,9 @@ _FORMS: Final = {_UTC_TIME: "%Y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _CENTURY_TURNS: Final = 50
 #: A byte above this is not the length itself: it says how many bytes of length follow.
 _SHORT_LENGTH: Final = 0x80
+#: So long before its end a certificate is to be renewed: time to notice, and to be on holiday.
+_ENDS_SOON_MS: Final = 14 * 24 * 3_600_000
+_DAY_MS: Final = 24 * 3_600_000
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
@@ -34,6 +37,17 @@ class Validity(NamedTuple):
 
     first_ms: int
     last_ms: int
+
+    def fault(self, now_ms: int) -> str:
+        """Why every peer refuses the certificate now; empty if its time is right."""
+        if now_ms > self.last_ms:
+            return "has expired"
+        return "is not yet valid" if now_ms < self.first_ms else ""
+
+    def days_left(self, now_ms: int) -> int | None:
+        """Whole days until it expires, if they are so few that it should be renewed; else None."""
+        left_ms = self.last_ms - now_ms
+        return left_ms // _DAY_MS if left_ms < _ENDS_SOON_MS else None
 
 
 def validity_of(pem: str) -> Validity:

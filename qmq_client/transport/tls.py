@@ -1,0 +1,72 @@
+"""TLS of a transport's connections: a context that is made again when its files change.
+
+A certificate that was renewed counts for new connections. Files that cannot be read leave the context
+before in place, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+from qmq_client.certificate import validity_of
+from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.errors import ConfigurationError
+from qmq_client.transport.address import BrokerAddress
+
+_log: Final = logging.getLogger("qmq.transport")
+_Stamp = tuple[int, int, int]
+
+
+class ClientTls:
+    """How to speak TLS with one broker. May be asked from any thread."""
+
+    def __init__(self, address: BrokerAddress) -> None:
+        """Raises `ConfigurationError` for files that cannot be used."""
+        self._address = address
+        self._stamps = self._look()
+        self._context = address.ssl_context()
+        self._log_time()
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        stamps = self._look()
+        if stamps == self._stamps:
+            return self._context
+        self._stamps = stamps
+        try:
+            self._context = self._address.ssl_context()
+        except ConfigurationError as error:
+            _log.error("certificate is not taken, the one before stays: %s", error)
+        else:
+            self._log_time()
+        return self._context
+
+    def _look(self) -> tuple[_Stamp | None, ...]:
+        address = self._address
+        files = (address.ca_file, address.cert_file, address.key_file)
+        return tuple(_stamp(file) for file in files if file)
+
+    def _log_time(self) -> None:
+        if fault := certificate_fault(self._address.cert_file):
+            _log.error("broker.cert_file %s: certificate %s", self._address.cert_file, fault)
+
+
+def certificate_fault(cert_file: str) -> str:
+    """Why the time of this certificate is wrong; empty if it is right, or cannot be read."""
+    try:
+        validity = validity_of(Path(cert_file).read_text("ascii", "replace"))
+    except (OSError, ValueError):
+        return ""
+    return validity.fault(SYSTEM_CLOCK.now_ms())
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None  # loading it says why
+    return found.st_ino, found.st_size, found.st_mtime_ns
