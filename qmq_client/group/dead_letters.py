@@ -28,7 +28,7 @@ EXPIRED: Final = "expired"
 #: that is longer has a block to itself.
 BLOCK_LETTERS_MAX: Final = 1_024
 BLOCK_BYTES_MAX: Final = 256 * 1024
-#: Letters that are looked at, or freed, at a time: about ten milliseconds.
+#: Letters that are looked at at a time: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
 #: A group with so many blocks may have to read as many in one turn: some ten milliseconds.
 _BLOCKS_AT_ONCE: Final = 50
@@ -86,7 +86,7 @@ class Pool(Protocol):
         ...
 
     def forget(self, block: Block) -> None:
-        """This block is not used any more."""
+        """This block is not used any more; to free very many at once would take too long."""
         ...
 
 
@@ -189,7 +189,6 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         "_blocks",
         "_count",
         "_firsts",
-        "_forgotten",
         "_needed_from",
         "_pool",
         "encoded_bytes",
@@ -203,8 +202,6 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         self._count = 0
         #: Bytes of all letters, in memory or not.
         self.encoded_bytes = 0
-        #: Blocks that are not read again; to free a million letters at once takes too long.
-        self._forgotten: list[Block] = []
         #: Retention waits for no letter with a lower sequence.
         self._needed_from = 0
 
@@ -246,7 +243,6 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         self.encoded_bytes += block.encoded_bytes - before[1]
         self._needed_from = min(self._needed_from, sequence)
         self._used(block)
-        self.free(1)
 
     def __delitem__(self, sequence: int) -> None:
         found = self._find(sequence)
@@ -293,7 +289,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         return count
 
     def forget(self, first: int, next_: int | None = None) -> None:
-        """Forget those in this range, or all from `first` on; their memory is freed by and by."""
+        """Forget those in this range, or all from `first` on; a pool frees their memory by and by."""
         low = max(0, self._place(first))
         high = len(self._blocks) if next_ is None else max(low, self._place(next_ - 1) + 1)
         kept: list[tuple[Block, int]] = []
@@ -309,14 +305,8 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             self._count -= len(gone)
             self.encoded_bytes -= gone.encoded_bytes
             self._forget(gone)
-            self._forgotten.append(gone)
         self._blocks[low:high] = [block for block, _ in kept]
         self._firsts[low:high] = [number for _, number in kept]
-
-    def free(self, blocks: int) -> bool:
-        """Free the memory of some blocks that were forgotten; whether more are left."""
-        del self._forgotten[-blocks:]
-        return bool(self._forgotten)
 
     def contents(self) -> tuple[Page, ...]:
         """All of them as they are now, block by block."""
@@ -354,7 +344,6 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         A lower one when very many died before; it rises with each call. Requires: neither the time
         nor what is left out ever goes back.
         """
-        self.free(LEAVING_MAX // BLOCK_LETTERS_MAX)
         first = max(self._needed_from, first_sequence)
         for looks, sequence in enumerate(self._in_order(first, None, since_ms=at_ms)):
             self._needed_from = sequence

@@ -18,7 +18,8 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 
 _log: Final = logging.getLogger("qmq.transport")
-_Stamp = tuple[int, int, int]
+#: Inode, length, times of writing and of a change of its rights.
+_Stamp = tuple[int, int, int, int]
 
 
 class ClientTls:
@@ -27,23 +28,23 @@ class ClientTls:
     def __init__(self, address: BrokerAddress) -> None:
         """Raises `ConfigurationError` for files that cannot be used."""
         self._address = address
-        self._stamps = self._look()
-        self._context = address.ssl_context()
+        #: Replaced together: of two threads that read the files, the one that read the older may be last.
+        self._read = self._look(), address.ssl_context()
         self._log_time()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
-        stamps = self._look()
-        if stamps == self._stamps:
-            return self._context
-        self._stamps = stamps
+        stamps, (known, context) = self._look(), self._read
+        if stamps == known:
+            return context
         try:
-            self._context = self._address.ssl_context()
+            context = self._address.ssl_context()
         except ConfigurationError as error:
             _log.error("certificate is not taken, the one before stays: %s", error)
         else:
             self._log_time()
-        return self._context
+        self._read = stamps, context
+        return context
 
     def _look(self) -> tuple[_Stamp | None, ...]:
         address = self._address
@@ -69,4 +70,4 @@ def _stamp(path: str) -> _Stamp | None:
         found = os.stat(path)
     except OSError:
         return None  # loading it says why
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -22,6 +22,7 @@ from qmq_client.errors import BrokerAccessError, BrokerUnreachableError, Configu
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.json_questions import ask
+from qmq_client.transport.tls import ClientTls
 from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 from tests.broker.face.guard import Authority, add_token, run_token
@@ -470,3 +471,49 @@ def test_beyond_this_machine_a_broker_needs_tokens_and_tls(
 def test_files_that_a_client_cannot_use_are_named(tmp_path: Path, files: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"gone\.pem"):
         HttpTransport(BrokerAddress(url="https://127.0.0.1:1", **files))
+
+
+def test_a_client_takes_a_renewed_certificate_that_it_may_read_only_later(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = authority.issue("shop.example", as_file="client")
+    tls = ClientTls(client_address(authority, certificate, key))
+    before = tls.context()
+    authority.issue("shop.example", as_file="client")
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(BrokerAddress, "ssl_context", refuse)
+        assert tls.context() is before
+    Path(key).chmod(0o640)
+    assert tls.context() is not before
+
+
+def test_a_thread_that_read_older_files_does_not_undo_what_another_read_since(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = authority.issue("shop.example", as_file="client")
+    tls = ClientTls(client_address(authority, certificate, key))
+    read = BrokerAddress.ssl_context
+    made: list[ssl.SSLContext] = []
+
+    def slowly(address: BrokerAddress) -> ssl.SSLContext:
+        made.append(read(address))
+        if len(made) == 1:
+            authority.issue("shop.example", as_file="client")
+            assert tls.context() is made[1]  # as another thread does
+            return made[0]
+        return made[-1]
+
+    authority.issue("shop.example", as_file="client")
+    monkeypatch.setattr(BrokerAddress, "ssl_context", slowly)
+    assert tls.context() is made[0]
+    assert tls.context() is made[2]
+
+
+def client_address(authority: Authority, certificate: str, key: str) -> BrokerAddress:
+    return BrokerAddress(
+        url="https://127.0.0.1:1", ca_file=str(authority.file), cert_file=certificate, key_file=key
+    )
+
+
+def refuse(address: BrokerAddress) -> ssl.SSLContext:
+    raise ConfigurationError(setting="broker.key_file", value=address.key_file, remedy="chmod")

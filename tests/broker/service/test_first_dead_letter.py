@@ -216,14 +216,3 @@ def test_a_block_of_long_letters_has_few_of_them() -> None:
     pages = [content.read() for content in dead.contents()]
     assert max(map(len, pages)) <= 2 * BLOCK_BYTES_MAX
     assert list(dead) == list(range(200))
-
-
-def test_what_was_forgotten_is_freed_by_and_by_and_before_as_many_are_new() -> None:
-    dead = DeadLetters()
-    for sequence in range(20 * BLOCK_LETTERS_MAX):
-        dead[sequence] = letter(sequence, at_ms=0)
-    dead.forget(0)
-    assert (len(dead), dead.memory_bytes) == (0, 0)
-    for sequence in range(21):
-        dead[sequence] = letter(sequence, at_ms=0)
-    assert not dead._forgotten

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from qmq_broker.errors import DiskError, DiskFullError
+from qmq_broker.service.delivery import letter_pool
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_port import DiskFile
+from qmq_broker.storage.files.letters import LetterPage
 from qmq_broker.storage.files.snapshots import SnapshotPage
 from qmq_client.group import dead_letters
 from qmq_client.group.actions import Action, Dead
 from qmq_client.wire.operations import DeadRequest
 from qmq_client.wire.requests import Reject, Settlement
+from qmq_client.wire.start import parse_start
 from tests.broker.service.retaining import RETAINING, files, keep_house, with_options
 from tests.broker.service.rig import GROUP, SUBJECT, Rig
 
@@ -61,6 +64,18 @@ def purge(rig: Rig, first: int, next_: int) -> None:
     rig.broker.changes.purge(request, rig.now_ms)
 
 
+def purge_all(rig: Rig) -> None:
+    purge(rig, 0, 400)
+
+
+def seek_to_the_start(rig: Rig) -> None:
+    rig.broker.changes.seek(SUBJECT, GROUP, parse_start("earliest"), rig.now_ms)
+
+
+def remove(rig: Rig) -> None:
+    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+
+
 def test_a_start_reads_the_letters_from_its_snapshot_and_writes_none(rig: Rig) -> None:
     fill(rig, 100)
     write_snapshot(rig)
@@ -88,6 +103,27 @@ def test_B10_a_start_on_a_disk_without_room_keeps_to_its_memory(
     assert sequences(rig) == list(range(200))
 
 
+def test_B10_letters_that_are_read_on_a_disk_without_room_leave_the_memory_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 200)
+    monkeypatch.setattr(OsDisk, "free_bytes", lambda self: 0)
+    fill(rig, 20)
+    before = rig.broker.room.status().dead_letters.memory_bytes
+    assert sequences(rig) == list(range(220))
+    read = LetterPage.read
+    reads: list[str] = []
+
+    def count(page: LetterPage) -> bytes:
+        reads.append(page.path)
+        return read(page)
+
+    monkeypatch.setattr(LetterPage, "read", count)
+    assert sequences(rig) == list(range(220))
+    assert len(reads) <= 200 // LETTERS
+    assert rig.broker.room.status().dead_letters.memory_bytes < 3 * before
+
+
 def test_a_replay_removes_the_files_that_it_has_made_useless(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,11 +139,29 @@ def test_a_replay_removes_the_files_that_it_has_made_useless(
 
 def test_letters_of_a_group_that_ended_are_forgotten_at_a_start(rig: Rig) -> None:
     fill(rig, 100)
-    rig.broker.changes.remove(SUBJECT, GROUP, rig.now_ms)
+    remove(rig)
     rig.kill()
     rig.start()
     told = rig.broker.room.status().dead_letters
     assert (told.letters, told.memory_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("end", [purge_all, seek_to_the_start, remove])
+def test_B6_letters_that_nobody_gets_any_more_leave_memory_and_disk(
+    rig: Rig, end: Callable[[Rig], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_pool, "_FREED_MAX", 10)
+    fill(rig, 400)
+    pool = rig.broker.delivery.pool
+    end(rig)
+    steps = 0
+    while pool.file_bytes:
+        before = pool.file_bytes
+        rig.pass_ms(1)
+        steps += 1
+        assert pool.file_bytes < before
+    assert steps == 400 // LETTERS // 10
+    assert files(rig, layout.LETTERS) == []
 
 
 def test_B6_a_snapshot_without_room_is_put_off_and_leaves_nothing(
@@ -123,6 +177,16 @@ def test_B6_a_snapshot_without_room_is_put_off_and_leaves_nothing(
     assert snapshots(rig)
     rig.restart()
     assert sequences(rig) == list(range(200))
+
+
+def test_B6_a_snapshot_that_was_cut_short_by_a_crash_takes_no_room_after_it(rig: Rig) -> None:
+    fill(rig, 20)
+    path = rig.directory / layout.draft_path(layout.SNAPSHOTS[0])
+    rig.kill()
+    path.write_bytes(b"x" * 1_000_000)
+    rig.start()
+    assert not path.exists()
+    assert sequences(rig) == list(range(20))
 
 
 def test_B6_a_snapshot_without_dead_letters_is_written_on_a_disk_below_its_reserve(

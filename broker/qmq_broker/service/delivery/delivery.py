@@ -294,7 +294,6 @@ class Delivery:
     def step(self, now_ms: int) -> StepCounts:
         """One bounded pass: end leases that are due and wake pulls for what is due."""
         leases_ended = pulls_woken = 0
-        self.registry.free_ended()
         self.pool.step()
         for group in self.registry.take_due(now_ms):
             try:

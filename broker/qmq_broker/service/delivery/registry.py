@@ -27,7 +27,6 @@ from qmq_client.group.actions import (
     Owned,
 )
 from qmq_client.group.apply import new_state
-from qmq_client.group.dead_letters import DeadLetters
 from qmq_client.group.picking import Picker
 from qmq_client.group.settings import backoff_kept, conflict_of, settings_of
 from qmq_client.group.state import GroupState
@@ -61,8 +60,6 @@ def position_of(store: Store, subject: str, start: Start) -> int:
 
 #: The schedule is cleared of visits that were moved only above this many entries.
 _ENTRIES_MIN: Final = 1024
-#: Blocks of dead letters that are freed at a time: two milliseconds.
-_FREED_BLOCKS: Final = 64
 
 
 class Group:
@@ -136,8 +133,6 @@ class Groups:
         self._schedule: list[tuple[int, GroupKey]] = []
         #: Groups that end when they are not pulled for.
         self._mortal: dict[GroupKey, Group] = {}
-        #: Dead letters of groups that ended, whose memory is freed by and by.
-        self._leaving: list[DeadLetters] = []
         #: No pull sequence below this is used by a new group: one of its name may have had it, and
         #: a late ack of that would be taken for one of this.
         self._pull_floor = 0
@@ -198,18 +193,11 @@ class Groups:
         state = group.state
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
         self._budget.forget(state)
-        if state.dead:
-            state.dead.forget(0)
-            self._leaving.append(state.dead)
+        state.dead.forget(0)
         logs = [log.next_pull_sequence for _, log in state.consumers()]
         self._pull_floor = max(self._pull_floor, state.next_pull_floor, *logs)
         del self._groups[group.key]
         self._mortal.pop(group.key, None)
-
-    def free_ended(self) -> None:
-        """Free some of the memory of groups that ended: a few milliseconds."""
-        if self._leaving and not self._leaving[-1].free(_FREED_BLOCKS):
-            self._leaving.pop()
 
     def end_idle(self, now_ms: int) -> int:
         """End broadcast consumers that were not seen for too long; returns how many."""

@@ -159,9 +159,16 @@ def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[Page]) -> int
     try:
         return replace_by_parts(disk, path, _parts(snapshot, pages))
     except Exception:
-        with suppress(DiskError, NoRoomError):
-            disk.unlink(layout.draft_path(path))
+        _remove_draft(disk, path)
         raise
+
+
+def _remove_draft(disk: Disk, path: str) -> None:
+    draft = layout.draft_path(path)
+    directory, _, name = draft.rpartition("/")
+    with suppress(DiskError, NoRoomError):  # the next snapshot writes over it
+        if name in disk.names(directory):
+            disk.unlink(draft)
 
 
 def _parts(snapshot: Snapshot, pages: Iterable[Page]) -> Iterator[bytes]:
@@ -210,7 +217,9 @@ class SnapshotFiles:
         self._slots[generation % len(self._slots)] = slot
 
     def forget_content(self) -> None:
-        """Keep only where the snapshots end."""
+        """Keep only where the snapshots end; drafts that a crash left go too, which may be long."""
+        for path in layout.SNAPSHOTS:
+            _remove_draft(self._disk, path)
         self._slots = [slot and _without_content(slot) for slot in self._slots]
 
     def _read(self, path: str) -> Slot | None:
