@@ -32,6 +32,10 @@ from qmq_client.clock import Clock
 from qmq_client.group.dead_letters import Page
 
 
+class _StopError(Exception):
+    """The thread is to end before its snapshot is written."""
+
+
 class ActionSync:
     """The thread that syncs. Stop is idempotent and syncs a last time."""
 
@@ -90,11 +94,15 @@ class ActionSync:
             self._store.actions.write_snapshot(offset, made._replace(pages=pages))
         except NoRoomError as error:
             self._store.refusals.note("snapshot_of_groups", error)
+        except _StopError:  # the next start replays more
+            pass
 
     def _synced_between(self, pages: Iterable[Page]) -> Iterator[Page]:
-        """These pages, and a sync at each interval: a long snapshot shall hold up none."""
+        """These pages, and a sync at each interval: a long snapshot shall hold up neither syncs nor a stop."""
         synced_s = self._clock.monotonic_s()
         for page in pages:
+            if self._stopped.is_set():
+                raise _StopError
             if self._clock.monotonic_s() - synced_s >= self._interval_s:
                 self._sync()
                 synced_s = self._clock.monotonic_s()
@@ -177,8 +185,13 @@ class Housekeeping:
         if new_bytes < due_bytes or self._action_sync.has_snapshot:
             return
         letters_bytes = self._delivery.budget.dead_letters_bytes
-        if self._store.disk.free_bytes() < 2 * letters_bytes:  # as much is to stay free as it takes
-            reason = f"it has {letters_bytes} bytes of dead letters. Make room on the disk."
+        # The reserve is to stay free, or as much as a short snapshot takes.
+        needed_bytes = letters_bytes + min(letters_bytes, self._options.reserve_bytes)
+        free_bytes = self._store.disk.free_bytes()
+        if free_bytes < needed_bytes:
+            reason = (
+                f"{free_bytes} bytes are free; {needed_bytes} are needed. Make room on the disk."
+            )
             self._store.refusals.note("snapshot_of_groups", reason)
             return
         self._action_sync.keep(*self._delivery.snapshot(now_ms))

@@ -179,6 +179,21 @@ def test_B6_a_snapshot_without_room_is_put_off_and_leaves_nothing(
     assert sequences(rig) == list(range(200))
 
 
+def test_B6_a_snapshot_needs_its_own_room_above_the_reserve_and_no_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(rig, 200)
+    with_options(rig, snapshot_bytes=1, reserve_bytes=1_000)
+    needed_bytes = rig.broker.delivery.budget.dead_letters_bytes + 1_000
+    monkeypatch.setattr(OsDisk, "free_bytes", lambda self: needed_bytes - 1)
+    keep_house(rig, ms=1_000)
+    assert snapshots(rig) == []
+    assert f"{needed_bytes - 1} bytes are free; {needed_bytes} are needed." in caplog.text
+    monkeypatch.setattr(OsDisk, "free_bytes", lambda self: needed_bytes)
+    keep_house(rig, ms=1_000)
+    assert snapshots(rig)
+
+
 def test_B6_a_snapshot_that_was_cut_short_by_a_crash_takes_no_room_after_it(rig: Rig) -> None:
     fill(rig, 20)
     path = rig.directory / layout.draft_path(layout.SNAPSHOTS[0])
@@ -283,6 +298,28 @@ def test_B1_actions_are_synced_while_a_long_snapshot_is_written(rig: Rig) -> Non
     assert len(synced) == 100 // LETTERS
     assert max(synced) < 4 * synced[0]
     assert log.durable_offset == log.written_offset
+
+
+def test_a_stop_does_not_wait_for_a_long_snapshot(rig: Rig) -> None:
+    fill(rig, 100)
+    log, sync = rig.store.actions.log, rig.broker._action_sync
+    read: list[dead_letters.Page] = []
+
+    def stop_after(pages: Iterator[dead_letters.Page]) -> Iterator[dead_letters.Page]:
+        for page in pages:
+            read.append(page)
+            sync.stop()
+            yield page
+
+    offset, content = rig.broker.delivery.snapshot(rig.now_ms)
+    made = content()
+    sync.keep(offset, lambda: made._replace(pages=stop_after(iter(made.pages))))
+    sync.run()
+    assert len(read) == 1
+    assert snapshots(rig) == []
+    assert log.durable_offset == log.written_offset
+    rig.restart()
+    assert sequences(rig) == list(range(100))
 
 
 def test_B10_a_portion_of_a_settlement_changes_few_pages(
