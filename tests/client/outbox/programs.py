@@ -41,10 +41,14 @@ Kind = Callable[[], Coroutine[Any, Any, None]]
 
 
 def is_of_psycopg(error: AssertionError) -> bool:
-    """Whether psycopg raised it: so it ends an executemany that is cancelled while it begins."""
+    """Whether psycopg raised it, or SQLAlchemy over its result.
+
+    So it ends an executemany that is cancelled while it begins, and an INSERT with RETURNING: psycopg takes the
+    cancellation for an answer without rows.
+    """
     frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
     module: str = frame.f_globals["__name__"]
-    return module.partition(".")[0] == "psycopg"
+    return module.partition(".")[0] == "psycopg" or module == "sqlalchemy.engine.cursor"
 
 
 class Program(Actions):
