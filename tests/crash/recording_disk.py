@@ -137,6 +137,10 @@ class RecordingFile:
         self._disk.calls["read"] = self._disk.calls.get("read", 0) + 1
         return self._seen[position : position + count]
 
+    def data_from(self, position: int) -> int:
+        rest = self._seen[position:]
+        return position + len(rest) - len(rest.lstrip(b"\0"))
+
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
         room_bytes = self._disk.room_bytes(position + len(data) - len(self._seen))

@@ -27,6 +27,10 @@ class ReadFile(ABC):
     def read(self, position: int, count: int) -> bytes:
         """`count` bytes from `position`; fewer only at the end of the file."""
 
+    def data_from(self, position: int) -> int:
+        """Where the next byte may stand that is not zero: no file system is asked."""
+        return position
+
     @abstractmethod
     def length(self) -> int:
         """Bytes in the file."""

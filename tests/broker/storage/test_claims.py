@@ -26,6 +26,9 @@ class Bytes:
     base: int
     segment_bytes: int
     content: bytes
+    #: Whether it is known which of its bytes were never written.
+    knows_holes: bool = False
+    reads: int = 0
 
     def base_of(self, _: int) -> int:
         return self.base
@@ -34,7 +37,12 @@ class Bytes:
         return "segment"
 
     def read(self, offset: int, count: int) -> bytes:
+        self.reads += 1
         return self.content[offset - self.base :][:count]
+
+    def data_from(self, offset: int) -> int:
+        rest = self.content[offset - self.base :]
+        return offset + (len(rest) - len(rest.lstrip(b"\0")) if self.knows_holes else 0)
 
 
 def stamped(offset: int, *, epoch: int = 3) -> bytes:
@@ -65,10 +73,23 @@ def test_B4_the_frames_of_a_segment_are_found_wherever_it_begins(segment_bytes: 
         assert claims(Bytes(base, segment_bytes, bytes(content)), epoch=4) == []
 
 
-def test_B4_a_frame_is_found_behind_any_length_of_zeros_and_between_two_blocks() -> None:
+@pytest.mark.parametrize("knows_holes", [False, True])
+def test_B4_a_frame_is_found_behind_any_length_of_zeros_and_between_two_blocks(
+    knows_holes: bool,
+) -> None:
     for place in (SCAN_BLOCK_BYTES - 8, SCAN_BLOCK_BYTES, 3 * SCAN_BLOCK_BYTES + 64):
         content = bytes(place) + stamped(GIB + place) + bytes(2 * SCAN_BLOCK_BYTES)
-        assert claims(Bytes(GIB, GIB, content)) == [place]
+        source = Bytes(GIB, GIB, content, knows_holes=knows_holes)
+        assert claims(source) == [place]
+
+
+def test_R11_space_that_was_never_written_is_not_read() -> None:
+    place = 20 * SCAN_BLOCK_BYTES
+    content = bytes(place) + stamped(place) + bytes(20 * SCAN_BLOCK_BYTES)
+    for knows_holes, reads_max in ((False, 41), (True, 4)):
+        source = Bytes(0, len(content), content, knows_holes=knows_holes)
+        assert claims(source) == [place]
+        assert source.reads <= reads_max
 
 
 def test_R11_zeros_are_passed_over_as_blocks() -> None:

@@ -15,7 +15,7 @@ from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout, os_file
 from qmq_broker.storage.files.disk import OsDisk
 from qmq_broker.storage.files.disk_errors import translate
-from qmq_broker.storage.files.disk_port import Disk
+from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.os_file import IOV_MAX
 from qmq_broker.storage.store import Store
 from tests.crash.recording_disk import RecordingDisk
@@ -49,6 +49,45 @@ def test_allocated_room_reads_as_zeros_and_nothing_is_shortened(disk: Disk) -> N
     file.allocate(4)
     assert file.read(0, 100) == b"ab\0\0"
     file.sync()
+
+
+def test_room_that_was_never_written_is_passed_over(disk: Disk) -> None:
+    mib = 1024 * 1024
+    file = disk.open("a", is_new=True)
+    file.allocate(8 * mib)
+    file.write(5 * mib, [b"abc"])
+    for position in (0, 1, mib, 5 * mib - 1, 5 * mib, 5 * mib + 1):
+        assert position <= file.data_from(position) <= max(position, 5 * mib)
+    assert 6 * mib <= file.data_from(6 * mib) <= 8 * mib
+    assert file.data_from(8 * mib) == 8 * mib
+    file.sync()
+    assert file.data_from(mib) == (mib if _knows_no_holes(file) else 5 * mib)
+    file.close()
+
+
+def _knows_no_holes(file: DiskFile) -> bool:
+    return file.data_from(0) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_that_knows_no_holes_has_data_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    file = OsDisk(str(tmp_path)).open("a", is_new=True)
+    file.allocate(100)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lseek", refuse)
+        if number == errno.EIO:
+            with pytest.raises(DiskError, match="seek"):
+                file.data_from(7)
+        else:
+            assert file.data_from(7) == 7
+    monkeypatch.setattr(os_file, "_SEEK_DATA", None)
+    assert file.data_from(7) == 7
+    file.close()
 
 
 def test_a_write_of_more_parts_than_one_call_takes_is_whole(disk: Disk) -> None:

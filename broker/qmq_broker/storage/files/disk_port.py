@@ -16,6 +16,14 @@ class DiskFile(Protocol):
         """`count` bytes from `position`; fewer only at the end of the file."""
         ...
 
+    def data_from(self, position: int) -> int:
+        """Where the next byte may stand that is not zero; the file's length if none does.
+
+        Space that was reserved and never written need not be read for that, where the file system
+        knows which it is; `position` itself where it does not.
+        """
+        ...
+
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         """Write `parts` back to back from `position` on; not durable on return."""
         ...

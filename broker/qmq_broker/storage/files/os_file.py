@@ -21,6 +21,10 @@ from qmq_broker.storage.files.disk_errors import translate
 IOV_MAX: Final = 1024
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _allocate = getattr(os, "posix_fallocate", None)
+#: lseek(2): reserved space that was not written is a hole, unless the page cache has more.
+_SEEK_DATA: Final[int | None] = (
+    getattr(os, "SEEK_DATA", None) if hasattr(os, "posix_fadvise") else None
+)
 #: Syncs an open file or directory by its descriptor; raises `OSError`.
 Sync = Callable[[int], object]
 
@@ -72,6 +76,20 @@ class OsFile:
         except OSError as error:
             raise translate(error, "read", self.path) from error
         return data
+
+    def data_from(self, position: int) -> int:
+        if _SEEK_DATA is None:
+            return position
+        try:
+            # What the system read ahead is no hole while it is in the page cache.
+            os.posix_fadvise(self._descriptor, position, 0, os.POSIX_FADV_DONTNEED)
+            return os.lseek(self._descriptor, position, _SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole, or beyond the end
+                return max(position, self.length())
+            if error.errno in _NOT_SUPPORTED:
+                return position
+            raise translate(error, "seek", self.path) from error
 
     def write(self, position: int, parts: Sequence[bytes | memoryview]) -> None:
         try:

@@ -42,6 +42,8 @@ SCAN_BLOCK_BYTES: Final = 1024 * 1024
 HEAD_BYTES_MAX: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
 _OFFSET_BYTES: Final = 8
 #: A searched block overlaps the next one by the longest head, so that no head is cut in two.
+#: A multiple of every system's page: a page that was read in part is no hole any more.
+_PAGE_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(SCAN_BLOCK_BYTES + HEAD_BYTES_MAX)
 
 
@@ -62,6 +64,10 @@ class ScanSource(Protocol):
         """`count` bytes of one segment; fewer at its end."""
         ...
 
+    def data_from(self, offset: int) -> int:
+        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        ...
+
 
 class ReadAhead:
     """A source read forwards in short pieces, which are cut out of long ones. For one thread.
@@ -71,7 +77,7 @@ class ReadAhead:
 
     def __init__(self, source: ScanSource, ahead_bytes: int) -> None:
         self.segment_bytes = source.segment_bytes
-        self.base_of, self.path = source.base_of, source.path
+        self.base_of, self.path, self.data_from = source.base_of, source.path, source.data_from
         self._source = source
         self._ahead_bytes = ahead_bytes
         self._block = b""
@@ -250,13 +256,17 @@ def claims_in_segment(
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of one segment from `offset` to its end, in blocks that overlap.
 
-    Blocks of zeros are left out by a simple comparison: a new segment is a gigabyte of them, and a
-    start looks after its last frame.
+    Zeros are left out: a new segment is a gigabyte of them, and a start looks after its last frame.
+    Most are in space that was never written, which is not read.
     """
     while block := segments.read(offset, len(_ZEROS)):
-        if block != _ZEROS[: len(block)]:
-            yield offset, block
-        offset += SCAN_BLOCK_BYTES
+        if block == _ZEROS:
+            offset += len(block)
+            offset = segments.data_from(offset - (offset - base) % _PAGE_BYTES)
+        else:
+            if block != _ZEROS[: len(block)]:
+                yield offset, block
+            offset += SCAN_BLOCK_BYTES
         if offset >= base + segments.segment_bytes:
             return
 

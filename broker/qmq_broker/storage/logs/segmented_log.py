@@ -129,6 +129,10 @@ class SegmentedLog:
         """`count` bytes from `offset` of one segment; fewer at its end."""
         return self._segments.read(offset, count)
 
+    def data_from(self, offset: int) -> int:
+        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        return self._segments.data_from(offset)
+
     @property
     def segment_bytes(self) -> int:
         """Length of a full segment."""

@@ -109,6 +109,12 @@ class Segments:
             return b""
         return file.read(offset - base, min(count, base + self.segment_bytes - offset))
 
+    def data_from(self, offset: int) -> int:
+        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        base = self.base_of(offset)
+        file = self._files.get(base)
+        return offset if file is None else base + file.data_from(offset - base)
+
     def make(self, base: int, length: int, head: bytes) -> None:
         """A new segment of `length` bytes that begins with `head`; durable on return."""
         file = self.disk.open(segment_path(self.directory, base), is_new=True)

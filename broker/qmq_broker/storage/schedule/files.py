@@ -83,6 +83,10 @@ class BucketFile:
         """`count` bytes from `offset`; fewer at the end."""
         return self._files.read(self._log, self._bucket, offset - self._bucket, count)
 
+    def data_from(self, offset: int) -> int:
+        """`offset` itself: no space is reserved in these files."""
+        return offset
+
 
 class ScheduleFiles:
     """Schedule and dispatch logs. `append` belongs to one thread, reads to any."""
