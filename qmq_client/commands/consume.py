@@ -3,8 +3,8 @@
 The name after the colon is a handler, a list of handlers or a `Consumers`; without it, all handlers
 of the module run. The working directory is on the import path, as with `python -m`.
 
-A module that fails is reported in one line: the error and where it passed through files that are neither
-Python's nor an installed package's. The whole traceback is a log line at debug level.
+A module that cannot be imported is reported in one line: the error, and the lines of the
+application's own files that led to it. The whole traceback is logged at debug level.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.shown import shorten
 
 _LOG: Final = logging.getLogger(__name__)
-#: The innermost ones: where it failed, and how that was reached.
+#: Lines of code shown for a failed import: the failing one and its nearest callers.
 _PLACES_MAX: Final = 3
-#: Enough for a sentence; errors of some libraries hold a page.
+#: Enough for a sentence; some libraries raise errors a page long.
 _REASON_CHARACTERS_MAX: Final = 300
 _PATHS_OF_PYTHON: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def load_target(target: str) -> object:
-    """What `module` or `module:attribute` names; raises `ConfigurationError`.
+    """Import `module` or `module:attribute`; raises `ConfigurationError` if that fails.
 
-    The module's own `QmqError` passes unchanged: it says what to do, and the exit code is its own.
+    A `QmqError` that the module raises passes unchanged: it has its own remedy and exit code.
     """
     module_name, _, attribute = target.partition(":")
     if module_name.startswith(".") or "/" in module_name or "\\" in module_name:
@@ -48,13 +48,13 @@ def load_target(target: str) -> object:
         raise ConfigurationError(
             setting="handlers",
             value=f"{shorten(target)} is a path, not the name of a module",
-            remedy=f"Go to the directory that has it and give {name or 'MODULE'}, or a dotted name.",
+            remedy=f"Change to its directory and give {name or 'MODULE'}, or give a dotted name.",
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:  # whatever an application may raise
+    except Exception as error:  # an application may raise anything
         _LOG.debug("import_failed module=%s", module_name, exc_info=error)
         if isinstance(error, QmqError):
             raise
@@ -66,7 +66,7 @@ def load_target(target: str) -> object:
         raise ConfigurationError(
             setting="handlers",
             value=f"{shorten(target)} ({shorten(str(error))})",
-            remedy=f"Give module:attribute with what module {module_name} has.",
+            remedy=f"Give module:attribute with an attribute of module {module_name}.",
         ) from error
     return found
 
@@ -82,11 +82,11 @@ def _not_imported(target: str, module_name: str, error: Exception) -> Configurat
         value = f"{shorten(target)} ({_reason(error)})"
         remedy = "Give module or module:attribute, importable from here."
     elif missing is not None:
-        value = f"{shorten(target)} was found, but imports {missing}, which is not there ({places})"
+        value = f"{shorten(target)} was found, but imports {missing}, which is missing ({places})"
         remedy = f"Install {missing}, or fix the import."
     else:
         value = (
-            f"{shorten(target)} was found, but failed at its import: {_reason(error)} ({places})"
+            f"{shorten(target)} was found, but its import failed: {_reason(error)} ({places})"
         )
         remedy = "Fix it there; --log-level debug shows the whole traceback."
     return ConfigurationError(setting="handlers", value=value, remedy=remedy)
@@ -99,7 +99,10 @@ def _reason(error: Exception) -> str:
 
 
 def _places(error: Exception) -> str:
-    """`shop.py:3 > settings.py:9 in load`, outermost first; empty if no code of a module had run."""
+    """The lines that led to an error, outermost first: `shop.py:3 > settings.py:9 in load`.
+
+    Empty if no code of a module ran.
+    """
     frames = [
         (frame.filename, frame.lineno, frame.name)
         for frame in traceback.extract_tb(error.__traceback__)
@@ -150,9 +153,9 @@ def consume(
 ) -> None:
     """Run the handlers of MODULE (or one ATTRIBUTE of it) until a signal.
 
-    The first SIGTERM or SIGINT lets running handlers finish, a second one does not wait. Exit code 1
+    The first SIGTERM or SIGINT waits for running handlers; a second one stops at once. Exit code 1
     when a handler did not finish or an outcome could not be sent; its message is delivered again.
-    With --json it prints at the end how the stop went and what each handler counted.
+    With --json, print at the end the result of the stop and the counters of each handler.
     """
     log_to_stderr(log_level)
     sources = [load_target(target) for target in targets]
@@ -182,12 +185,12 @@ def _as_json(report: StopReport, consumers: Consumers) -> str:
 
 
 def _refuse_flags(target: str, **flags: str | None) -> None:
-    """A `Consumers` has a broker and a name already."""
+    """Refuse options that a `Consumers` has set already: its broker and its consumer id."""
     for name, value in flags.items():
         if value is not None:
             option = f"--{name.replace('_', '-')}"
             raise ConfigurationError(
                 setting=option,
-                value=f"{shorten(value)}, and {shorten(target)} is a Consumers",
+                value=f"{shorten(value)}, but {shorten(target)} is a Consumers with its own",
                 remedy=f"Leave {option} out, or name its handlers instead.",
             )

@@ -48,8 +48,9 @@ def db() -> None:
 def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt: bool) -> None:
     """Create or upgrade the tables.
 
-    Safe to repeat, and to run from several processes at once. Exit code 2 when it must not continue: the
-    schema is missing, tables of a recorded revision are gone, or another migration tool made them.
+    Safe to repeat, and to run from several processes at once. Exit code 2 when it cannot migrate
+    safely: the schema is missing, tables of a recorded revision are gone, or another migration tool
+    made them.
     """
     section = the_database(database, config_file)
     with _engine(section, may_create=True) as engine, _migration_errors(section):
@@ -77,7 +78,7 @@ def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt
 
 
 def _notes(connection: sa.Connection, section: DatabaseSection) -> Iterator[tuple[str, str]]:
-    """Problems to come although the tables are right, each with its fix."""
+    """Problems that may follow although the tables are correct, each with its fix."""
     if sa.inspect(connection).has_table(ALEMBIC_TABLE, schema=section.schema or None):
         prefix = section.table_prefix
         here = "include_name"
@@ -101,7 +102,7 @@ def _notes(connection: sa.Connection, section: DatabaseSection) -> Iterator[tupl
 def check(database: str | None, config_file: Path | None, as_json: bool) -> None:
     """Compare the tables with what this version needs.
 
-    Exit code 1 when they differ from what this version needs.
+    Exit code 1 when they differ.
     """
     section = the_database(database, config_file)
     with _engine(section) as engine, engine.connect() as connection:
@@ -148,8 +149,8 @@ def downgrade(
     if not yes:
         raise ConfigurationError(
             setting="--yes",
-            value=f"not given, and {section.name} may lose messages that wait",
-            remedy="Look with `qmq outbox list`, then say --yes.",
+            value=f"not given, and {section.name} may lose waiting messages",
+            remedy="Check with `qmq outbox list`, then give --yes.",
         )
     with _engine(section) as engine, _migration_errors(section):
         done = downgrade_tables(

@@ -1,9 +1,9 @@
-"""Messages that a group does not get again, and why.
+"""The dead letters of a group: messages that it does not get again, each with the reason.
 
-There may be very many. Each is kept as the bytes that a snapshot has of it, in blocks of neighbouring
-sequences. Of each letter the sequence and the time of its death stay in memory; the bytes of a block
-may be *paged out* by a buffer pool (`Pool`) to wherever that keeps its pages, and are read again when
-a letter is read or changes the block. Without a pool everything stays in memory.
+A group may have millions. Each letter is kept in the encoding of a snapshot, in blocks of
+neighbouring sequences. The sequence and the time of death of every letter stay in memory. A buffer
+pool (`Pool`) may *page out* the bytes of a block; they are read again when one of its letters is
+read or the block changes. Without a pool everything stays in memory.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ REJECTED: Final = "rejected"
 ATTEMPTS_USED_UP: Final = "attempts used up"
 #: Its time to live ended before it was delivered.
 EXPIRED: Final = "expired"
-#: Letters and bytes of one block, at most: it is read or written in less than a millisecond. A letter
-#: that is longer has a block to itself.
+#: Most letters and bytes of one block, so that it is read or written in less than a millisecond. A
+#: longer letter has a block to itself.
 BLOCK_LETTERS_MAX: Final = 1_024
 BLOCK_BYTES_MAX: Final = 256 * 1024
-#: Letters that are looked at at a time: about ten milliseconds.
+#: Letters that one call of `first_since` looks at: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
-#: A group with so many blocks may have to read as many in one turn: some ten milliseconds.
+#: Blocks that one change may have to read at once: some ten milliseconds.
 _BLOCKS_AT_ONCE: Final = 50
-#: Memory of one letter that stays when its block is paged out: sequence and time, and room to grow.
+#: Memory of one letter whose block is paged out: sequence, time, and spare room of the arrays.
 LETTER_BYTES: Final = 20
-#: Memory of one block next to its letters.
+#: Memory of one block besides its letters.
 BLOCK_BYTES: Final = 1_536
-#: Memory of one letter in memory next to its bytes: their head, their place in a list.
+#: Memory of one loaded letter besides its bytes: the object's header and its slot in the list.
 HELD_BYTES: Final = 64
 
 
@@ -48,10 +48,11 @@ class DeadLetter(
     sequence: int
     attempts: int
     reason: str
-    #: What the last consumer said.
+    #: The error that the last consumer reported.
     error: str
+    #: When it died, by the broker's clock.
     at_ms: int
-    #: The attempts so far.
+    #: Its attempts, oldest first.
     history: History = ()
 
 
@@ -62,15 +63,15 @@ _PARTS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Page(Protocol):
-    """The letters of one block outside the memory: an array in MessagePack. It never changes."""
+    """The letters of one block, stored as an array in MessagePack. It never changes."""
 
     def read(self) -> bytes:
-        """All of it, as it was written, in any thread; raises if that cannot be read."""
+        """The whole array as it was written, in any thread; raises if it cannot be read."""
         ...
 
 
 class MemoryPage(NamedTuple):
-    """The same in memory."""
+    """A page in memory."""
 
     letters: tuple[bytes, ...]
 
@@ -79,19 +80,19 @@ class MemoryPage(NamedTuple):
 
 
 class Pool(Protocol):
-    """Knows which blocks are in memory, and pages out those that were not used for longest."""
+    """Knows which blocks are in memory, and pages out the least recently used."""
 
     def used(self, block: Block) -> None:
-        """This block is in memory; it was just read or changed."""
+        """Take note that this block is in memory and was just read or changed."""
         ...
 
     def forget(self, block: Block) -> None:
-        """This block is not used any more; to free very many at once would take too long."""
+        """Free this block, which is no longer used. May be done later: freeing many takes long."""
         ...
 
 
 class Block:
-    """Neighbouring letters, by sequence."""
+    """Letters with neighbouring sequences, in order."""
 
     __slots__ = ("at_ms", "encoded_bytes", "letters", "newest_ms", "page", "sequences")
 
@@ -101,10 +102,10 @@ class Block:
         self.at_ms: array[int] = array("q")
         #: Each in MessagePack; None while the block is paged out.
         self.letters: list[bytes] | None = []
-        #: What says the same as `letters`; None if it was changed since.
+        #: A page with the same content as `letters`; None if they changed since.
         self.page: Page | None = None
         self.encoded_bytes = 0
-        #: None of them died later.
+        #: Upper bound of the times in `at_ms`.
         self.newest_ms = 0
 
     def __len__(self) -> int:
@@ -112,24 +113,24 @@ class Block:
 
     @property
     def memory_bytes(self) -> int:
-        """What its letters take in memory besides what stays, roughly."""
+        """Roughly the memory that paging it out would free."""
         if self.letters is None:
             return 0
         return self.encoded_bytes + HELD_BYTES * len(self.sequences)
 
     @property
     def is_full(self) -> bool:
-        """Whether it gets no further letter."""
+        """Whether it has reached a limit and takes no further letter."""
         return len(self.sequences) >= BLOCK_LETTERS_MAX or self.encoded_bytes >= BLOCK_BYTES_MAX
 
     def index(self, sequence: int) -> int | None:
-        """Where this letter stands; None if it is not there."""
+        """The index of this letter in the block; None if the block does not have it."""
         index = bisect_left(self.sequences, sequence)
         is_there = index < len(self.sequences) and self.sequences[index] == sequence
         return index if is_there else None
 
     def loaded(self) -> list[bytes]:
-        """Its letters, in memory from now on; raises what `Page.read` does."""
+        """Its letters, read into memory if they were paged out; raises what `Page.read` raises."""
         if self.letters is None:
             assert self.page is not None
             self.letters = [bytes(one) for one in _PARTS.decode(self.page.read())]
@@ -137,17 +138,18 @@ class Block:
         return self.letters
 
     def page_out(self, page: Page) -> None:
-        """Drop what this page says."""
+        """Drop the letters from memory; `page` has the same content."""
         self.page, self.letters = page, None
 
     def content(self) -> Page:
-        """Its letters as they are now, however the block changes."""
+        """Its letters as they are now; later changes of the block do not affect the page."""
         if self.letters is not None:
             return MemoryPage(tuple(self.letters))
         assert self.page is not None
         return self.page
 
     def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
+        """Add a letter, or replace the one with this sequence; raises what `Page.read` raises."""
         letters = self.loaded()
         index = bisect_left(self.sequences, sequence)
         if index < len(letters) and self.sequences[index] == sequence:
@@ -162,12 +164,13 @@ class Block:
         self.page = None
 
     def take(self, index: int) -> None:
+        """Remove the letter at this index; raises what `Page.read` raises."""
         self.encoded_bytes -= len(self.loaded().pop(index))
         del self.sequences[index], self.at_ms[index]
         self.page = None
 
     def cut(self, begin: int, end: int) -> Block:
-        """Take out those from place `begin` to before `end`."""
+        """Move the letters from index `begin` to before `end` into a new block."""
         letters, gone = self.loaded(), Block()
         gone.sequences, gone.at_ms = self.sequences[begin:end], self.at_ms[begin:end]
         gone.letters = letters[begin:end]
@@ -181,8 +184,8 @@ class Block:
 class DeadLetters(MutableMapping[int, DeadLetter]):
     """The dead letters of one group, by sequence.
 
-    Retention asks each second which is the first that it must wait for: what it need not wait for is
-    passed once, and not looked at again.
+    Retention asks each second for the first letter that it must wait for. Each letter that it need
+    not wait for is looked at only once.
     """
 
     __slots__ = (
@@ -196,7 +199,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
 
     def __init__(self, pool: Pool | None = None) -> None:
         self._pool = pool
-        #: In order. Each has what lies between its own first sequence and the next one's.
+        #: In order; each covers the sequences from its own in `_firsts` to before the next there.
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
         self._count = 0
@@ -207,7 +210,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that they take even when all blocks are paged out, roughly."""
+        """Roughly the memory that they take even when all blocks are paged out."""
         return LETTER_BYTES * self._count + BLOCK_BYTES * len(self._blocks)
 
     @property
@@ -234,7 +237,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         return _DECODER.decode(encoded)
 
     def __setitem__(self, sequence: int, letter: DeadLetter) -> None:
-        # Copied, because what the encoder gives has room to spare.
+        # Copied, because the encoder's result has spare capacity.
         encoded = bytes(memoryview(_ENCODER.encode(letter)))
         block = self._block_for(sequence)
         before = len(block), block.encoded_bytes
@@ -265,11 +268,14 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         return None if found is None else found[0].at_ms[found[1]]
 
     def changed_at_once(self, count_max: int) -> int:
-        """How many of so many letters may be changed in one turn: fewer where each may need a page."""
+        """How many letters to change at once: `count_max`, or a tenth if each may need a page."""
         return count_max if len(self._blocks) <= _BLOCKS_AT_ONCE else max(1, count_max // 10)
 
     def load(self, first: int, next_: int) -> None:
-        """Read what a change of each letter in this range needs; raises what `Page.read` does, with nothing changed."""
+        """Load the blocks of this range, so that changing its letters reads no page.
+
+        Raises what `Page.read` raises, with nothing changed.
+        """
         low, high = max(0, self._place(first)), self._place(next_ - 1)
         for block in self._blocks[low : max(low, high) + 1]:
             block.loaded()
@@ -289,7 +295,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         return count
 
     def forget(self, first: int, next_: int | None = None) -> None:
-        """Forget those in this range, or all from `first` on; a pool frees their memory by and by."""
+        """Remove the letters in this range, or all from `first` on; a pool frees them later."""
         low = max(0, self._place(first))
         high = len(self._blocks) if next_ is None else max(low, self._place(next_ - 1) + 1)
         kept: list[tuple[Block, int]] = []
@@ -309,14 +315,15 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         self._firsts[low:high] = [number for _, number in kept]
 
     def contents(self) -> tuple[Page, ...]:
-        """All of them as they are now, block by block."""
+        """A page for each block with its letters as they are now."""
         return tuple(block.content() for block in self._blocks)
 
     def add(self, page: Page, *, is_kept: bool = True) -> None:
-        """Add the letters of a page; `is_kept`: it stays readable, and need not be written again.
+        """Add the letters of a page after all others.
 
-        Raises `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page,
-        `ValueError` unless its sequences rise, from those that are there already, and what `Page.read` does.
+        With `is_kept` the page stays readable, so its block need not be written again. Raises
+        `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page, `ValueError`
+        if it is empty or a sequence is not higher than all before it, and what `Page.read` raises.
         """
         encoded, block = page.read(), Block()
         letters = letters_of(encoded)
@@ -341,8 +348,9 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
     ) -> int | None:
         """The lowest sequence from `first_sequence` on that died at this time or later, or None.
 
-        A lower one when very many died before; it rises with each call. Requires: neither the time
-        nor what is left out ever goes back.
+        One call looks at `LEAVING_MAX` letters. If it finds none, it returns the next one to look
+        at, and the next call continues there. Requires: from call to call `at_ms` never decreases,
+        and no sequence leaves `without`.
         """
         first = max(self._needed_from, first_sequence)
         for looks, sequence in enumerate(self._in_order(first, None, since_ms=at_ms)):
@@ -358,7 +366,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
     def _in_order(
         self, first: int, next_: int | None, *, since_ms: int | None = None
     ) -> Iterator[int]:
-        """Sequences from `first` on, without blocks of which all died before `since_ms`."""
+        """Sequences from `first` on; skips blocks whose letters all died before `since_ms`."""
         for block in self._blocks[max(0, self._place(first)) :]:
             if since_ms is not None and block.newest_ms < since_ms:
                 continue
@@ -368,7 +376,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
                 yield sequence
 
     def _place(self, sequence: int) -> int:
-        """Of the block that has this sequence if there is such a letter; -1 if there is none."""
+        """The place of the block that covers this sequence; -1 if all blocks begin after it."""
         return bisect_right(self._firsts, sequence) - 1
 
     def _find(self, sequence: int) -> tuple[Block, int] | None:
@@ -380,7 +388,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         return None if index is None else (block, index)
 
     def _block_for(self, sequence: int) -> Block:
-        """The block that has this sequence, or gets it: made, or made room in, if need be."""
+        """The block for this sequence, created if needed, or split to make room."""
         place = max(0, self._place(sequence))
         if not self._blocks:
             return self._insert(0, sequence, Block())
@@ -415,12 +423,12 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
 
 
 def letters_of(page: bytes) -> list[DeadLetter]:
-    """What stands in the bytes of a page; raises `msgspec.MsgspecError` or `UnicodeDecodeError` if it is none."""
+    """Decode the bytes of a page; raises `msgspec.MsgspecError` or `UnicodeDecodeError`."""
     return _PAGE.decode(page)
 
 
 def _array_head(count: int) -> bytes:
-    """What stands before the elements of an array, as short as it can be."""
+    """The header of a MessagePack array, in its shortest form."""
     if count < 1 << 4:
         return bytes([0x90 | count])
     return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)

@@ -1,7 +1,7 @@
-"""The inbox for asynchronous sessions: the same promises, and no call that blocks the loop.
+"""The inbox for asynchronous sessions: it promises what `Inbox` promises and never blocks the loop.
 
-Its engine's connections belong to the loop that opened them. A consumer runs its handlers on a loop
-of its own, so give it an engine of its own too; `close` lets go of the connections on that loop.
+An engine's connections belong to the loop that opened them. A consumer runs its handlers on a loop
+of its own, so give its inbox an engine of its own; `close` closes the connections on that loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # needs greenlet, which applications without asynchronous eng
 
 
 class AsyncInbox:
-    """`Inbox` for an asynchronous engine or session maker. For any number of tasks of one loop."""
+    """`Inbox` for an asynchronous engine or session maker; all tasks of one loop may share it."""
 
     is_async: Final[Literal[True]] = True
 
@@ -41,31 +41,32 @@ class AsyncInbox:
         if isinstance(session_factory, AsyncEngine):
             session_factory = async_sessionmaker(session_factory)
         self._session_factory = session_factory
-        session = session_factory()  # has opened nothing yet, so there is nothing to close
+        session = session_factory()  # it has opened no connection, so it need not be closed
         engine = session.sync_session.get_bind(clause=table).engine
         self._notes = Notes(engine, table, group)
         self.group = self._notes.group
-        # A database in memory has one connection for all tasks.
+        # An in-memory database has one connection for all tasks.
         self._connection_lock: AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if isinstance(engine.pool, StaticPool) else nullcontext()
         )
 
     async def check(self) -> None:
-        """Raise when the inbox table is missing or the connection would commit by itself."""
+        """Raise if the inbox table is missing or unfit, or the connection is in autocommit mode."""
         async with self._connection_lock, self._session_factory() as session:
             await session.run_sync(self._notes.check)
 
     async def probe(self) -> None:
-        """Raise unless an id can be noted now. Leaves none behind."""
+        """Raise unless an id can be written now. The written id is rolled back."""
         async with self._connection_lock, self._session_factory() as session:
             await session.run_sync(self._notes.probe)
             await session.rollback()
 
     @asynccontextmanager
     async def open(self, message_ids: Sequence[bytes]) -> AsyncIterator[InboxWork[AsyncSession]]:
-        """A transaction that has noted these ids; committed at the end, rolled back on an error.
+        """Run the block in a transaction that has stored these ids.
 
-        Raises `InboxTransactionError` when the block ended the transaction by itself.
+        Commits at the end of the block, rolls back on an error. Raises `InboxTransactionError` if
+        the block itself ended the transaction.
         """
         async with self._connection_lock, self._session_factory() as session:
             begun: Begun = await session.run_sync(self._notes.begin, message_ids)
@@ -88,7 +89,7 @@ class AsyncInbox:
     async def close(self) -> None:
         """Close the pooled connections; the engine opens new ones when it is used again.
 
-        A database in memory keeps its one connection: it lives in it.
+        An in-memory database keeps its one connection, because it would be lost with it.
         """
         from sqlalchemy.ext.asyncio import AsyncEngine
 

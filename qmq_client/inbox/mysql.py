@@ -1,21 +1,22 @@
 """The inbox on MySQL and MariaDB: three statements before the handler and one after it, besides COMMIT.
 
-A plain INSERT of all ids, and a query for the known ones only if it meets a known row. The error
-alone is no proof: a trigger may have replaced a new id by another one, or another unique key of the
-table refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY UPDATE` does not
-say which rows were there.
+A plain INSERT writes all ids. Only if it meets a known row, a query reads the known ids. The error
+alone proves nothing: a trigger may have replaced a new id by another one, or another unique key of
+the table may have refused it. `INSERT IGNORE` would hide other faults, and `ON DUPLICATE KEY
+UPDATE` does not say which rows existed.
 
-An INSERT without an error is no proof either: a trigger may have stored another id, or another
-group, and then the next copy of the message would not be recognized. MariaDB returns what it has
-stored; on MySQL one more statement reads it back.
+An INSERT without an error proves nothing either: a trigger may have stored another id, or another
+group, and then the next copy of the message would not be recognized. MariaDB returns the rows that
+it stored; on MySQL one more statement reads them back.
 
-A temporary table hides the inbox from its connection, even under its whole name, until the connection
-is closed. Other connections do not see what is noted there. Only its definition shows it, so that is read first.
+A temporary table of the same name hides the inbox from its connection, even under the qualified
+name, until the connection is closed. Other connections do not see the ids in it. Only the
+definition of the table reveals it, so the definition is read first.
 
-A deadlock or a DDL statement ends the transaction without the notice of a handler that swallows the
-error. The savepoint around the handler's work is gone then, and its RELEASE fails. Two consumers
-that note the same ids can deadlock; the server undoes one of them, nothing of it is acked, and its
-message comes again.
+A deadlock or a DDL statement ends the transaction; a handler that swallows the error does not
+notice. The savepoint around the handler's work is then gone, and its RELEASE fails. Two consumers
+that insert the same ids can deadlock: the server rolls one of them back, nothing of it is acked,
+and its message is delivered again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class MySqlInboxDialect(InboxDialect):
 
     def _refuse_temporary(self, connection: sa.Connection) -> None:
         if is_temporary(connection, self.name):
-            connection.invalidate()  # so that the table is gone, and the next delivery finds the inbox
+            connection.invalidate()  # drops the temporary table: the next delivery finds the inbox
             table = table_text(connection, self.table)
             raise OutboxMissingError(
                 f"a temporary table hid {table} on this connection, which was closed. "
@@ -76,7 +77,7 @@ class MySqlInboxDialect(InboxDialect):
         if len(ids) == 1:
             self.check_known(connection, group, ids, _AS_LOCKED)
             return set()
-        # What this read cannot see yet (its snapshot is older) is found again below.
+        # This read may miss known ids, if its snapshot is older; the INSERTs below meet them.
         known = self.known(connection, group, ids)
         left = [one for one in ids if one not in known]
         if not left or self._try(connection, group, left):
@@ -90,10 +91,10 @@ class MySqlInboxDialect(InboxDialect):
         return new
 
     def _try(self, connection: sa.Connection, group: str, ids: Sequence[bytes]) -> bool:
-        """Insert all of these, or none if one of them is known; whether they were inserted.
+        """Insert all of these ids, or none if one is known; returns whether they were inserted.
 
-        Waits for another transaction that is inserting one of them. The server undoes the whole
-        statement and leaves the transaction as it was.
+        Waits for another transaction that is inserting one of them. A refused INSERT is undone as a
+        whole and does not end the transaction.
         """
         dialect: Any = connection.dialect
         try:
@@ -116,7 +117,7 @@ class MySqlInboxDialect(InboxDialect):
         self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int
     ) -> int:
         sql, parameters = self.old("consumer_group, message_id", group, older_than_ms, limit)
-        # In the order in which consumers note them, so that no two can deadlock.
+        # Deleted in the order in which consumers insert them, so that the two cannot deadlock.
         old = sorted(map(tuple, connection.exec_driver_sql(sql, parameters)))
         return sum(
             delete_by(
@@ -124,7 +125,7 @@ class MySqlInboxDialect(InboxDialect):
                 self.table.c.message_id,
                 ids,
                 where={"consumer_group": name},
-                # Asked again: a consumer may have noted it again after another purge deleted it.
+                # Checked again: it may have been purged and inserted again meanwhile.
                 below={"received_at_ms": f"{NOW_MS} - {older_than_ms:d}"},
             )
             for name, rows in groupby(old, itemgetter(0))

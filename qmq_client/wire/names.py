@@ -26,7 +26,7 @@ _NAMES_KEPT_MAX: Final = 4096
 
 def is_name(text: object) -> bool:
     """Whether `text` is a valid name."""
-    # The length goes first, so that texts of megabytes never enter the cache.
+    # Check the length first, so that texts of megabytes never enter the cache.
     return isinstance(text, str) and len(text) <= NAME_BYTES_MAX and _matches(text)
 
 

@@ -1,6 +1,6 @@
-"""`qmq watchdog databases`: the registry, for people and for deployment scripts.
+"""`qmq watchdog databases`: commands for the registry, used by people and deployment scripts.
 
-Every change is picked up by running watchdogs within `registry.refresh_s`, without a restart.
+Running watchdogs pick up every change within `registry.refresh_s`, without a restart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qmq_watchdog.databases import open_registry
 
 @click.group()
 def databases() -> None:
-    """Look after the registry: the table of databases to sweep."""
+    """Manage the registry: the table of databases to sweep."""
 
 
 @databases.command()
@@ -32,7 +32,7 @@ def databases() -> None:
 def init(config_file: Path | None, as_json: bool) -> None:
     """Create the registry's table.
 
-    Does nothing when it is there.
+    Does nothing if the table exists.
     """
     is_new = _registry(config_file).create()
     _say({"created": is_new}, "created" if is_new else "already there", as_json)
@@ -44,7 +44,7 @@ def init(config_file: Path | None, as_json: bool) -> None:
 def list_(config_file: Path | None, as_json: bool) -> None:
     """Show every row.
 
-    Exit code 1 when a row is refused by the watchdog.
+    Exit code 1 when the watchdog refuses a row.
     """
     content = _registry(config_file).read()
     rows = [
@@ -71,17 +71,17 @@ def list_(config_file: Path | None, as_json: bool) -> None:
 @click.option("--password-file", default="", help="File that holds the password.")
 @click.option("--schema", default="", help="Schema of the outbox.")
 @click.option(
-    "--table-prefix", default="qmq_", show_default=True, help="How the names of its tables begin."
+    "--table-prefix", default="qmq_", show_default=True, help="Prefix of the names of its tables."
 )
 @click.option(
     "--rows-per-s",
     type=int,
     default=0,
-    help="Rows a second that each watchdog sends at most; 0 for no limit.",
+    help="Most rows that each watchdog sends in a second; 0 for no limit.",
 )
-@click.option("--keep-sent-s", type=float, default=0.0, help="Keep accepted rows for so long.")
-@click.option("--keep-inbox-s", type=float, default=0.0, help="Keep inbox ids for so long.")
-@click.option("--disabled", is_flag=True, help="Write it, but do not sweep it yet.")
+@click.option("--keep-sent-s", type=float, default=0.0, help="Seconds to keep accepted rows.")
+@click.option("--keep-inbox-s", type=float, default=0.0, help="Seconds to keep inbox ids.")
+@click.option("--disabled", is_flag=True, help="Add it, but do not sweep it yet.")
 @config_option
 @json_option
 def add(
@@ -93,9 +93,9 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write a row, in place of one of this name.
+    """Add a database, or replace the one with this name.
 
-    No password in URL: name the variable or the file that holds it.
+    Put no password into URL: name the variable or the file that holds it.
     """
     values = {"name": name, "url": url, **options}
     try:
@@ -111,9 +111,9 @@ def add(
 @config_option
 @json_option
 def remove(name: str, config_file: Path | None, as_json: bool) -> None:
-    """Delete a row.
+    """Remove a database.
 
-    Its database is not swept any more. Exit code 1 when there is no such row.
+    It is no longer swept. Exit code 1 when the registry has no such name.
     """
     _report(name, _registry(config_file).remove(name), "removed", as_json)
 
@@ -123,9 +123,9 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def enable(name: str, config_file: Path | None, as_json: bool) -> None:
-    """Have a database swept.
+    """Let watchdogs sweep a database.
 
-    Exit code 1 when there is no such row.
+    Exit code 1 when the registry has no such name.
     """
     found = _registry(config_file).set_enabled(name, is_enabled=True)
     _report(name, found, "enabled", as_json)
@@ -136,9 +136,9 @@ def enable(name: str, config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def disable(name: str, config_file: Path | None, as_json: bool) -> None:
-    """Leave a database alone.
+    """Stop sweeping a database, but keep its row.
 
-    Exit code 1 when there is no such row.
+    Exit code 1 when the registry has no such name.
     """
     found = _registry(config_file).set_enabled(name, is_enabled=False)
     _report(name, found, "disabled", as_json)

@@ -210,7 +210,7 @@ def test_a_token_may_end_by_itself(tmp_path: Path) -> None:
         (["add", "a\nb", "--role", "admin"], 2, "63"),
         (["add", "a" * 64, "--role", "admin"], 2, "63"),
         (["add", "a", "--role", "admin", "--days", "0"], 2, "days"),
-        (["list"], 1, "there is none. Make it with"),
+        (["list"], 1, "it does not exist. Create it with"),
         (["revoke", "0123456789abcdef"], 1, "no token with id"),
     ],
 )

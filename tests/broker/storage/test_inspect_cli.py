@@ -199,7 +199,7 @@ def test_dump_tells_room_that_was_never_used_from_damage(data: Path) -> None:
     for kind, log in (("frames", "commitlog"), ("actions", "actionlog")):
         rows = [json.loads(line) for line in run("dump", kind, data, "--json").output.splitlines()]
         assert not [row for row in rows if "unreadable" in row]
-        assert rows[-1]["unused"] == "room taken ahead"
+        assert rows[-1]["unused"] == "preallocated space"
         last = sorted((data / log).glob("0*"))[-1]
         content = bytearray(last.read_bytes())
         position = rows[-1]["first"] % len(content)

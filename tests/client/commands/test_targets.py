@@ -41,7 +41,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
 
 def test_an_import_that_is_not_there_is_named_with_its_line(refusal: Refusal) -> None:
     said = refusal("imports_nothing", "\nimport no_such_thing")
-    assert "imports no_such_thing, which is not there (imports_nothing.py:2)" in said
+    assert "imports no_such_thing, which is missing (imports_nothing.py:2)" in said
     assert "Install no_such_thing" in said
 
 
@@ -50,7 +50,7 @@ def test_an_error_is_reported_with_the_places_of_the_applications_own_files(
 ) -> None:
     Path("settings_of_targets.py").write_text(SETTINGS)
     said = refusal("fails_below", "import settings_of_targets\nsettings_of_targets.load()")
-    assert "was found, but failed at its import: JSONDecodeError: Expecting property name" in said
+    assert "was found, but its import failed: JSONDecodeError: Expecting property name" in said
     assert "(fails_below.py:2 > settings_of_targets.py:5 in load)" in said, "not json's own files"
 
 

@@ -1,8 +1,8 @@
 """The tokens file: read by the broker while it runs, written by `qmq broker token`.
 
-A broker started with one never serves without it: if the file vanishes or breaks, the tokens stay
-as they were, with a line in the log, until it is whole again. It is written whole or not at all, by
-one command at a time.
+A broker started with a tokens file never serves without tokens: if the file vanishes or becomes
+invalid, the broker logs an error and keeps the last tokens until the file is valid again. Commands
+replace the file atomically, one command at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qmq_broker.storage.files.small_file import replace_whole
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
-#: Of no file.
+#: Differs from the stamp of every file.
 _NO_STAMP: Final[Stamp] = (-1, -1, -1, -1, -1)
 _LOCK_SUFFIX: Final = ".lock"
 _DRAFT_SUFFIX: Final = ".draft"
@@ -41,7 +41,7 @@ class TokenFileError(QmqError):
 
     path: str
     reason: str
-    remedy: str = "Restore it from a copy, or name a new file to `qmq broker token add`."
+    remedy: str = "Restore it from a copy, or create a new one with `qmq broker token add`."
 
     code = "tokens_file"
     text = "tokens file {path}: {reason}. {remedy}"
@@ -51,9 +51,9 @@ class WatchedTokens:
     """The tokens of a file, read again after each change. Belongs to the loop thread."""
 
     def __init__(self, path: str) -> None:
-        """Raises `TokenFileError` if there are none to begin with."""
+        """Reads the file; raises `TokenFileError` if that fails."""
         self._path = path
-        # Before the content: the first step reads what changes in between.
+        # Taken before the content is read: the first step then sees a change in between.
         self._stamp: Stamp | None = _stamp(path)
         self.current = Tokens(read_tokens(path).tokens)
 
@@ -82,7 +82,7 @@ def _stamp(path: str) -> Stamp | None:
     try:
         return stamp_of(path)
     except OSError:
-        return None  # reading it says why
+        return None  # `read_tokens` reports the reason
 
 
 def read_tokens(path: str) -> TokenList:
@@ -90,8 +90,8 @@ def read_tokens(path: str) -> TokenList:
     try:
         return decode_tokens(read_bounded(path, FILE_BYTES_MAX))
     except FileNotFoundError as error:
-        remedy = f"Make it with `qmq broker token add --tokens {path}`."
-        raise TokenFileError(path=path, reason="there is none", remedy=remedy) from error
+        remedy = f"Create it with `qmq broker token add --tokens {path}`."
+        raise TokenFileError(path=path, reason="it does not exist", remedy=remedy) from error
     except OSError as error:
         raise TokenFileError(path=path, reason=error.strerror or str(error)) from error
     except ValueError as error:
@@ -121,8 +121,8 @@ def _alone(disk: OsDisk, name: str, path: str) -> Iterator[None]:
     try:
         lock = disk.lock(name + _LOCK_SUFFIX, f"pid {os.getpid()}")
     except LockedError as error:
-        remedy = "Run this one again when that has ended."
-        reason = "another command changes it now"
+        remedy = "Run this command again when the other one has ended."
+        reason = "another command is changing it"
         raise TokenFileError(path=path, reason=reason, remedy=remedy) from error
     try:
         yield

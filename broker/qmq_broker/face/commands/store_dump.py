@@ -1,8 +1,8 @@
 """The dump of a data directory: the content of its files, row by row, for people and for other tools.
 
-Each kind is a generator of rows that can be written as JSON, one in memory at a time. No lock is
-taken and nothing is changed: next to a running broker it shows what the files hold at that moment.
-Damage is a row of its own, with the reason.
+Each kind of content has a generator of rows ready for JSON, which keeps one in memory at a time. A
+dump takes no lock and changes nothing: while a broker runs, it shows what the files hold at that
+moment. Damage is a row of its own, with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DumpQuestion:
     """Which rows to show."""
 
     subject: str | None = None
-    #: An offset in the log; for entries a sequence.
+    #: Where to begin: an offset in the log; for entries a sequence.
     first: int = 0
 
 
@@ -154,7 +154,7 @@ def _snapshot(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[R
 
 
 def _groups(content: GroupsContent, question: DumpQuestion) -> Iterator[Row]:
-    """Each group, and after it its dead letters, one by one."""
+    """A row for each group, followed by a row for each of its dead letters."""
     pages = iter(content.pages)
     for group in check_groups(content).groups:
         is_wanted = question.subject in (None, group.subject)
@@ -242,7 +242,7 @@ def _records_of(frame: ScannedFrame, subject: str | None) -> Iterator[Row]:
 
 
 def _fields_of(message: JsonDelivered) -> Row:
-    """The fields that are set; a JSON body as its value, for as it was sent it may have several lines."""
+    """The fields that are set. A JSON body is decoded: its text as sent may have several lines."""
     fields: Row = msgspec.json.decode(msgspec.json.encode(message))
     return fields
 
@@ -264,7 +264,7 @@ def _actions(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
 
 
 def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:
-    """The entries of one subject, or of all that have a folder, as in their files."""
+    """The entries of one subject, or of all in the queue table, as their files hold them."""
     files = QueueFiles(disk, entries_per_file=format_.queue_entries_per_file, open_files=4)
     table, _ = sealed_array(disk, layout.QUEUE_TABLE, QueueTable)
     firsts = read_retained(disk, format_.store_id).first_sequences
@@ -294,7 +294,7 @@ def _entries(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Ro
 
 
 def _walk(disk: Disk, format_: Format, log: str, offset: int) -> Iterator[ScannedFrame | Row]:
-    """The frames of a log; anything else is already a row."""
+    """The frames of a log; a range without frames is yielded as a row."""
     segments = Segments(disk, log, _logs(format_)[log])
     kinds = COMMIT_KINDS if log == layout.COMMIT_LOG else ACTION_KINDS
     try:
@@ -324,7 +324,7 @@ def _no_frame(disk: Disk, segments: Segments, found: DamagedRange, store_id: byt
         and not torn_bytes_after(segments, first)
     ):
         is_recycled = segments.is_recycled(segments.base_of(first))
-        what = "frames of a segment that was given up" if is_recycled else "room taken ahead"
+        what = "old frames of a recycled segment" if is_recycled else "preallocated space"
         return {"file": path, "first": first, "next": next_, "unused": what}
     return _damaged(path, first, next_, found.reason)
 
@@ -340,7 +340,7 @@ def _synced(disk: Disk, log: str, store_id: bytes) -> int:
 
 
 def _damaged(path: str, first: int, next_: int | None, reason: str) -> Row:
-    """No good frame or file."""
+    """The row of a file, or of a range in it, that cannot be read."""
     return {"file": path, "first": first, "next": next_, "unreadable": reason}
 
 
@@ -357,7 +357,7 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-#: What can be shown, and how its rows are made.
+#: The kinds of rows, each with its generator.
 KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]] = {
     "actions": _actions,
     "checkpoint": _checkpoint,
@@ -380,11 +380,11 @@ KINDS: Final[Mapping[str, Callable[[Disk, Format, DumpQuestion], Iterator[Row]]]
 
 
 T = TypeVar("T")
-_NO_SENSE: Final = "a chunk whose content makes no sense"
+_NO_SENSE: Final = "a chunk whose content cannot be decoded"
 
 
 def id_rows(disk: Disk, format_: Format) -> Iterator[Row]:
-    """A row for each run of ids that one frame brought."""
+    """A row for each run of consecutive message ids in one frame."""
 
     def rows(file: str, _: Chunk, found: IdChunk) -> Iterator[Row]:
         for subject, columns in found.columns.items():
@@ -402,7 +402,7 @@ def id_rows(disk: Disk, format_: Format) -> Iterator[Row]:
 
 
 def waiting_rows(disk: Disk, format_: Format, subject: str | None) -> Iterator[Row]:
-    """A row for each run of entries of one queue in one chunk."""
+    """A row for each run of entries of one consume queue in one chunk."""
 
     def rows(file: str, chunk: Chunk, found: EntryChunk) -> Iterator[Row]:
         for run in found.runs:
@@ -444,12 +444,12 @@ def _unread(file: JournalFile) -> str:
     if not file.is_journal:
         return "not the head of a journal of this store"
     if file.rest_bytes:
-        return f"{file.rest_bytes} bytes from position {file.position}: no whole chunk"
+        return f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
     return ""
 
 
 def schedule_rows(disk: Disk, format_: Format, subject: str | None) -> Iterator[Row]:
-    """A row for each message of each schedule log, as far as the frames are whole."""
+    """A row for each message of each schedule log, up to the first frame that is not whole."""
     files, subjects = ScheduleFiles(disk, format_.store_id), Subjects()
     try:
         for bucket in files.buckets(layout.SCHEDULE):

@@ -1,8 +1,8 @@
-"""Queries on delayed messages, for people and for changes.
+"""Queries on delayed messages, for people and for commands that change them.
 
-Finding a message reads the disk: do it outside the loop thread. There is no map by message id,
-because millions may wait. The columns of ids are scanned, a few hundred megabytes a second; with
-the due time, only one bucket is.
+Finding a message reads the disk: call it outside the loop thread. There is no map by message id,
+because millions may wait. Instead the columns of ids are scanned, at a few hundred megabytes a
+second; if the due time is known, only those of one bucket.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.marks import Marks
 from qmq_client.wire.message_id import format_message_id
 
-#: Rows of one listing.
+#: Most rows of one listing.
 LISTED_MAX: Final = 1_000
-#: Rows of one histogram; the rest is one row at the end.
+#: Most rows of one histogram; the last row then counts all the rest.
 SPANS_MAX: Final = 10_000
 SPANS_MS: Final = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -43,7 +43,7 @@ class DelayedStatus(msgspec.Struct, frozen=True, kw_only=True):
     due_at_ms: int
     #: `pending`, `released`, `cancelled` or `rescheduled`.
     state: str
-    #: First millisecond of its bucket, and its place there.
+    #: First millisecond of its bucket, and its sequence there.
     bucket: int
     sequence: int
 
@@ -59,7 +59,7 @@ class HistogramRow(msgspec.Struct, frozen=True, kw_only=True):
 class HeldError(StoreError):
     """The state of a message is unknown, because a damaged file may hide it. Nothing was changed."""
 
-    #: What hides it.
+    #: The damage that may hide it.
     damage: CorruptionError
     remedy: str = (
         "Restore the file from a backup of the same store, run `qmq delayed retry`, and ask again. "
@@ -91,18 +91,18 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_max_ms: int
     #: What is wrong with the clock; empty for nothing.
     clock: str
-    #: Messages that would have been released by now if the clock had not been changed: at most so
-    #: many, because whole buckets are counted.
+    #: Upper bound of the messages that would have been released by now if the clock had not been
+    #: changed; whole buckets are counted.
     clock_held: int
-    #: How far the time of the last message is ahead of the clock, if that is more than a minute; otherwise 0.
+    #: How far the stored time of the last message is ahead of the clock; 0 if a minute or less.
     log_ahead_ms: int
     #: Unreadable messages, and the first milliseconds of buckets with something unreadable …
     damaged: int
     damaged_buckets: list[int]
     #: … and how many messages were found unreadable since the start.
     damaged_total: int
-    #: Why buckets, parts of them and single messages are held: file, place, and what is wrong
-    #: there. The first ones only.
+    #: Why buckets, parts of buckets or messages are held: file, position and damage. Only the
+    #: first few.
     held: list[str]
 
 
@@ -123,7 +123,7 @@ class DelayQuery:
         self._releaser = releaser
 
     def status(self) -> DelayStatus:
-        """All counts; cheap."""
+        """All counts. Reads no file."""
         releaser = self._releaser
         counts, near, held = releaser.counts, releaser.near, releaser.damage.reasons()
         subjects = self._schedule.pending_by_subject()
@@ -159,7 +159,10 @@ class DelayQuery:
         return sum(pending for bucket, _, pending in states if bucket <= time.latest_ms)
 
     def find(self, message_id: bytes, *, due_at_ms: int | None = None) -> list[Found]:
-        """All places of a message, newest last; raises `HeldError` if damage may hide it."""
+        """All places of a message in the schedule, newest last.
+
+        Raises `HeldError` if damage may hide one.
+        """
         found = self.find_all([message_id], due_at_ms=due_at_ms)[message_id]
         if isinstance(found, HeldError):
             raise found
@@ -168,9 +171,9 @@ class DelayQuery:
     def find_all(
         self, message_ids: Iterable[bytes], *, due_at_ms: int | None = None
     ) -> dict[bytes, list[Found] | HeldError]:
-        """The same for many messages, in one pass over the schedule."""
+        """`find` for many messages, in one pass over the schedule; errors are returned by id."""
         places: dict[bytes, list[Found]] = {message_id: [] for message_id in message_ids}
-        #: What may hide any message, and what hides one.
+        #: Damage that may hide any message, and damage that hides a known one.
         damage: list[CorruptionError] = []
         hidden: dict[bytes, CorruptionError] = {}
         for columns in self._columns(due_at_ms, due_at_ms, damage.append):
@@ -237,7 +240,7 @@ class DelayQuery:
         return DelayedState.RELEASED if states is None else states.get(message.sequence)
 
     def shown(self, found: Found) -> DelayedStatus:
-        """A message as people see it."""
+        """The status of a message, as routes and commands show it."""
         message = found.message
         return DelayedStatus(
             message_id=format_message_id(message.message_id),
@@ -257,7 +260,7 @@ class DelayQuery:
     ) -> Iterator[Columns]:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
-            if self._releaser.is_stopped:  # its answer is not needed, and it would hold up the end
+            if self._releaser.is_stopped:  # the result is not needed, and the scan delays the stop
                 raise UnavailableError("the broker stops", state="draining", retry_after_s=2.0)
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > latest_bucket_ms(self._schedule, last_ms)
@@ -267,7 +270,7 @@ class DelayQuery:
     def _pending(
         self, subject: str | None, first_ms: int, next_ms: int
     ) -> Iterator[tuple[int, Columns, int]]:
-        """Due time and place of each pending message; damage is left out, the status reports it."""
+        """Due time and place of each pending message; skips damage, which the status reports."""
         names = self._schedule.subjects.names
         for columns in self._columns(first_ms, None, lambda _: None):
             states = None
@@ -289,5 +292,6 @@ def _ahead_text(log_ahead_ms: int) -> str:
         return ""
     return (
         f"the log is ahead of the clock by {log_ahead_ms} ms: the clock was wrong when a message was stored, or is "
-        "wrong now. Delayed messages come in time; messages keep that time, and none goes by its age until then"
+        "wrong now. Delayed messages are released on time. Until the clock reaches the log's time, "
+        "new messages are stored with that time, and retention deletes none by age"
     )
