@@ -85,9 +85,7 @@ def _not_imported(target: str, module_name: str, error: Exception) -> Configurat
         value = f"{shorten(target)} was found, but imports {missing}, which is missing ({places})"
         remedy = f"Install {missing}, or fix the import."
     else:
-        value = (
-            f"{shorten(target)} was found, but its import failed: {_reason(error)} ({places})"
-        )
+        value = f"{shorten(target)} was found, but its import failed: {_reason(error)} ({places})"
         remedy = "Fix it there; --log-level debug shows the whole traceback."
     return ConfigurationError(setting="handlers", value=value, remedy=remedy)
 

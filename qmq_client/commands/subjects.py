@@ -48,7 +48,7 @@ def list_(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 def remove(
     subject: str, yes: bool, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Remove a subject without messages, delayed messages and groups.
+    """Remove a subject that has no messages, no delayed messages and no groups.
 
     The next message creates it again, and its sequences continue where they ended.
     """

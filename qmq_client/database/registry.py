@@ -1,10 +1,9 @@
-"""The registry: a table of databases with outboxes, which come and go while a watchdog runs.
+"""The registry: a table of databases with outboxes, which may be changed while watchdogs run.
 
 It holds no secret. A row names the environment variable or the file with a password, and a URL that
-contains a password is refused, both when it is written and when it is read. Everybody who may write the
-table could have a password sent to a server of their choice, so not every variable or file is
-allowed: the name of the variable must contain PASSWORD, and the file must be in the configured
-directory.
+contains a password is refused, both when it is written and when it is read. A user who may write
+the table could have any secret of the watchdog sent to a server of their choice. So the name of the
+variable must contain PASSWORD, and the file must be in the configured directory.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from qmq_client.settings.sections import DatabaseSection, RegistrySection
 
 _PASSWORD_VARIABLE: Final = re.compile(r"\A[A-Z0-9_]*PASSWORD[A-Z0-9_]*\Z")
 _NAME: Final = "registry"
-#: What a list calls the rows over the limit; no database can have this name.
+#: Stands for all rows over the limit in `RegistryContent.refused`; no database can have this name.
 _REST: Final = "[others]"
 _URL_CHARACTERS_MAX: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredDatabase:
-    """One row."""
+    """One row of the registry."""
 
     section: DatabaseSection
     is_enabled: bool
@@ -47,7 +46,7 @@ class RegistryContent:
     """The content of the table."""
 
     databases: list[RegisteredDatabase] = field(default_factory=list)
-    #: Rows that cannot be right, by name.
+    #: The errors of invalid rows, by name.
     refused: dict[str, ConfigurationError] = field(default_factory=dict)
 
     def enabled(self) -> list[DatabaseSection]:
@@ -56,7 +55,7 @@ class RegistryContent:
 
 
 class Registry:
-    """The table, and what may be done with it. Holds no connection between calls.
+    """Reads and changes the table. Holds no connection between calls.
 
     Raises `DatabaseUnavailableError`, and `ConfigurationError` if the table does not exist.
     """
@@ -67,7 +66,7 @@ class Registry:
         environment: Mapping[str, str],
         prepare: Callable[[sa.Engine], object] = lambda _: None,
     ) -> None:
-        """`prepare`: what to do with each engine before its use, as to limit it in time."""
+        """`prepare` is called with each engine before its use, for example to set timeouts."""
         self._section = section
         self._environment = environment
         self._prepare = prepare
@@ -82,7 +81,7 @@ class Registry:
             return True
 
     def read(self) -> RegistryContent:
-        """All rows by name; wrong ones with the reason."""
+        """All rows in order of their names; invalid ones with the reason."""
         content = RegistryContent()
         query = sa.select(self._table).order_by(self._table.c.name).limit(DATABASES_MAX + 1)
         with self._connect() as connection:
@@ -100,7 +99,10 @@ class Registry:
         return content
 
     def add(self, section: DatabaseSection, *, is_enabled: bool = True) -> bool:
-        """Write a row, replacing one of this name; returns whether it is new."""
+        """Write a row, replacing one of this name; returns whether it is new.
+
+        Raises `ConfigurationError` if the row is invalid.
+        """
         self._check(section)
         values = msgspec.structs.asdict(section)
         values["schema_name"] = values.pop("schema")
@@ -117,7 +119,7 @@ class Registry:
             return connection.execute(sa.delete(self._table).where(there)).rowcount > 0
 
     def set_enabled(self, name: str, *, is_enabled: bool) -> bool:
-        """Have a database swept or left alone; returns whether it exists."""
+        """Switch the sweeping of a database on or off; returns whether it exists."""
         there = self._table.c.name == name
         with self._connect() as connection:
             if connection.scalar(sa.select(self._table.c.name).where(there)) is None:
@@ -162,13 +164,13 @@ class Registry:
         try:
             has_password = make_url(section.url).password is not None
         except (sa.exc.ArgumentError, ValueError):
-            # The cause would show the URL
+            # Without the cause, which would show the URL
             raise _refused(section.name, "not a database URL", "Fix it.") from None
         if has_password or mask_secrets(section.url) != section.url:
             raise _refused(
                 section.name,
                 "the URL has a password in it",
-                "Leave it out, change it, and name where it is by password_env or password_file.",
+                "Remove it, change that password, and use password_env or password_file.",
             )
         if len(section.url) > _URL_CHARACTERS_MAX:
             raise _refused(section.name, "the URL is too long", f"{_URL_CHARACTERS_MAX} at most.")
@@ -194,7 +196,7 @@ class Registry:
 def _is_inside(path: str, directory: str) -> bool:
     try:
         return Path(directory).resolve() in Path(path).resolve().parents
-    except (OSError, RuntimeError, ValueError):  # a circle of links, or no path at all
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or not a path
         return False
 
 

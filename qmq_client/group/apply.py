@@ -1,8 +1,8 @@
-"""Applying an action to a group: all changes of a group come here, also those of a restart.
+"""Applies actions to a group: every change of a group comes here, also the replay at a start.
 
 This module handles actions that move or change a group as a whole: seek, pause, settings, replayed
-dead letters, long retries, messages lost by force or gone at a start. `state.py` handles those on single
-messages.
+and purged dead letters, long retries, lost messages, and messages that are gone at a start.
+`state.py` handles actions on single messages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from qmq_client.group.dead_letters import Pool
 from qmq_client.group.redelivery import Redelivery
 from qmq_client.group.state import GroupState
 
+#: Higher than every sequence.
 _BEYOND: Final = 2**63
 
 
 def apply_action(state: GroupState, action: Action) -> None:
-    """Change the state as this action says. Requires: it is for this subject and group."""
+    """Apply an action to the state. Requires: the action is of this subject and group."""
     match action:
         case Skipped():
             _on_skipped(state, action)
@@ -119,7 +120,7 @@ def _on_replayed(state: GroupState, action: Replayed) -> None:
 
 
 def new_state(defined: GroupDefined, pool: Pool | None = None) -> GroupState:
-    """A group that was just defined; `pool` pages out its dead letters."""
+    """The state of a group that was just defined; `pool` pages out its dead letters."""
     state = GroupState(
         subject=defined.subject,
         group=defined.group,
@@ -148,10 +149,10 @@ def must_move_back(state: GroupState, next_sequence: int, next_copy: int) -> boo
 
 
 def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
-    """Forget what lies beyond the end of the subject, and copies beyond the end of their subject.
+    """Forget messages from `next_sequence` on, and copies from `next_copy` on.
 
-    Messages that a power cut or a damage took can no longer be settled, and others get their
-    sequences. Copies that are gone are replaced by the originals.
+    They were lost by a power cut or damage: they can no longer be settled, and new messages get
+    their sequences. Where a copy is gone, the group gets the original.
     """
     state.cursor = min(state.cursor, next_sequence)
     state.redeliveries.take(next_sequence, _BEYOND)
@@ -164,8 +165,7 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
         for sequence, _ in list(state.by_key.sequences()):
             if sequence >= next_sequence:
                 state.by_key.done(sequence, sequence + 1)
-    if (
-        state.dead
-    ):  # the log broke off between a death and the end of its lease: delivered once more
+    # If the log ended between a death and the end of its lease, the message is delivered again.
+    if state.dead:
         for sequence in state.given():
             state.dead.pop(sequence, None)

@@ -1,11 +1,12 @@
 """The inbox on SQLite.
 
-If a transaction reads before it writes, it fails at once when another wrote in between ("database is
-locked"). So this one begins IMMEDIATE: writers queue at the begin, and two deliveries of one message
-can never both find it new.
+A transaction that reads before it writes fails at once ("database is locked") if another one wrote
+in between. So this one starts with BEGIN IMMEDIATE: writers queue there, and two deliveries of one
+message can never both find it new.
 
-Statements go through SQLAlchemy. Straight to the driver, a handled message took 450 µs of processor time
-instead of 535 (file with a write-ahead log, a handler of one UPDATE): too little for a second way.
+Statements go through SQLAlchemy. Directly through the driver, a handled message took 450 µs of
+processor time instead of 535 (file with a write-ahead log, a handler of one UPDATE). That is too
+small a gain for a second code path.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class SqliteInboxDialect(InboxDialect):
         return Noted(new=new)
 
     def undo_failed_commit(self, connection: sa.Connection) -> None:
-        """SQLite keeps the transaction, and SQLAlchemy, which takes it for ended, sends no ROLLBACK.
+        """Roll back: SQLite keeps the transaction open, while SQLAlchemy takes it for ended.
 
-        The next user of the connection would commit it.
+        Otherwise the next user of the connection would commit it.
         """
         if not connection.invalidated and in_transaction(connection):
             connection.connection.rollback()

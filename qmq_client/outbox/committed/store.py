@@ -1,13 +1,13 @@
 """The outbox store: claims, settles, lists, retries and purges rows.
 
 The publisher uses it for rows of its own process, the watchdog for rows left behind. Any number of
-both may work at once, because every change names the row *and* its token, so a late owner changes
-none. Rows are found by state and due time only. Each method is one short transaction on the store's
-own pool, never on the application's, and uses only the database's clock.
+both may work at once: every change names the row *and* its token, so an owner whose lease has ended
+changes nothing. Rows are found by state and due time only. Each method is one short transaction on
+the store's own pool, never on the application's, and uses only the database's clock.
 
-A command that changes all chosen rows does so in short transactions. A retried row may be parked
-again by the next sweep meanwhile. So rows are visited once, by their numbers, up to the last that was
-there at the beginning.
+A command that changes all chosen rows does so in several short transactions. Meanwhile the next
+sweep may park a retried row again. So each row is visited only once: in the order of row numbers,
+up to the highest number at the beginning.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from qmq_client.outbox.table import DEFAULT_TABLES, LIVE, PARKED, SENT, Tables
 
 
 def stored_rows(outbox: sa.Table) -> sa.Select[Any]:
-    """The columns of `StoredRow`; within each state the rows that are due first come first."""
+    """A query for the columns of `StoredRow`, ordered by state, then by due time."""
     columns = outbox.c
     return sa.select(
-        # As bytes, so that a damaged one does not hide the others.
+        # Read as bytes, so that a damaged id does not hide the other rows.
         sa.cast(columns.message_id, sa.LargeBinary()).label("message_id"),
         columns.subject,
         columns.ordering_key,
@@ -68,7 +68,7 @@ def conditions(
     state: int | None,
     is_due: bool,
 ) -> Iterator[sa.ColumnElement[bool]]:
-    """Everything that a row must fulfil; any state if `state` is None."""
+    """The SQL conditions of this filter; rows in any state if `state` is None."""
     columns = outbox.c
     if state is not None:
         yield columns.state == state
@@ -84,7 +84,7 @@ def conditions(
         yield columns.created_at_ms <= now_ms - chosen.older_than_ms
 
 
-#: Rows of one transaction.
+#: Most rows that one transaction changes.
 CHANGED_ROWS_MAX: Final = 10_000
 
 
@@ -96,10 +96,10 @@ def change_by_hand(
     state: int,
     rows_max: int = CHANGED_ROWS_MAX,
 ) -> int:
-    """Change the rows in `state` that fulfil these conditions, `rows_max` at a time; how many.
+    """Change the rows in `state` that fulfil these conditions; returns how many.
 
-    Requires: `change` names the state, and conditions of its own if it has any; somebody may have
-    had a row between its choice and its change.
+    Each transaction changes up to `rows_max` rows. Requires: `change` itself checks the state and
+    whatever else must still hold, because another owner may change a row after it was chosen.
     """
     outbox: Any = change.table
     number, changed = outbox.c.id, 0
@@ -126,7 +126,7 @@ def change_by_hand(
 
 _Result = TypeVar("_Result")
 
-#: Rows looked at to find the oldest: constant work however many wait.
+#: Rows read to find the oldest, so that the work does not grow with the outbox.
 _OLDEST_AMONG_ROWS: Final = 1_000
 _LISTED_ROWS_MAX: Final = 1_000
 _PURGED_ROWS_MAX: Final = 10_000
@@ -135,7 +135,7 @@ _PURGED_ROWS_MAX: Final = 10_000
 class OutboxStore:
     """The outbox of one database. Safe for any number of threads.
 
-    Raises errors of the database as SQLAlchemy's own (`sqlalchemy.exc.SQLAlchemyError`).
+    Errors of the database are raised as `sqlalchemy.exc.SQLAlchemyError`.
     """
 
     def __init__(self, engine: sa.Engine, tables: Tables = DEFAULT_TABLES) -> None:
@@ -150,7 +150,7 @@ class OutboxStore:
 
     @cached_property
     def _resolved(self) -> Tables:
-        """The tables under their whole names; connects first, if needed, to learn the schema."""
+        """The tables with qualified names; connects, if needed, to learn the default schema."""
         dialect = self._application.dialect
         if dialect.name != "sqlite" and dialect.default_schema_name is None:
             self._own.look(lambda _: None)
@@ -197,9 +197,10 @@ class OutboxStore:
         return self._written(claim)
 
     def reclaim(self, message_ids: Sequence[bytes], *, token: bytes, lease_ms: int) -> set[bytes]:
-        """Those committed rows among these that `token` still owns; extends their leases.
+        """Extend the leases of these rows, as far as `token` still owns them; returns their ids.
 
-        Also tells which rows of a commit with unknown outcome exist.
+        Only committed rows are found. So it also shows which rows a commit with an unknown outcome
+        has stored.
         """
 
         def reclaim(connection: sa.Connection) -> set[bytes]:
@@ -211,7 +212,7 @@ class OutboxStore:
         return self._written(reclaim)
 
     def find(self, message_ids: Sequence[bytes], *, with_records: bool) -> list[FoundRow]:
-        """Those of these rows that are committed, in one statement, whatever their owner."""
+        """Read these rows in one statement, as far as they are committed, whatever their owner."""
         columns = (
             "message_id, state, token, last_error, record"
             if with_records
@@ -248,9 +249,8 @@ class OutboxStore:
     ) -> int:
         """Record the outcome of a batch; returns how many rows were changed.
 
-        Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are returned with
-        a later due time, others parked. `claimed`: the batch as one claim with this token returned
-        it.
+        Sent rows are deleted, or kept for an audit with `keep_ms`; failed ones are returned with a
+        later due time, others parked. `claimed` is the batch as `claim` returned it for this token.
         """
         if not (outcome.sent or outcome.failed or outcome.parked):
             return 0
@@ -281,7 +281,7 @@ class OutboxStore:
         return self._removed(remove)
 
     def purge_sent(self, *, limit: int = _PURGED_ROWS_MAX) -> int:
-        """Delete up to `limit` rows that were kept for an audit and whose time is over."""
+        """Delete up to `limit` rows kept for an audit whose time is over; returns how many."""
         chosen = (
             sa.select(self._outbox.c.id)
             .where(self._outbox.c.state == SENT, self._outbox.c.due_at_ms <= self._now_ms)
@@ -303,7 +303,7 @@ class OutboxStore:
         return self._own.read(lambda connection: waiting_ids(connection, self._outbox, keys))
 
     def prepare_ordering(self) -> None:
-        """Fill the table of locks for ordering keys, if that was not done before."""
+        """Fill the table of locks for ordering keys, unless it is filled."""
         fill_order_locks(self._own, self._resolved.order_lock)
 
     def oldest_unsent_age_ms(self) -> int | None:
@@ -323,9 +323,9 @@ class OutboxStore:
         return None if age_ms is None else max(0, age_ms)
 
     def counts(self, *, rows_max: int | None = None) -> OutboxCounts:
-        """Number of rows; with `rows_max`, counting stops there.
+        """Numbers of live, due and parked rows; with `rows_max`, each count stops there.
 
-        Without a bound it reads the index of all rows, however many there are.
+        Without `rows_max` it reads the index entries of all rows.
         """
         state, due_at_ms = self._outbox.c.state, self._outbox.c.due_at_ms
         kinds = (state == LIVE, (state == LIVE) & (due_at_ms <= self._now_ms), state == PARKED)
@@ -348,9 +348,9 @@ class OutboxStore:
         is_due: bool = False,
         limit: int = 100,
     ) -> list[StoredRow]:
-        """Rows for people to look at, those due first at the top; all states if `state` is None.
+        """Up to `limit` rows for a listing, 1,000 at most, ordered by state, then by due time.
 
-        With `is_due` only rows that are due by the database's clock.
+        All states if `state` is None; with `is_due` only rows that are due by the database's clock.
         """
         query = stored_rows(self._outbox)
         query = query.where(*self._conditions(chosen, state=state, is_due=is_due))
@@ -381,7 +381,7 @@ class OutboxStore:
         return found
 
     def retry(self, chosen: RowFilter = ALL_ROWS, *, rows_max: int = CHANGED_ROWS_MAX) -> int:
-        """Make parked rows live and due again, with no attempts counted; returns how many.
+        """Make parked rows live and due again, with 0 attempts; returns how many.
 
         Takes rows that were parked when it began, in transactions of up to `rows_max` each.
         """
@@ -425,11 +425,11 @@ class OutboxStore:
         role: Role = PRODUCER,
         asks_rights: bool = False,
     ) -> None:
-        """Raise `OutboxMissingError`, which names each fault of the tables and of the server.
+        """Raise `OutboxMissingError` if the tables or the server are unfit; it names each fault.
 
-        Checks all tables, or those `needed`: a user of the database may have no right to see
-        others. With `asks_rights`, or if a table is hidden, also raises if this user lacks a right
-        that its role needs.
+        Checks all tables, or only those `needed`, because a user may have no right to see others.
+        With `asks_rights`, or if a table is hidden, also raises if this user lacks a right that
+        its role needs.
         """
         looked_at = self._tables.all if needed is None else needed
 
@@ -441,17 +441,18 @@ class OutboxStore:
 
     @property
     def now_ms(self) -> sa.ColumnElement[int]:
-        """The clock of this database, as an expression."""
+        """The time by the database's clock, as an SQL expression in milliseconds."""
         return self._now_ms
 
     def write(self, work: Callable[[sa.Connection], _Result]) -> _Result:
-        """Run work in a short transaction on this store's own pool, for the care of our other tables."""
+        """Run `work` in a short transaction on this store's own pool; for our other tables."""
         return self._own.write(work)
 
     def quiet_moment(self) -> AbstractContextManager[bool]:
-        """Whether a write disturbs no open transaction of the application within the block.
+        """Yields whether a write inside the block disturbs no open transaction of the application.
 
-        One that has read from an SQLite file fails at its first write if somebody wrote in between.
+        On SQLite a transaction that has read fails at its first write if another connection wrote
+        in between.
         """
         return self._dialect.quiet_moment()
 
@@ -486,7 +487,7 @@ class OutboxStore:
         return set(map(bytes, found.scalars()))
 
     def _removed(self, remove: Callable[[sa.Connection, bool], int]) -> int:
-        """The same for deletions; once more, warily, if the database refused one of the rows."""
+        """`_written` for deletions; repeated with `is_wary` if the database refused a row."""
         try:
             return self._written(lambda connection: remove(connection, False))
         except sa.exc.DBAPIError as error:

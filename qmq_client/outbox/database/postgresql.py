@@ -1,8 +1,9 @@
 """The outbox on PostgreSQL.
 
-Pitfalls handled here, each reproduced: `now()` is the time at which the transaction began, which may
-be long ago; without statistics, as after a burst, the planner reads and sorts every live row; a
-setting of the session reaches other clients behind a pooler, so ours end with their transaction.
+It handles three pitfalls, each of which was reproduced. `now()` is the time at which the
+transaction began, which may be long ago. Without statistics, for example after a burst, the planner
+reads and sorts every live row. Behind a pooler a setting of the session would reach other clients,
+so settings here end with their transaction.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.row import OutboxRow
 
-#: When the statement began. `clock_timestamp()` may change within one, so no index search can use it.
+#: When the statement began. `clock_timestamp()` changes within a statement, so no index search can
+#: use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
 #: Without statistics the planner would read and sort every live row, both for a claim and for the age of
 #: the oldest.
 _BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
-#: A scan that is switched off counts as very expensive where there is no other way, as for a
-#: foreign key without an index; and expensive statements are compiled, at half a second each. From
-#: 11 on.
+#: Where no index exists, as for some foreign keys, the planner must use a disabled scan and rates
+#: it as very expensive. From version 11 on, PostgreSQL compiles expensive statements, which takes
+#: half a second each.
 _UNCOMPILED: Final = "set_config('jit', 'off', true)"
 _COMPILING: Final = (11,)
 _UTF8: Final = ("utf-8", "utf8")
-_BINARY: Final = 1  # of the protocol, as psycopg's `Format` has it
+_BINARY: Final = 1  # the protocol's number, as in psycopg's `Format`
 _MISSING: Final = ("42P01", "42703")  # undefined table, undefined column
 #: Classes of errors that say nothing about the rows: connection, transaction state, rollback,
 #: resources, limits, object state (locks), operator, system, configuration, internal.
@@ -59,19 +61,18 @@ class PostgresDialect(OutboxDialect):
         if dialect.driver.startswith("psycopg2"):
             encoding = driver.encoding
         elif dialect.driver.startswith("psycopg"):
-            driver.prepare_threshold = (
-                None  # behind a pooler the next transaction has another session
-            )
+            # Behind a pooler the next transaction may have another session.
+            driver.prepare_threshold = None
             encoding = driver.info.encoding
-        if encoding.lower() not in _UTF8:  # the application's choice: here a row may have any key
+        if encoding.lower() not in _UTF8:  # the application's choice, which may not hold every key
             cursor = connection.cursor()
             cursor.execute("SET client_encoding TO 'UTF8'")
             cursor.close()
 
     def begin(self, connection: sa.Connection, *, is_to_write: bool) -> None:
-        """Settings hold for this transaction only: behind a pooler the session may then be another's.
+        """Begin a transaction with settings that end with it: a pooler may share the session.
 
-        What an application allows its own statements may be too little for a batch of a thousand.
+        The application's own statement timeout may be too short for a batch of a thousand rows.
         """
         statement_ms = round((self.statement_s_max or self.transaction_s_max) * 1000)
         settings = [_BY_INDEX, f"set_config('statement_timeout', '{statement_ms}', true)"]
@@ -89,11 +90,11 @@ class PostgresDialect(OutboxDialect):
         if is_replica or is_read_only == "on":
             raise refuse(
                 "the server is a replica, or its transactions are read-only: rows cannot be claimed "
-                "there. Give the primary"
+                "there. Use the address of the primary"
             )
 
     def binary(self, value: bytes) -> str:
-        return f"decode('{value.hex()}', 'hex')"  # whatever `standard_conforming_strings` is
+        return f"decode('{value.hex()}', 'hex')"  # works with any `standard_conforming_strings`
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return error_code(error.orig) in _MISSING
@@ -123,7 +124,7 @@ class PostgresDialect(OutboxDialect):
 
 @contextmanager
 def _in_binary(connection: sa.Connection) -> Iterator[None]:
-    """Binary results of psycopg: as text, with two digits for each byte, records take half as long again."""
+    """Let psycopg read results in binary: as text, records take 1.5 times as long."""
     if connection.dialect.driver != "psycopg" or connection.dialect.is_async:
         yield
         return
