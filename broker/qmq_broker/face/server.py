@@ -58,13 +58,13 @@ from qmq_client.wire.message_id import instance_of
 _LOG: Final = logging.getLogger("qmq_broker")
 #: How often leases and redeliveries are checked; also the precision of their times.
 _TICK_S: Final = 0.025
-#: The same after a pass that failed, on a full disk for example: it must not flood the log.
+#: Pause after a pass that failed, for example on a full disk: failures must not flood the log.
 _TICK_AFTER_FAILURE_S: Final = 1.0
 #: A garbage collection begins after this many objects; an answer of a thousand messages makes
 #: thousands.
 _YOUNG_OBJECTS: Final = 20_000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-#: Of all limits those that a deployment changes or that clients meet first.
+#: Limits to log above debug level: those that deployments change or that clients reach first.
 _LIMITS_LOGGED: Final = (
     "wire.record_bytes",
     "wire.frame_bytes",
@@ -93,8 +93,8 @@ def serve(
 ) -> ExitCode:
     """Serve until stopped. Blocks; must run in the main thread.
 
-    Limits that are not given are the defaults, as far as they fit the memory that the process may
-    have. `disk` replaces the machine's files below the data directory.
+    Limits that are not given get their defaults, reduced to fit the memory of the process. `disk`
+    replaces the machine's files in the data directory.
     """
     if limits is None or face_limits is None:
         fitting, face_fitting = _fit_memory()
@@ -114,7 +114,7 @@ def serve(
         try:
             there = disk or OsDisk(options.directory)
             if options.is_quarantining:
-                check_format(there, options.store)  # before anything is given up
+                check_format(there, options.store)  # before any data is given up
                 for report in quarantine_damage(there, clock, check_groups=check_groups):
                     _log_quarantined(report)
             store = Store.open(there, clock, options.store, check_groups=check_groups)
@@ -139,7 +139,7 @@ def _log_quarantined(report: QuarantineReport) -> None:
     if report.delayed:
         lost.append(f"{report.delayed} delayed messages")
     if report.may_hold_delayed:
-        lost.append("perhaps delayed messages, how many is not known")
+        lost.append("perhaps delayed messages, in unknown number")
     fields = msgspec.to_builtins(report) | {"lost": ", ".join(lost) or "nothing"}
     log_event(_LOG, logging.ERROR, "quarantined", **fields)
 
@@ -166,7 +166,7 @@ class _Process:
         self._repeats = Repeats()
 
     async def run(self, listener: socket.socket) -> ExitCode:
-        """From the opened store to its closing."""
+        """Serve the opened store until it is closed again; returns the exit code."""
         loop = asyncio.get_running_loop()
         broker = Broker(self._store, self._clock, self._settings, post=loop.call_soon_threadsafe)
         face = App(
@@ -184,7 +184,7 @@ class _Process:
         try:
             replayed = broker.start()
         except StoreError as error:
-            # Not closed: what could not be read must not get a clean mark
+            # The store is not closed: a close would mark it as clean, although it could not be read
             return _not_opened(error)
         log_event(
             _LOG,
@@ -333,23 +333,23 @@ def _log_dead(broker: Broker, now_s: float) -> None:
 
 
 def _settle_memory() -> None:
-    """Called once everything exists that lives as long as the process."""
+    """Tune garbage collection; called once all objects exist that live as long as the process."""
     learn_block_size()
-    # Modules, routes, queues: no later garbage collection should go through them.
+    # Later garbage collections then skip modules, routes and queues.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _not_opened(error: StoreError) -> ExitCode:
-    # Other errors of the store say in their text what to do.
+    # The texts of other store errors contain the remedy.
     more = {"remedy": error.remedy} if isinstance(error, CorruptionError) else {}
     log_event(_LOG, logging.CRITICAL, "not_opened", code=error.code, reason=error, details=more)
     return ExitCode.CORRUPTION if more else ExitCode.DIRECTORY
 
 
 def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
-    """The bounds that this process can keep; None if it may open too few files."""
+    """The limits reduced to the files that this process may open; None if these are too few."""
     files = raise_files_limit()
     fitting = fit_connections(limits, files=files, queue_files=options.store.open_files)
     if fitting is None:
@@ -374,7 +374,7 @@ def _fit_files(limits: FaceLimits, options: ServeOptions) -> FaceLimits | None:
 
 
 def _fit_memory() -> tuple[ServiceLimits, FaceLimits]:
-    """The default bounds, as far as they fit the memory that this process may have."""
+    """The default limits, reduced to fit the memory of this process."""
     memory = memory_bytes()
     service, face = fit_budgets(ServiceLimits(), FaceLimits(), memory)
     if service != ServiceLimits():

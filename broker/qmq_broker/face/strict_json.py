@@ -1,9 +1,9 @@
 """Untrusted JSON: bounded in depth and number of values, then decoded once into a typed struct.
 
-The bounds are found by scanning before anything is decoded, not by catching the recursion that a deep text causes.
-The scan is linear and takes its text in slices: in a thread it never holds the interpreter for long. msgspec refuses
-encodings other than UTF-8, byte order marks, lone surrogates, NaN and numbers out of range. It passes over a
-`msgspec.Raw`: read such a value with `decode_json`.
+A scan checks the bounds before anything is decoded, so a deep text causes no recursion. The scan is
+linear and works in slices, so in a thread it never holds the interpreter for long. msgspec refuses
+encodings other than UTF-8, byte order marks, lone surrogates, NaN and numbers out of range. It does
+not check the content of a `msgspec.Raw`: decode such a value with `decode_json`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from qmq_client.wire.shown import shorten
 
 #: Nested arrays and objects; far below every parser's own bound.
 JSON_DEPTH_MAX: Final = 64
-#: Values and names of one request, counted by what stands next to them: a parser makes an object of each in one go,
-#: and lets no other thread run meanwhile. A request of 10,000 messages with all fields has 180,000.
+#: Most values and names in one request, counted by brackets, commas and colons. The parser creates
+#: an object for each in one call, during which no other thread runs. A request of 10,000 messages
+#: with all fields has 180,000.
 JSON_VALUES_MAX: Final = 200_000
 
 _SLICE_BYTES: Final = 64 * 1024
@@ -36,7 +37,11 @@ T = TypeVar("T")
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
-    """A value of type `kind`; raises `ProtocolError` or `InvalidMessageError`, of which `TooLargeError` is one."""
+    """Decode a value of type `kind`.
+
+    Raises `ProtocolError` for bad JSON, `TooLargeError` for too many values, and
+    `InvalidMessageError` if it is not of this type.
+    """
     _check_shape(data)
     try:
         return decode_json(data, kind)
@@ -47,25 +52,25 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 
 def _not_of_form(reason: str) -> InvalidMessageError:
-    """What msgspec says, with the path of the field in the request."""
+    """The error for a value of another type: msgspec's text, with the path of the field."""
     what, _, place = reason.partition(" - at `$")
     name = _FIELD.search(what)
     path = place.rstrip("`") + (f".{name[1]}" if name is not None else "")
     return InvalidMessageError(
         field=_short_path(path.removeprefix(".")) or "request",
-        limit="what GET /openapi.json says of this route",
+        limit="the schema of this route in GET /openapi.json",
         value=shorten(what),
-        remedy="Compare the request with it.",
+        remedy="Compare the request with that schema.",
     )
 
 
 def _short_path(path: str) -> str:
-    """A path of fields, bounded: names in it may come from the sender."""
+    """A path of fields, or nothing if it is too long: names in it may come from the sender."""
     return path if path.isascii() and len(path) <= _PATH_CHARACTERS_MAX else ""
 
 
 def _check_shape(data: bytes) -> None:
-    """Refuse too many levels and too many values, wherever they are outside of strings."""
+    """Raise for too many levels or values; characters inside strings do not count."""
     brackets = data.count(b"[") + data.count(b"{")
     most = brackets + data.count(b",") + data.count(b":")
     if brackets <= JSON_DEPTH_MAX and most <= JSON_VALUES_MAX:

@@ -340,8 +340,9 @@ class Recovery:
         ahead_ms = last_stored_at_ms - self._clock.now_ms()
         if ahead_ms > AHEAD_MS_MAX:
             _log.warning(
-                "the log is ahead of the clock: ahead_ms=%d; the clock is wrong now, or was when the last message "
-                "was stored. Until it is there, messages keep that time, and none goes by its age",
+                "the log is ahead of the clock: ahead_ms=%d; the clock is wrong now, or was when the "
+                "last message was stored. Until the clock reaches the log's time, new messages are "
+                "stored with that time, and retention deletes none by age",
                 ahead_ms,
             )
 

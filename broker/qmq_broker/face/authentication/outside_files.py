@@ -1,8 +1,8 @@
 """The operator's files outside the data directory, which may change while the broker runs.
 
-Tokens and certificates are checked regularly and read when they changed, so that a rotation needs
-no restart. A new token is written to a file of its own. The data directory has a module of its own
-(`storage/files/disk.py`).
+Tokens and certificates are checked regularly and read after a change, so that a rotation needs no
+restart. A new token may be written to a new file. For files in the data directory see
+`storage/files/disk.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import stat
 
-#: What distinguishes one content from another: device, inode, length, time of writing; and, because
-#: who may read a file decides about it too, the time at which its rights were changed.
+#: Differs after every change of a file: device, inode, length, time of writing, and time of the
+#: last change of rights, because a file may be refused for its rights.
 Stamp = tuple[int, int, int, int, int]
 
 
@@ -25,7 +25,10 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def read_bounded(path: str, bytes_max: int) -> bytes:
-    """The whole file; raises `OSError`, or `ValueError` for one that must not be trusted."""
+    """Read a whole file.
+
+    Raises `OSError`; `ValueError` if it is not a regular file, writable by everybody, or too long.
+    """
     # Without O_NONBLOCK the open of a named pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -33,7 +36,7 @@ def read_bounded(path: str, bytes_max: int) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("not a regular file")
         if found.st_mode & stat.S_IWOTH:
-            raise ValueError("everybody may write it; take that right away (chmod o-w)")
+            raise ValueError("everybody may write it; remove that right (chmod o-w)")
         if found.st_size > bytes_max:
             raise ValueError(f"{found.st_size} bytes; allowed: {bytes_max}")
         return file.read(bytes_max)

@@ -42,15 +42,15 @@ _CertificateName = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]{0,255}\Z")]
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file stores of one token, or of one client certificate."""
+    """One token or one client certificate, as the file stores it."""
 
     id: _Id
-    #: Whom it was made for; several may share a name.
+    #: The client that it was made for; several tokens may share a name.
     name: _Label
     rights: Annotated[tuple[Right, ...], msgspec.Meta(min_length=1, max_length=RIGHTS_MAX)]
     #: SHA-256 of the token in hex; empty for a certificate.
     digest: _Digest = ""
-    #: The name in a client certificate that it stands for; empty for a token.
+    #: The name in the client certificate; empty for a token.
     certificate: _CertificateName = ""
     made_at_ms: int = 0
     #: 0 for never.
@@ -69,7 +69,7 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Tokens:
-    """The tokens of one broker, ready for look-ups; never changed, replaced as a whole."""
+    """The tokens of one broker, ready for look-ups. Immutable: a change makes a new object."""
 
     def __init__(self, entries: Iterable[TokenEntry]) -> None:
         self.entries = tuple(entries)
@@ -85,7 +85,7 @@ class Tokens:
         }
 
     def find(self, token: str, now_ms: int) -> Caller | None:
-        """Whose token this is; None if it is unknown or expired."""
+        """The caller with this token; None if it is unknown or expired."""
         shown = _TOKEN.match(token)
         found = self._by_id.get(shown[1]) if shown else None
         kept = found[1] if found else _NO_DIGEST
@@ -95,7 +95,7 @@ class Tokens:
         return found[2]
 
     def find_certificate(self, names: Sequence[str], now_ms: int) -> Caller | None:
-        """Whose verified certificate this is, by the names in it."""
+        """The caller with a verified certificate of these names; None if unknown or expired."""
         for name in names:
             found = self._by_certificate.get(name)
             if found is not None and found[0].is_valid(now_ms):
@@ -110,14 +110,14 @@ def new_token() -> tuple[str, str]:
 
 
 def digest_of(token: str) -> bytes:
-    """What is stored of a token."""
+    """The SHA-256 of a token, which is stored instead of the token."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def decode_tokens(data: bytes) -> TokenList:
-    """A tokens file; raises `ValueError` with the place that is wrong."""
+    """Decode a tokens file; raises `ValueError`, which names the fault."""
     given = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    for field in ("version", "tokens"):  # an emptied file must not take every token back
+    for field in ("version", "tokens"):  # an emptied file must not revoke every token
         if field not in given:
             raise ValueError(f"`{field}` is missing")
     listed = msgspec.json.decode(data, type=TokenList)  # its errors are ValueErrors
@@ -130,7 +130,7 @@ def decode_tokens(data: bytes) -> TokenList:
 
 
 def encode_tokens(listed: TokenList) -> bytes:
-    """A tokens file, one that people can read."""
+    """Encode a tokens file, with indentation for people."""
     return msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n"
 
 

@@ -1,21 +1,22 @@
 """One connection: HTTP/1.1 with bounds on what an untrusted client may send and how slowly.
 
-The one way from a socket to a route: the parser (llhttp) is given what a read brought, and each head that it ends
-becomes a `RequestResponse`, which is served in turn by `App.serve`. A transport asks for a buffer before each read.
-While a body of known length is expected, that is the body's own memory (`http/receive_buffer.py`), and the parser
-does not see it; everything else is received into a buffer shared by the connections of a server. A long body comes
-in pieces as small as the sender's system makes them, and each would wake the loop. So once a read came short, the
-expected length is set on the socket.
+Every request takes this path from a socket to a route. The parser (llhttp) gets the bytes of each
+read. Each complete head becomes a `RequestResponse`, and `App.serve` serves them one after the
+other. A transport asks for a buffer before each read. While a body of known length is expected, the
+buffer is the body's own memory (`http/receive_buffer.py`), and the parser does not see the bytes;
+everything else is received into a buffer shared by the connections of a server. A long body may
+arrive in many small pieces, each of which would wake the loop. So after a short read the expected
+length is set on the socket.
 
-Refused here, before any request reaches the application: too many connections, a head that is too long or has too
-many headers, heads that two servers could read in two ways (several lengths, both length and transfer encoding,
-several hosts, another transfer encoding than chunked, folded lines). The parser itself refuses bad lengths, bad
-chunks and control characters with a 400. Deadlines are kept by one sweep over all connections (`listener.py`)
-instead of timers, so a request costs no timer.
+Refused here, before any request reaches the application: too many connections, a head that is too
+long or has too many headers, heads that two servers could read in two ways (several lengths, both
+length and transfer encoding, several hosts, another transfer encoding than chunked, folded lines).
+The parser itself refuses bad lengths, bad chunks and control characters with a 400. One sweep over
+all connections (`listener.py`) checks the deadlines, so a request costs no timer.
 
-Nothing is refused out of turn: requests before the refused one get their own answers first, and then the
-connection is closed. What a client asks to upgrade to is ignored, and bytes after a chunked body are passed
-over, within the bounds of a head.
+Requests before a refused one get their own answers first, and then the connection is closed. A
+request to upgrade the protocol is ignored, and bytes after a chunked body are discarded, up to the
+limit of a head.
 """
 
 from __future__ import annotations
@@ -43,17 +44,19 @@ from qmq_client.wire.requests import JSON_CONTENT_TYPE, encode_json
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-#: One read of heads, small requests and bodies of unknown length.
+#: Most bytes of one read of heads, small requests and bodies of unknown length.
 SHARED_BYTES: Final = 64 * 1024
-#: One read of a long body: half of a usual frame, so that one is on its way while another is read.
+#: Most bytes of a long body to wait for: half of a usual frame, so that one half arrives while the
+#: other is read.
 AWAITED_BYTES: Final = 256 * 1024
 
-#: Headers that say where a request ends, whom it is for and whose it is: never more than once.
+#: Headers with the length, the host and the credentials of a request: never more than once.
 _ONCE: Final = (b"content-length", b"transfer-encoding", b"host", b"authorization")
 _VERSIONS: Final = ("1.0", "1.1")
 #: A host and a port (RFC 9112, section 3.2), or nothing.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*\Z", re.ASCII)
-#: What the parser says, before `head_refusal` is asked, of heads that two servers could read in two ways.
+#: The parser's errors for heads that two servers could read in two ways; they precede
+#: `head_refusal`.
 _AMBIGUOUS: Final = frozenset(
     {
         "Duplicate Content-Length",
@@ -82,31 +85,31 @@ def head_refusal(
         if found[b"transfer-encoding"].strip().lower() != b"chunked":
             return _ambiguous("a transfer encoding other than chunked")
     if version not in _VERSIONS:
-        return no_request(f"HTTP/{version} is not spoken here", "Speak HTTP/1.1.")
+        return no_request(f"HTTP/{version} is not supported", "Use HTTP/1.1.")
     if version == "1.1" and b"host" not in found:
         return no_request("the request names no host", "Send a Host header.")
     if not _HOST.match(found.get(b"host", b"")):
-        return no_request("the Host header is no host", "Send a host and a port.")
+        return no_request("the Host header is not a host name", "Send a host and a port.")
     return None
 
 
 def no_request(what: str, remedy: str) -> RequestRefusedError:
-    """The refusal of what is no request to this broker."""
+    """The refusal, with status 400, of a request that this broker cannot serve."""
     return refuse(400, "bad_request", what, remedy=remedy)
 
 
 def _unparsed(error: HttpParserError) -> RequestRefusedError:
     if str(error) in _AMBIGUOUS:
         return _ambiguous(str(error))
-    return no_request("this is no HTTP request", "Speak HTTP/1.1.")
+    return no_request("this is not an HTTP request", "Use HTTP/1.1.")
 
 
 def _ambiguous(what: str) -> RequestRefusedError:
-    return refuse(400, "ambiguous_request", what, remedy="Say it once.")
+    return refuse(400, "ambiguous_request", what, remedy="Send each header once, on one line.")
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
-    """Header lines after a body: they say nothing about the request, which may be under way, and are not kept."""
+    """Trailers, the header lines after a body: discarded, because the request may be running."""
 
     def append(self, _: tuple[bytes, bytes], /) -> None: ...
 
@@ -121,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
     limits: ClassVar[FaceLimits]
     #: Open connections of each address.
     addresses: ClassVar[Counter[str]]
-    #: Serves all connections of one loop: a read is finished when `buffer_updated` returns.
+    #: Shared by all connections of one loop: a read is finished when `buffer_updated` returns.
     shared: ClassVar[memoryview]
 
     transport: asyncio.Transport
@@ -130,37 +133,39 @@ class Connection(asyncio.BufferedProtocol):
     _parser: Any
 
     def __init__(self, server_state: ServerState, **_: Any) -> None:
-        """What else a uvicorn server gives is not used."""
+        """The other arguments of a uvicorn server are not used."""
         self.server_state = server_state
         self.loop = asyncio.get_running_loop()
-        #: Requests without a whole answer, the oldest first, which alone is served.
+        #: Requests without a complete answer, oldest first; only the oldest is served.
         self.requests: deque[RequestResponse] = deque()
         self._served: RequestResponse | None = None
         #: The request whose body is being received.
         self._receiving: RequestResponse | None = None
         self._refusal: RequestRefusedError | None = None
-        #: Bytes that came in since the last request or the last piece of a body.
+        #: Bytes received since the last request or the last piece of a body.
         self._head_bytes = 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        #: The head of a request that asks for an upgrade, without that; empty when it was read so.
+        #: The head of a request for an upgrade, without the upgrade; empty once it was parsed
+        #: again.
         self._plain_head = b""
         self._is_shared = True
         #: Length of the buffer of the next read.
         self._room_bytes = 0
-        #: None with TLS: the bytes that come are not those that are read.
+        #: None with TLS, where the bytes on the socket are not the bytes that are read.
         self._socket: socket.socket | None = None
-        #: How much must have come before the loop is woken.
+        #: Bytes that must have arrived before the loop is woken.
         self._awaited_bytes = 1
         self.is_in_head = True
-        #: Loop time since when a request, or a first one, is awaited; None between requests.
+        #: Loop time since which a request is being received, or the first one is awaited; None
+        #: between requests.
         self.receiving_since_s: float | None = self.loop.time()
-        #: Loop time since when it was answered and asks for nothing.
+        #: Loop time since which all its requests are answered.
         self.idle_since_s: float | None = None
-        #: Loop time since when the client has left an answer unread.
+        #: Loop time since which the client has left an answer unread.
         self.unread_since_s: float | None = None
-        #: Whether the pass before found it too slow. Bytes received while the loop stood still, for a slow
-        #: disk for one, is read between two passes.
+        #: Whether the previous sweep found it too slow. Bytes that arrived while the loop was
+        #: blocked, for example by a slow disk, are read between two sweeps.
         self.was_slow = False
         self._make_parser()
 
@@ -189,11 +194,12 @@ class Connection(asyncio.BufferedProtocol):
         if connections > self.limits.connections:
             self._refuse_raw(_busy(f"{connections} connections are open"))
         elif self.addresses[self._address] > self.limits.connections_per_address:
-            self._refuse_raw(_busy(f"{self.addresses[self._address]} connections are yours"))
+            connections = self.addresses[self._address]
+            self._refuse_raw(_busy(f"{connections} connections are open from your address"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(cast("Any", self))
-        # Of several requests one after the other, each has to know that the client is gone.
+        # Each of several pipelined requests has to learn that the client is gone.
         for request in (self._served, *self.requests):
             if request is not None:
                 request.lose()
@@ -226,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             self._await(min(missing_bytes, AWAITED_BYTES))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes that the parser has to see."""
+        """Pass bytes to the parser, then serve the requests that they complete."""
         if self.transport.is_closing():
             return
         self._head_bytes += len(data)
@@ -240,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         return 0 if self._receiving is None else self._receiving.missing_bytes
 
     def _body_received(self, count: int) -> None:
-        """So many bytes were received into the body's own memory; the parser does not see them."""
+        """Bytes were received into the body's own memory; the parser does not see them."""
         request = self._receiving
         if request is None:
             return
@@ -248,19 +254,18 @@ class Connection(asyncio.BufferedProtocol):
         if request.missing_bytes:
             self._hold_back(request)
         else:
-            self._make_parser()  # the one that is there waits for this body forever
+            self._make_parser()  # the old one would wait for this body forever
             self.on_message_complete()
 
     def _make_parser(self) -> None:
         self._parser = HttpRequestParser(self)
-        # An answer may say "close" while further requests are there: they are read, and passed over
+        # An answer may say "close" while further requests arrive: they are parsed and discarded
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _await(self, count: int) -> None:
-        """Wake the loop only when this much has come, or the rest, not for each piece.
+        """Wake the loop only when this many bytes have arrived, not for each piece.
 
-        Requires: at least this much will come, or the end of the connection, which wakes the loop
-        too.
+        Requires: at least this many will arrive, or the connection ends, which also wakes the loop.
         """
         wanted_bytes = max(1, count)
         if self._socket is None or wanted_bytes == self._awaited_bytes:
@@ -270,9 +275,9 @@ class Connection(asyncio.BufferedProtocol):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted_bytes)
 
     def _feed(self, data: bytes) -> None:
-        """Let the parser have it; a head that asks for an upgrade is read again without.
+        """Feed the parser; a head that asks for an upgrade is parsed again without the upgrade.
 
-        The parser would take the body of such a request for what the client speaks after the upgrade.
+        Otherwise the parser would take the body of the request for data of the new protocol.
         """
         while data:
             try:
@@ -351,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
             self.flow.pause_reading()
 
     def _serve(self) -> None:
-        """Begin with the oldest request, unless that was done."""
+        """Start to serve the oldest request, unless it is being served."""
         if not self.requests or self._served is self.requests[0] or self.transport.is_closing():
             return
         request = self._served = self.requests[0]
@@ -360,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
         work.step()
 
     def _on_answered(self) -> None:
-        """The oldest request has its whole answer."""
+        """The oldest request has its complete answer."""
         self.requests.popleft()
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -374,9 +379,9 @@ class Connection(asyncio.BufferedProtocol):
             self.idle_since_s = self.loop.time()
 
     def eof_received(self) -> bool:
-        """The client sends no more; returns whether the connection stays: until earlier requests are answered.
+        """The client sends no more; returns whether the connection stays open for pending answers.
 
-        Requires what uvloop does: through TLS nothing can be answered after that.
+        Through TLS uvloop can send nothing after that, so such a connection is closed.
         """
         cut, self._receiving = self._receiving, None
         self.receiving_since_s = None
@@ -391,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def shutdown(self) -> None:
-        """The server stops: end when what has come is answered."""
+        """The server stops: close the connection once the received requests are answered."""
         if self.requests:
             self.requests[-1].keep_alive = False
         else:
@@ -417,7 +422,7 @@ class Connection(asyncio.BufferedProtocol):
         return b"\r\n".join((b"%b %b HTTP/%b" % (method, self._url, version), *lines, b"", b""))
 
     def _check_head(self) -> None:
-        """Raise what the parser takes for its own refusal, which `_feed` then tells."""
+        """Raise the refusal of a bad head; the parser reports it as its own error to `_feed`."""
         head_bytes = len(self._url) + sum([len(name) + len(value) for name, value in self._headers])
         refusal = head_refusal(self._headers, self._parser.get_http_version())
         if head_bytes > self.limits.head_bytes:
@@ -435,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
         elif len(self.requests) > self.limits.pipelined:
             self._refusal = _busy(f"{len(self.requests) - 1} requests are before this one")
         elif self._parser.get_method() == b"CONNECT":
-            self._refusal = no_request("this is no proxy", "Send requests to the broker itself.")
+            self._refusal = no_request("this is not a proxy", "Send requests to the broker itself.")
         if self._refusal is not None:
             raise self._refusal
 
@@ -450,9 +455,10 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
-        """Refuse what is being received, unless it was answered, and close.
+        """Refuse the request that is being received, unless it was answered, and close.
 
-        A request before it would take the refusal for its own answer: then the answer to that one closes.
+        If earlier requests await answers, the client would take the refusal for one of these. Then
+        nothing is sent, and the connection closes after the last of these answers.
         """
         before = list(self.requests)
         refused = None if self.is_in_head else self._receiving
@@ -469,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _target(url: bytes) -> dict[str, Any]:
-    """What a scope says of the target of a request."""
+    """The fields of a scope that describe the target of a request."""
     target = parse_url(url)
     path = target.path.decode("ascii")
     return {
@@ -480,11 +486,11 @@ def _target(url: bytes) -> dict[str, Any]:
 
 
 def _busy(why: str) -> RequestRefusedError:
-    return refuse(503, "busy", f"{why}: come back later", retry_after_s=1.0)
+    return refuse(503, "busy", f"{why}: try again later", retry_after_s=1.0)
 
 
 def bounded_connection(face: App, limits: FaceLimits) -> Callable[..., Connection]:
-    """What a server calls for each connection with these bounds. For one loop."""
+    """A factory of connections with these limits, for the servers of one loop."""
     members = {
         "face": face,
         "limits": limits,
@@ -495,7 +501,7 @@ def bounded_connection(face: App, limits: FaceLimits) -> Callable[..., Connectio
 
 
 def raw_answer(refusal: RequestRefusedError) -> bytes:
-    """A whole answer as bytes, after which the connection closes."""
+    """A complete answer as bytes, after which the connection closes."""
     body = encode_json(error_answer(refusal))
     headers = [(b"content-type", JSON_CONTENT_TYPE.encode())]
     wait = retry_after(refusal)

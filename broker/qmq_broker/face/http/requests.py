@@ -318,4 +318,4 @@ def too_long(body_bytes_max: int, value: str) -> RequestRefusedError:
 
 
 def _busy(what: str) -> Exception:
-    return refuse(503, "busy", f"{what}: come back later", retry_after_s=1.0)
+    return refuse(503, "busy", f"{what}: try again later", retry_after_s=1.0)

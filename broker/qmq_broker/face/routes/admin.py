@@ -1,7 +1,7 @@
 """Handlers of the routes that people and tools use: health, state, subjects, reading groups, dead letters, messages.
 
-JSON only. Groups are changed in `groups.py`. A removal of a subject is answered once it is durable: what an
-operator was answered survives a power cut.
+JSON only. Groups are changed in `groups.py`. The removal of a subject is answered once it is
+durable, so it survives a power cut.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from qmq_client.wire.operations import StateChange, SubjectRequest
 from qmq_client.wire.requests import JSON_CONTENT_TYPE
 from qmq_client.wire.shown import shorten
 
+#: Messages that are listed by sequence, and found by id or key, unless the request gives a `count`.
 _PEEKED: Final = 20
 _FOUND: Final = 100
-#: Groups of a list that are looked at in one iteration of the loop: some ten milliseconds.
+#: Groups that one iteration of the loop looks at: some ten milliseconds.
 _GROUPS_PER_STEP: Final = 200
-#: The same of dead letters, which may be read from the disk.
+#: Dead letters that one iteration of the loop reads, perhaps from the disk.
 _DEAD_PER_STEP: Final = 200
 
 
 class Admin:
-    """Handlers of these routes."""
+    """Handlers of these routes, for one broker. Belongs to the loop thread."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._finder = Finder(broker)
 
     async def health(self, _: Request) -> Response:
-        """The process is alive; says nothing else."""
+        """Whether the process is alive, and nothing else."""
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
@@ -66,7 +67,7 @@ class Admin:
         return _json(
             {
                 "status": serving.state,
-                # Callers without a token get no details: they may say what is wrong with the disk.
+                # Callers without a token get no reason: it may describe a fault of the disk.
                 "reason": serving.reason if caller_of(request.scope).rights else "",
                 "takes_messages": has_room and serving.state is Serving.SERVING,
             },
@@ -74,9 +75,9 @@ class Admin:
         )
 
     async def change_state(self, request: Request) -> Response:
-        """Accept messages, refuse them, or shut down in order."""
+        """Accept messages, refuse them, or stop in an orderly way."""
         wanted = await read_body(request, StateChange)
-        reason = wanted.reason or "asked for by an operator"
+        reason = wanted.reason or "requested by an operator"
         if wanted.state == "draining":
             self._broker.ask_to_stop(reason)
         else:
@@ -85,18 +86,19 @@ class Admin:
         return _json({"status": serving.state, "reason": serving.reason})
 
     async def caller(self, request: Request) -> Response:
-        """Who is calling, as far as the broker knows, and what they may do."""
+        """The caller's name and roles, as far as the broker knows them."""
         caller = caller_of(request.scope)
         return _json({"name": caller.name, "roles": [str(right) for right in caller.rights]})
 
     async def subjects(self, request: Request) -> Response:
+        """The subjects that the caller may see."""
         sees = sight(request.scope)
         subjects = await asyncio.to_thread(self._broker.query.subjects)
         listed = [one for one in subjects if sees(one.subject)]
         return await _long_json({"subjects": listed})
 
     async def remove_subject(self, request: Request) -> Response:
-        """Forget a subject that is empty."""
+        """Remove an empty subject; durable when it is answered."""
         wanted = await read_body(request, SubjectRequest)
         check_name(wanted.subject, field="subject")
         check_subject(request.scope, wanted.subject)
@@ -109,10 +111,11 @@ class Admin:
         return _json(last)
 
     async def room(self, _: Request) -> Response:
-        """How much of each bound is used, and by which token."""
+        """The use of each limit, by token."""
         return _json(self._broker.room.status())
 
     async def groups(self, request: Request) -> Response:
+        """The groups that the caller may see, on request only those of a subject or a name."""
         subject = _optional_name(request, "subject")
         group = _group(request) if "group" in request.query_params else None
         now_ms = self._broker.time.now_ms()
@@ -152,7 +155,7 @@ class Admin:
             await asyncio.sleep(0)
 
     async def trace(self, request: Request) -> Response:
-        """The life of one message."""
+        """The history of one message."""
         sees = sight(request.scope)
         return _json(await self._finder.trace(request.path_params["message_id"], sees))
 
@@ -211,7 +214,7 @@ def _optional_name(request: Request, field: str) -> str | None:
 
 
 async def _long_json(value: object) -> Response:
-    """The same of what may be long: made outside the loop."""
+    """`_json` for content that may be long: it is encoded outside the loop."""
     content = await asyncio.to_thread(msgspec.json.encode, value)
     return Response(content, media_type=JSON_CONTENT_TYPE)
 

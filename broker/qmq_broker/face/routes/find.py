@@ -1,8 +1,8 @@
-"""Finding messages, and telling the life of one.
+"""Routes that find messages and show the history of one.
 
 `GET /v1/messages?id=…` and `?subject=…&key=…&from=…&to=…`, and `GET /v1/messages/{id}/trace`. A
-search reads the disk, so it runs outside the loop, a few at a time; the states of the messages in
-their groups is asked in the loop afterwards.
+search reads the disk, so it runs outside the loop, a few at a time; afterwards the loop reads the
+state of each message in its groups.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from qmq_broker.service.trace import Trace, TraceEvent
 from qmq_broker.storage.index.key_search import FoundRecord, SearchResult, TimeRange
 from qmq_client.wire.message_id import parse_message_id
 
-#: Simultaneous searches: each takes a thread, and the disk.
+#: Most simultaneous searches: each occupies a thread and the disk.
 SEARCHES_MAX: Final = 2
 _RETRY_AFTER_S: Final = 1.0
 #: Groups whose state of a message is read in one iteration of the loop: some ten milliseconds.
 _GROUPS_PER_STEP: Final = 50
-#: Places of one id whose history is shown: one, except for repeats after the dedupe window and for other subjects.
+#: Most places of one id whose history is shown. Usually there is one; repeats after the dedupe
+#: window and other subjects with the same id add more.
 TRACED_PLACES_MAX: Final = 10
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class JsonFound(JsonDelivered, frozen=True, kw_only=True, omit_defaults=True):
     """One message that was found, and where it is."""
 
     subject: str
-    #: Of the record, in the commit log.
+    #: Offset of the record in the commit log.
     offset: int
     stored_at_ms: int
     #: Its state in each group of its subject; only if a message id was asked for.
@@ -47,9 +48,9 @@ class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a search, newest first."""
 
     messages: list[JsonFound]
-    #: Whether there are more than were asked for.
+    #: Whether there are more than the requested `count`.
     has_more: bool
-    #: Whether everything not listed does not exist; if not, see the other three.
+    #: Whether all messages that fit are listed; if not, the next three fields say why.
     is_complete: bool
     #: Everything in the commit log below this offset was indexed.
     indexed_up_to: int
@@ -69,18 +70,18 @@ class JsonGroupTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One place where the message was stored, and its life from there on."""
+    """One place where the message was stored, and its history from there on."""
 
     subject: str
     sequence: int
-    #: Of the record, in the commit log.
+    #: Offset of the record in the commit log.
     offset: int
     stored_at_ms: int
     born_at_ms: int
     groups: Sequence[JsonGroupTrace]
-    #: What happened before is no longer in the action log.
+    #: Beginning of the action log, if earlier events are no longer in it.
     told_from_ms: int | None = None
-    #: What happened after was too much to read.
+    #: Time up to which events were read, if there were too many.
     told_until_ms: int | None = None
 
 
@@ -89,8 +90,7 @@ class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     message_id: str
     places: Sequence[JsonPlaceTrace]
-    #: Whether events that are missing here did not happen; otherwise the search or the action log
-    #: did not reach far enough.
+    #: Whether all events are listed; if not, the search or the action log did not reach far enough.
     is_complete: bool
 
 
@@ -102,7 +102,7 @@ class Finder:
         self._running = 0
 
     async def by_id(self, message_id: str, count: int, sees: Callable[[str], bool]) -> JsonSearch:
-        """All places of a message in subjects that the caller `sees`, and its events there."""
+        """All places of a message in subjects that the caller `sees`, with its state in groups."""
         result = await self._by_id(parse_message_id(message_id), count, sees)
         return _answer(
             result,
@@ -110,7 +110,10 @@ class Finder:
         )
 
     async def trace(self, message_id: str, sees: Callable[[str], bool]) -> JsonTrace:
-        """The life of a message; raises `NotFoundError` if the caller surely `sees` it nowhere."""
+        """The history of a message in subjects that the caller `sees`.
+
+        Raises `NotFoundError` if a complete search found no place.
+        """
         query = self._broker.query
         result = await self._by_id(parse_message_id(message_id), TRACED_PLACES_MAX, sees)
         traces = await self._run(
@@ -129,7 +132,7 @@ class Finder:
         return JsonTrace(message_id=message_id, places=places, is_complete=is_complete)
 
     async def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> JsonSearch:
-        """Messages of a subject with this key, stored in this time."""
+        """Messages of a subject with this key, stored in this range of time."""
         search = self._broker.query.search
         result = await self._run(lambda: search.by_key(subject, key, times, count))
         return _answer(result, [_found(one) for one in result.found])
@@ -146,7 +149,7 @@ class Finder:
     async def _by_id(
         self, message_id: bytes, count: int, sees: Callable[[str], bool]
     ) -> SearchResult:
-        """All places of a message; if none is left, the copies for long retries."""
+        """All places of a message; if the log has none, its copies for long retries."""
         query = self._broker.query
         result = await self._run(lambda: query.search.by_id(message_id, count, sees))
         kept = None if result.found else query.copies.kept()
@@ -159,7 +162,7 @@ class Finder:
     async def _run(self, search: Callable[[], T]) -> T:
         if self._running >= SEARCHES_MAX:
             raise BusyError(
-                f"{self._running} searches are under way; allowed: {SEARCHES_MAX}",
+                f"{self._running} searches are running; allowed: {SEARCHES_MAX}",
                 retry_after_s=_RETRY_AFTER_S,
             )
         self._running += 1

@@ -1,6 +1,6 @@
 """The three hot routes: send, pull, settle.
 
-Each reads its request, calls the service, and writes one answer. Nothing here is done per message.
+Each reads its request, calls the service, and writes one answer. No code here runs per message.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.requests import CONTROL_BYTES_MAX, PullRequest, SettleAnswer, SettleRequest
 
 _ALLOW_POST: Final = ((b"allow", b"POST"),)
-#: JSON up to this length is read and written in the loop, which takes a millisecond or two; what is longer, in a
-#: thread, where the loop runs every few milliseconds.
+#: JSON up to this length is decoded and encoded in the loop, which takes a millisecond or two. A
+#: thread does this for longer JSON; meanwhile the loop runs every few milliseconds.
 _IN_LOOP_BYTES_MAX: Final = 16 * 1024
-#: A pull with more refused settlements than this waits for no messages: it would hold them all that time.
+#: A pull with more refused settlements than this does not wait: it would keep them in memory
+#: meanwhile.
 _STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class HotRoutes:
         *,
         instance: int,
     ) -> None:
-        """Requires: `instance` from a source of randomness; ids of JSON messages begin with it."""
+        """Requires: `instance` is random. The ids of JSON messages begin with it."""
         self._broker = broker
         self._room = room
         self._authenticator = authenticator
@@ -77,7 +78,7 @@ class HotRoutes:
         self._faults = faults
 
     async def serve(self, work: _Work, http: RequestResponse) -> None:
-        """Serve one request by one of the three below; every foreseen error becomes its answer."""
+        """Serve one request by `send`, `pull` or `settle`; a `QmqError` becomes its answer."""
         head = read_head(http.scope)
         try:
             if http.scope["method"] != "POST":
@@ -114,7 +115,7 @@ class HotRoutes:
         await http.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
     async def pull(self, head: Head, http: RequestResponse) -> None:
-        """Settle, and give messages, which may have to be waited for."""
+        """Apply settlements, then answer with messages; waits for some up to `wait_ms`."""
         request = await self._read(head, http, PullRequest)
         check_subject(http.scope, request.subject)
         self._broker.serving.check_delivers()
@@ -132,26 +133,25 @@ class HotRoutes:
             if not has_settled or self._broker.serving.state is Serving.POISONED:
                 raise
             self._faults.note(http.scope["path"], error)
-            given = (
-                None  # a refusal would say that they were not carried out; the next pull gets it
-            )
+            # A refusal would suggest that the settlements failed; the next pull gets the error.
+            given = None
         if given is None:
             given = delivery.nothing(request, stale)
         reply, given_bytes = head.answer_encoding(), sum(given.records.lengths)
-        with self._room.answer(given_bytes, http.scope):  # while it is made
+        with self._room.answer(given_bytes, http.scope):  # while it is built
             if given.is_final:
                 await asyncio.to_thread(self._broker.sync_actions)
             if reply is Encoding.FRAME:
                 body = build_deliveries(given.head, given.records.lengths, given.records.parts)
             else:
                 body = await self._off_loop(given_bytes, partial(deliveries_to_json, given))
-        # The answer may wait long for its reader: one copy of the messages is enough.
+        # The client may be slow to read the answer: keep only one copy of the messages.
         del given
         with self._room.answer(len(body), http.scope), self._room.waiting():
             await http.answer(200, reply, body)
 
     async def settle(self, head: Head, http: RequestResponse) -> None:
-        """Settle messages that were given."""
+        """Apply settlements of delivered messages."""
         request = await self._read(head, http, SettleRequest)
         check_subject(http.scope, request.subject)
         self._broker.serving.check_delivers()
@@ -162,7 +162,7 @@ class HotRoutes:
         await http.answer(200, reply, encode(reply, answer))
 
     async def _settled(self, request: SettleRequest | PullRequest) -> Settled:
-        """Apply its settlements; other requests are served between portions of them."""
+        """Apply the settlements of a request in portions; others are served in between."""
         delivery, settled = self._broker.delivery, Settled()
         for part in delivery.slices(request, settled):
             if settled.has_begun:
@@ -179,7 +179,7 @@ class HotRoutes:
             return await self._off_loop(len(data), partial(decode, encoding, data, kind))
 
     async def _off_loop(self, data_bytes: int, work: Callable[[], T]) -> T:
-        """Do work on data of this length: at once if it is short, else in a thread, one at a time."""
+        """Do work on data of this length: at once if short, else in a thread, one at a time."""
         if data_bytes <= _IN_LOOP_BYTES_MAX:
             return work()
         async with self._thread_lock:
@@ -188,7 +188,7 @@ class HotRoutes:
     async def _wait(
         self, request: PullRequest, stale: tuple[Stale, ...], http: RequestResponse
     ) -> HandOut | None:
-        """Wait until there is something for this pull, its time is up, or its client is gone."""
+        """Wait for messages; None if the time is up or the broker stops. Raises `ClientGone`."""
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + min(request.wait_ms, self._broker.settings.limits.wait_ms) / 1000
         with self._room.waiting():
@@ -203,7 +203,7 @@ class HotRoutes:
     def _pull_woken(
         self, request: PullRequest, stale: tuple[Stale, ...], waiting: WaitingPull, scope: Scope
     ) -> HandOut | None:
-        """Pull after a wake, if the caller still may; one that is refused passes its wake on."""
+        """Pull after a wake-up, if the caller is still allowed; a refused pull wakes the next."""
         delivery = self._broker.delivery
         try:
             self._authenticator.authenticate(scope)
@@ -218,7 +218,7 @@ class HotRoutes:
     async def _sleep(
         self, request: PullRequest, http: RequestResponse, until_s: float
     ) -> WaitingPull:
-        """Wait once; the pull that waited, and perhaps was woken."""
+        """Wait once; returns the waiting pull, whose `is_woken` says whether it was woken."""
         waiting_pulls = self._broker.delivery.waiting
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = waiting_pulls.add(
@@ -250,7 +250,7 @@ class HotRoutes:
 
 
 async def answer_error(http: RequestResponse, encoding: Encoding, error: QmqError) -> None:
-    """Say why a request was refused."""
+    """Answer a refused request with its error."""
     headers = error_headers(error)
     status = error.status
     if status == 405:
@@ -259,7 +259,7 @@ async def answer_error(http: RequestResponse, encoding: Encoding, error: QmqErro
 
 
 def without_settlements(request: PullRequest) -> PullRequest:
-    """The same pull, once its settlements were applied: there may be a megabyte of them."""
+    """The pull without its settlements, which may be a megabyte, after they were applied."""
     return msgspec.structs.replace(request, settlements=()) if request.settlements else request
 
 
@@ -269,4 +269,4 @@ def _set(woken: asyncio.Future[None]) -> None:
 
 
 def _method_not_allowed(method: str) -> QmqError:
-    return refuse(405, "method_not_allowed", f"{method[:20]} is not for this route", limit="POST")
+    return refuse(405, "method_not_allowed", f"{method[:20]} is not allowed here", limit="POST")

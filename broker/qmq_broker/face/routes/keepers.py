@@ -1,4 +1,4 @@
-"""HTTP routes that list, update and remove keepers: archives, for which retention waits.
+"""HTTP routes that list, update and remove keepers: archives that retention waits for.
 
 A change is answered once it is durable, so it survives a power cut.
 """
@@ -33,7 +33,7 @@ class KeeperRoutes:
         self._broker = broker
 
     async def listed(self, _: Request) -> Response:
-        """Every keeper, by name."""
+        """All keepers, in order of their names."""
         now_ms = self._broker.time.now_ms()
         return _json({"keepers": self._broker.keeping.statuses(now_ms)})
 
@@ -47,7 +47,7 @@ class KeeperRoutes:
                 field="store_id",
                 limit=f"{store_id}, which this broker serves",
                 value=shorten(wanted.store_id),
-                remedy="Ask the broker whose logs are kept.",
+                remedy="Report to the broker whose logs are kept.",
             )
         reported = LogOffsets(wanted.kept_offset, wanted.kept_actions_offset)
         now_ms = self._broker.time.now_ms()

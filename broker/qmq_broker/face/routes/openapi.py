@@ -23,11 +23,11 @@ from qmq_client.wire.requests import (
 _VERSION: Final = "3.1.0"
 _REFERENCE: Final = "#/components/schemas/{name}"
 _IN_PATH: Final = re.compile(r"{(\w+)}")
-#: Any route: the request itself, its time, its query, its head, and trouble of the broker.
+#: Refusals by every route: bad request, too slow, bad query, long head, faults of the broker.
 _ALWAYS: Final = (400, 408, 422, 431, 500, 503)
-#: Those that need a token.
+#: Refusals by routes that need a token.
 _GUARDED: Final = (401, 403)
-#: Statuses after which one may come back later.
+#: Statuses after which a client may try again later.
 _RETRIED: Final = frozenset({429, 503, 507})
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 
@@ -41,7 +41,7 @@ class OpenApi:
         self._content: bytes | None = None
 
     async def show(self, _: Request) -> Response:
-        """All routes, for programs."""
+        """The OpenAPI document, encoded once."""
         if self._content is None:
             self._content = msgspec.json.encode(document(self._routes, has_tokens=self._has_tokens))
         return Response(self._content, media_type=JSON_CONTENT_TYPE)
@@ -51,7 +51,7 @@ def document(routes: Sequence[Route[Any]], *, has_tokens: bool) -> dict[str, Any
     """The document of these routes; it asks for tokens only if the broker has some."""
     kinds = [kind for route in routes for kind in _kinds(route)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
-    # By their names in Python: list[int], for one, is a new object wherever it is written
+    # By `repr`, because list[int], for example, is a new object wherever it is written
     known = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

@@ -56,7 +56,7 @@ def text_of(reading: Reading) -> bytes:
         raise refuse(
             501,
             "no_metrics",
-            "metrics are written by prometheus-client, which is not installed",
+            "metrics need prometheus-client, which is not installed",
             remedy='Run pip install "qmq[metrics]" where the broker runs, and restart it.',
         ) from error
 

@@ -68,7 +68,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Handlers:
-    """What serves the routes of people and tools, for one broker."""
+    """The objects that serve the routes of people and tools, for one broker."""
 
     def __init__(self, broker: Broker, *, has_tokens: bool) -> None:
         self.admin = Admin(broker)
@@ -80,9 +80,9 @@ class Handlers:
         self.openapi = OpenApi(ROUTES, has_tokens=has_tokens)
 
 
-#: Any role on a subject shows that it exists and how far its groups are.
+#: A caller with any role on a subject may see that it exists and how far its groups are.
 _READERS: Final = (Role.PRODUCER, Role.CONSUMER)
-#: The content of a message is for those who may consume it.
+#: Only a caller who may consume a message may read its content.
 _CONSUMERS: Final = (Role.CONSUMER,)
 _PRODUCERS: Final = (Role.PRODUCER,)
 
@@ -177,13 +177,13 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
     ),
     Route(
         "POST", "/v1/subjects/remove", lambda to: to.admin.remove_subject,
-        summary="Remove a subject without messages, delayed messages and groups.",
+        summary="Remove a subject that has no messages, no delayed messages and no groups.",
         about=About.IN_BODY, body=SubjectRequest, example={"subject": "orders"},
         answer=SubjectStatus, statuses=(404, 409, 429, 507),
     ),
     Route(
         "GET", "/v1/room", lambda to: to.admin.room,
-        summary="Show how much is used of what callers can create, and by which token.",
+        summary="Show the use of each limit on what callers can create, by token.",
         roles=_READERS, about=About.ALL, answer=RoomStatus,
     ),
     Route(
@@ -273,7 +273,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         roles=_CONSUMERS, about=About.ALL,
         query=(
             _query(
-                "directory", "Of one folder; empty for the data directory itself.",
+                "directory", "The folder to list; empty for the data directory itself.",
                 _one_of(layout.COMMIT_LOG, layout.ACTION_LOG, layout.STATE, layout.ROOT),
                 layout.COMMIT_LOG,
             ),
@@ -315,17 +315,17 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         "GET", "/v1/delayed/histogram", lambda to: to.delayed.histogram,
         summary="Count delayed messages by due time.",
         roles=_READERS,
-        query=(_SUBJECT, *_DUE, _query("span", "Of one row.", _one_of(*SPANS_MS), "hour")),
+        query=(_SUBJECT, *_DUE, _query("span", "Time span of a row.", _one_of(*SPANS_MS), "hour")),
         answer={"span": str, "span_ms": int, "rows": list[HistogramRow]}, statuses=(429,),
     ),
     Route(
         "POST", "/v1/delayed/retry", lambda to: to.delayed.retry,
-        summary="Read delayed messages again that could not be read.",
+        summary="Try again to read delayed messages that could not be read.",
         about=About.ALL, answer={"buckets": list[int]},
     ),
     Route(
         "POST", "/v1/delayed/accept-clock", lambda to: to.delayed.accept_clock,
-        summary="Release delayed messages by the clock as it is, after it was changed.",
+        summary="Accept that the clock was changed, and release delayed messages by it.",
         about=About.ALL, answer={"clock": str, "clock_held": int},
     ),
     Route(
@@ -342,7 +342,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         body=RescheduleRequest, example={"message_id": _ID, "deliver_at_ms": 1_790_000_000_000},
         answer=RescheduleAnswer, statuses=(404, 429, 507),
     ),
-    # After the others, whose last words it would take for ids
+    # After the other routes, because it would take the last word of their paths for an id
     Route(
         "GET", "/v1/delayed/{message_id}", lambda to: to.delayed.show,
         summary="One delayed message.",
@@ -353,7 +353,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
         summary="List keepers: archives that retention waits for, and their progress.",
         roles=_READERS, about=About.ALL, answer={"keepers": list[KeeperStatus]},
     ),
-    # Like a group of theirs that would hold the log; they may read all of it
+    # For consumers, who may read the whole log and could hold it back by a group too
     Route(
         "POST", "/v1/keepers/keep", lambda to: to.keepers.keep,
         summary="Register a keeper or report its progress; retention waits for the rest.",
@@ -368,7 +368,7 @@ ADMIN_ROUTES: Final[tuple[Route[Callable[[Handlers], Handler]], ...]] = (
     ),
     Route(
         "POST", "/v1/state", lambda to: to.admin.change_state,
-        summary="Accept messages, refuse them, or shut down in order.",
+        summary="Accept messages, refuse them, or stop in an orderly way.",
         about=About.ALL, body=StateChange, example={"state": "read-only", "reason": "backup"},
         answer={"status": Serving, "reason": str},
     ),

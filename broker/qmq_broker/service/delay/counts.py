@@ -11,12 +11,12 @@ from qmq_broker.storage.schedule.columns import DelayedMessage
 from qmq_client.wire.names import COPIES
 
 #: Upper bounds of the lateness classes in milliseconds; the last class is open. They are dense
-#: around what is promised (200 ms), because a quantile is reported as the upper bound of its class.
+#: around the promised 200 ms, because a quantile is reported as the upper bound of its class.
 LATE_BOUNDS_MS: Final = (
     *(10, 20, 50, 100, 150, 200, 250, 300, 400, 500, 700, 1_000),
     *(2_000, 5_000, 30_000, 300_000, 3_600_000),
 )
-#: How many damaged copies are known individually at a time.
+#: Most damaged copies that are kept individually at a time.
 DAMAGED_MAX: Final = 100
 
 
@@ -28,16 +28,15 @@ class DelayCounts:
         self.released = 0
         #: Commits that released them.
         self.commits = 0
-        #: Messages that were taken but already had a state: cancelled, or released before.
+        #: Due messages that were not released because they were cancelled or released before.
         self.passed_over = 0
         #: Unreadable messages, by bucket.
         self.damaged_by_bucket: dict[int, int] = {}
-        #: How often that was found, including messages that could be read later.
+        #: Unreadable messages since the start, including those that could be read later.
         self.damaged_total = 0
-        #: Those of them that are copies of the broker's own, to be cancelled when no group waits for
-        #: them …
+        #: Unreadable copies for long retries; they are cancelled when no group waits for them.
         self.damaged_copies: deque[DelayedMessage] = deque()
-        #: … and the buckets of more such copies, to be checked again then.
+        #: Buckets of such copies beyond `DAMAGED_MAX`; they are checked again after that.
         self.more_copies: set[int] = set()
         #: Lateness at the commit, by class, of messages that were not overdue at the start.
         self.late = [0] * (len(LATE_BOUNDS_MS) + 1)
@@ -50,7 +49,7 @@ class DelayCounts:
         return sum(self.damaged_by_bucket.copy().values())
 
     def note_damaged(self, bucket: int, message: DelayedMessage | None) -> None:
-        """A message of this bucket could not be read; None if it is unknown which one."""
+        """Count an unreadable message of this bucket; None if it is unknown which one."""
         self.damaged_total += 1
         self.damaged_by_bucket[bucket] = self.damaged_by_bucket.get(bucket, 0) + 1
         if message is None or message.subject != COPIES:
@@ -61,12 +60,12 @@ class DelayCounts:
             self.more_copies.add(bucket)
 
     def forget_damaged(self, bucket: int) -> None:
-        """Forget what was damaged: this bucket is read again."""
+        """Forget the damage of this bucket, because it is read again."""
         self.damaged_by_bucket.pop(bucket, None)
         self.more_copies.discard(bucket)
 
     def note_late(self, late_ms: Iterable[int]) -> None:
-        """Messages were committed this long after their due times."""
+        """Count messages that were committed this long after their due times."""
         in_order = sorted(late_ms)
         if not in_order:
             return

@@ -1,4 +1,4 @@
-"""The register of damaged delayed messages: these are held back, all others are released.
+"""The register of damaged delayed messages, which are held back; all others are released.
 
 Damage in a schedule log holds the messages of one frame, a few thousand at most. Damage in a dispatch
 log holds the whole bucket: without all states, messages that were released or cancelled would be
@@ -52,7 +52,7 @@ class Damage:
         return bucket in self._whole
 
     def reasons(self) -> dict[int, str]:
-        """By bucket, why all or part of it is held."""
+        """The reason why a bucket, or part of it, is held, by bucket."""
         return self._parts.copy() | self._whole.copy()
 
     def texts(self) -> list[str]:

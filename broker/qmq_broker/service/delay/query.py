@@ -96,10 +96,11 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     clock_held: int
     #: How far the stored time of the last message is ahead of the clock; 0 if a minute or less.
     log_ahead_ms: int
-    #: Unreadable messages, and the first milliseconds of buckets with something unreadable …
+    #: Messages that cannot be read now.
     damaged: int
+    #: First milliseconds of buckets with damage.
     damaged_buckets: list[int]
-    #: … and how many messages were found unreadable since the start.
+    #: Messages that were found unreadable since the start, including those read later.
     damaged_total: int
     #: Why buckets, parts of buckets or messages are held: file, position and damage. Only the
     #: first few.

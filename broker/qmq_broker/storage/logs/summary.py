@@ -5,10 +5,10 @@ time.
 
     summary/<20 digits>    MessagePack of SegmentSummary and a checksum line
 
-Readers use it to pass over whole segments, and to seek by time inside one without halving. Derived
-by the background thread (`summaries.py`) when a segment is sealed, and again if the file is missing
-or not whole. It identifies the head of the segment it was made from, so that the summary of another
-segment in the same place is not believed.
+Readers use it to skip whole segments, and to seek by time inside one without a binary search. The
+background thread (`summaries.py`) derives it when a segment is sealed, and again if the file is
+missing or damaged. It identifies the head of its segment, so that the summary of another segment in
+the same place is not used.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.frame import FrameKind, MessageFrame, parse_message_frame
 from qmq_client.wire.frame_head import MESSAGE_KINDS
 
-#: Kinds with messages of the log; sequences in delayed ones mean nothing.
+#: Kinds of commit log frames with messages; sequences in delayed ones have no meaning.
 _MESSAGE_KINDS: Final = COMMIT_KINDS & MESSAGE_KINDS
-#: Frames noted with their time are at least this far apart.
+#: Time marks are at least this far apart.
 MARK_BYTES: Final = 4 * 1024 * 1024
 #: In a segment with more subjects, only their number is kept: the file must stay small.
 SUBJECTS_MAX: Final = 100_000
@@ -39,12 +39,12 @@ _IDENTITY: Final = slice(16, 24)
 
 
 class SubjectSpan(msgspec.Struct, frozen=True, array_like=True):
-    """What a segment holds of one subject."""
+    """The messages of one subject in a segment."""
 
     subject: str
-    #: Including delayed ones, without lost ones.
+    #: Their number, including delayed messages, without lost ones.
     messages: int
-    #: Half open, including lost ones; both 0 if there are only delayed ones.
+    #: Their sequences, half open, including lost ones; both 0 if all are delayed.
     first_sequence: int
     next_sequence: int
     #: The first and the last frame with messages of the subject.
@@ -53,17 +53,17 @@ class SubjectSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TimeMark(msgspec.Struct, frozen=True, array_like=True):
-    """One frame, and when it was stored."""
+    """The offset of a frame, and when the frame was stored."""
 
     offset: int
     stored_at_ms: int
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, array_like=True):
-    """One sealed segment."""
+    """The summary of one sealed segment."""
 
     store_id: bytes
-    #: Where it begins, and where the next one begins.
+    #: Offsets at which it and the next one begin.
     base: int
     next_offset: int
     #: Bytes 16 to 23 of the segment.
@@ -80,7 +80,7 @@ class SegmentSummary(msgspec.Struct, frozen=True, array_like=True):
     subjects: tuple[SubjectSpan, ...] | None
 
     def span(self, subject: str) -> SubjectSpan | None:
-        """What the segment holds of a subject; None if nothing. Requires: `subjects`."""
+        """The span of a subject; None if the segment has none. Requires: `subjects` is known."""
         return next((one for one in self.subjects or () if one.subject == subject), None)
 
 
@@ -89,7 +89,7 @@ SummaryOf = Callable[[int], SegmentSummary | None]
 
 
 def no_summary(base: int) -> SegmentSummary | None:
-    """Nothing is known of any segment."""
+    """A `SummaryOf` that has no summary of any segment."""
     return None
 
 
@@ -107,7 +107,7 @@ class Summarizer:
         self._spans: dict[str, SubjectSpan] = {}
 
     def add(self, frame: ScannedFrame) -> None:
-        """The next good frame; raises `ProtocolError`."""
+        """Add the next good frame; raises `ProtocolError` if it cannot be parsed."""
         header = frame.header
         if header.kind is FrameKind.SEGMENT_HEAD:
             self._identity = frame.data[_IDENTITY]
@@ -170,7 +170,7 @@ class Summarizer:
 def read_summary(
     disk: Disk, segments: Segments, base: int, store_id: bytes
 ) -> SegmentSummary | None:
-    """The summary of the segment that begins at `base`; None if there is none that can be believed."""
+    """The summary of the segment at `base`; None if missing, damaged or of another segment."""
     data = read_file(disk, layout.summary_path(base))
     content = None if data is None else unseal(data)
     if content is None:
