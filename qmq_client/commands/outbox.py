@@ -322,7 +322,7 @@ def purge(
         raise ConfigurationError(
             setting="--yes",
             value="not given, and --json does not ask",
-            remedy="Look with `qmq outbox list`, then say --yes.",
+            remedy="Check with `qmq outbox list`, then give --yes.",
         )
     section, number = the_database(database, config_file), _STATES[state]
     with open_outbox(section) as store:

@@ -133,7 +133,7 @@ def test_downgrade_asks_for_a_yes_and_goes_back(a_database: Database) -> None:
     db("migrate", "--database", a_database.url)
     refused = db("downgrade", "base", "--database", a_database.url)
     assert refused.exit_code == 2
-    assert "say --yes" in refused.output
+    assert "give --yes" in refused.output
     back = db("downgrade", "qmq0001", "--database", a_database.url, "--yes")
     assert back.output == f"{name}: qmq0002 -> qmq0001\n"
     checked = db("check", "--database", a_database.url)
