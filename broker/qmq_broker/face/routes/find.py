@@ -50,7 +50,7 @@ class JsonSearch(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[JsonFound]
     #: Whether there are more than the requested `count`.
     has_more: bool
-    #: Whether the search reached all messages; if not, the next three fields say how far it reached.
+    #: Whether the search reached all messages; if not, the next three fields say how far it got.
     is_complete: bool
     #: Everything in the commit log below this offset was indexed.
     indexed_up_to: int
