@@ -178,7 +178,7 @@ class HandlerTimeoutError(QmqError):
     timeout_ms: int
 
     code = "handler_timeout"
-    text = "the handler ran longer than its timeout_ms, {timeout_ms}"
+    text = "the handler ran longer than its timeout_ms, {timeout_ms}: make it faster, or raise timeout_ms"
 
 
 class TransportError(QmqError):
@@ -218,7 +218,10 @@ class BrokerBusyError(TransportError):
 
 
 class BrokerRefusedError(TransportError):
-    """The broker will never accept this request as it is; nothing was accepted."""
+    """The broker will never accept this request as it is; nothing was accepted.
+
+    The text has what the broker said and its remedy; `answer` has both, and what is at fault, as fields.
+    """
 
     code = "broker_refused"
 
@@ -237,6 +240,11 @@ class BrokerRefusedError(TransportError):
             message_id=answer.message_id,
         )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.remedy and self.remedy not in self.message:
+            self.args = (f"{self.args[0]}. {self.remedy}",)
+
 
 class BrokerAccessError(BrokerRefusedError):
     """The broker does not know the caller (401), or forbids the request (403); nothing was accepted.
@@ -246,11 +254,6 @@ class BrokerAccessError(BrokerRefusedError):
     """
 
     code = "broker_access"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.remedy:
-            self.args = (f"{self.args[0]}. {self.remedy}",)
 
 
 class BrokerOlderError(TransportError):

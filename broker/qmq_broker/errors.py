@@ -137,6 +137,17 @@ class DiskFullError(NoRoomError):
     status = 507
 
 
+def disk_full(*, free_bytes: int, needed_bytes: int, reserve_bytes: int) -> DiskFullError:
+    """The refusal of what would take from the reserve."""
+    return DiskFullError(
+        f"{free_bytes} bytes are free; {needed_bytes} are needed above the reserve of {reserve_bytes}. "
+        "Make room on the disk, or lower the reserve (--reserve-bytes).",
+        field="free space of the disk",
+        limit=f"{reserve_bytes} bytes stay free",
+        value=f"{free_bytes} bytes",
+    )
+
+
 class FilesFullError(NoRoomError):
     """The process, or the machine, may open no more files."""
 
@@ -185,6 +196,17 @@ class BusyError(ServiceError):
     status: int = 429
 
 
+def being_removed(subject: str) -> BusyError:
+    """The refusal of what needs the subject while it is removed."""
+    return BusyError(
+        f"subject {subject} is being removed",
+        field="subject",
+        value=subject,
+        remedy="Try again when it is removed.",
+        retry_after_s=1.0,
+    )
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class UnavailableError(ServiceError):
     """The broker does not do this in its present state."""
@@ -200,6 +222,26 @@ class NotFoundError(ServiceError):
 
     code = "not_found"
     status = 404
+
+
+def no_subject(subject: str) -> NotFoundError:
+    """The answer about a subject that the broker does not have."""
+    return NotFoundError(
+        f"there is no subject {subject}",
+        field="subject",
+        value=subject,
+        remedy="`qmq subjects` lists them.",
+    )
+
+
+def no_group(group: str, subject: str) -> NotFoundError:
+    """The answer about a group that the subject does not have."""
+    return NotFoundError(
+        f"there is no group {group} on subject {subject}",
+        field="group",
+        value=group,
+        remedy="`qmq groups` lists them.",
+    )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

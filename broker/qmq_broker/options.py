@@ -129,7 +129,7 @@ class TlsOptions:
 
     def __post_init__(self) -> None:
         if not self.certificate_file or not self.key_file:
-            raise ValueError("TLS needs both a certificate and its key")
+            raise ValueError("TLS needs both certificate_file and key_file: give the missing one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,6 @@ class ServeOptions:
         room_bytes = room_for_a_frame_bytes(self.limits)
         if 0 < self.store.segment_bytes < room_bytes:
             raise ValueError(
-                f"segment_bytes: {self.store.segment_bytes}; a frame of "
-                f"{self.limits.frame_bytes} bytes needs segments of at least {room_bytes}"
+                f"segment_bytes: {self.store.segment_bytes}; allowed: at least {room_bytes}, the room for a "
+                f"frame of {self.limits.frame_bytes} bytes"
             )

@@ -20,7 +20,7 @@ _STORE_RETRY_AFTER_S: Final = 5.0
 INTERNAL: Final = ErrorAnswer(
     code="internal",
     message="the broker failed on this request; its log says why",
-    remedy="Try again; if it stays, report it with the broker's log.",
+    remedy="Try again. If it fails again, report it with the broker's log.",
 )
 
 
@@ -55,6 +55,20 @@ def refuse(
         value=value,
         remedy=remedy,
         retry_after_s=retry_after_s,
+    )
+
+
+def busy(field: str, value: int, limit: int) -> RequestRefusedError:
+    """The refusal of what would exceed a bound of all callers for the moment."""
+    return refuse(
+        503,
+        "busy",
+        f"{field}: {value}; allowed: {limit}",
+        field=field,
+        limit=str(limit),
+        value=str(value),
+        remedy="Send the request again later.",
+        retry_after_s=1.0,
     )
 
 

@@ -167,12 +167,12 @@ def _guarded(route: Route[Any], handler: Handler) -> Handler:
 
 async def _on_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: "there is nothing at this path", 405: "this method is not for this path"}
+    what = {404: "no route has this path", 405: "the route of this path does not allow this method"}
     refused = refuse(
         error.status_code,
         UNKNOWN_ROUTES.get(error.status_code, "request"),
         what.get(error.status_code, "the request was refused"),
-        remedy="GET /openapi.json lists what there is.",
+        remedy="GET /openapi.json lists the routes and their methods.",
     )
     return _error(refused.status, error_answer(refused), dict(error.headers or {}))
 

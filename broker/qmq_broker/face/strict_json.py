@@ -86,7 +86,9 @@ def _check_shape(data: bytes) -> None:
         levels = list(accumulate(steps, initial=depth))
         depth = levels[-1]
         if max(levels) > JSON_DEPTH_MAX:
-            raise ProtocolError(f"JSON: nested deeper than {JSON_DEPTH_MAX}")
+            raise ProtocolError(
+                f"JSON is nested deeper than {JSON_DEPTH_MAX} levels: send it flatter, or as a frame"
+            )
         values += steps.count(1) + outside.count(b",") + outside.count(b":")
         if values > JSON_VALUES_MAX:
             raise TooLargeError(

@@ -190,7 +190,7 @@ class Broker:
             return False
         self.serving.check_delivers()
         if self.serving.is_stopping:
-            raise self.serving.refusal("it cannot be changed any more")
+            raise self.serving.refusal("its state cannot be changed")
         return self.serving.become(wanted, reason if is_read_only else "")
 
     def ask_to_stop(self, reason: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from qmq_broker.errors import DiskFullError, InvalidRecordError
+from qmq_broker.errors import InvalidRecordError, disk_full
 from qmq_broker.service.delivery.subject_shares import SubjectShares, too_many
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.serving import ServingState
@@ -74,7 +74,7 @@ class Intake:
                 field="frame kind",
                 limit=" or ".join(sorted(kind.name for kind in SENT_KINDS)),
                 value=frame.header.kind.name,
-                remedy="Frames of other kinds are the broker's own.",
+                remedy="Send messages in one of these: frames of other kinds are the broker's own.",
             )
         for run in frame.runs:
             check_not_own(run.subject)
@@ -136,13 +136,10 @@ class Intake:
             return
         room_bytes = self._store.free_bytes() - self._reserve_bytes
         if room_bytes < request_bytes:
-            raise DiskFullError(
-                f"{max(0, room_bytes)} bytes are free above the reserve of "
-                f"{self._reserve_bytes}; {request_bytes} are needed. "
-                "Make room on the disk, or lower the reserve.",
-                field="free space of the disk",
-                limit=f"{self._reserve_bytes} bytes stay free",
-                value=f"{room_bytes + self._reserve_bytes} bytes",
+            raise disk_full(
+                free_bytes=room_bytes + self._reserve_bytes,
+                needed_bytes=request_bytes,
+                reserve_bytes=self._reserve_bytes,
             )
         self._known_room_bytes = min(room_bytes, FREE_SPACE_CHECK_BYTES) - request_bytes
 
@@ -156,7 +153,10 @@ def check_records(frame: MessageFrame) -> None:
         if broken is not None:
             index = first + broken
             raise InvalidRecordError(
-                f"record {index} of the request under subject {run.subject}: checksum",
+                f"record {index} of the request does not fit its checksum under subject {run.subject}: "
+                "it was altered after its producer made it",
+                field=f"record {index}",
+                remedy="Make the record again from its message.",
                 message_id=format_message_id(record_message_id(frame.record(index))),
             )
         first += run.count
@@ -168,7 +168,9 @@ def check_flags(frame: MessageFrame, flags: bytes) -> None:
         index = flags.index(unknown[0])
         raise InvalidRecordError(
             f"record {index} of the request has flags {unknown[0]:#04x}, which this version of the broker "
-            "does not know: upgrade the broker first",
+            "does not know",
+            field=f"record {index}",
+            remedy="Upgrade the broker before its producers.",
             message_id=format_message_id(record_message_id(frame.record(index))),
         )
 
@@ -186,7 +188,7 @@ def check_due_times(frame: MessageFrame, flags: bytes, now_ms: int, limits: Limi
                 field=f"record {index}",
                 limit="messages with a due time in frames of kind DELAYED, all others in MESSAGES",
                 value="no due time" if is_delayed else "a due time",
-                remedy="Send both in frames of their own.",
+                remedy="Send messages with and without a due time in separate frames.",
             )
         if due_at_ms is not None and due_at_ms > latest_ms:
             check_due(due_at_ms, now_ms, limits, field=f"due time of record {index}")

@@ -73,7 +73,12 @@ class Keeping:
         def end() -> Keeper:
             keeper = self._store.end_keeper(name)
             if keeper is None:
-                raise NotFoundError(f"there is no keeper {name}")
+                raise NotFoundError(
+                    f"there is no keeper {name}",
+                    field="name",
+                    value=name,
+                    remedy="`qmq broker keepers` lists them.",
+                )
             return keeper
 
         self._run(end, on_done)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, NotFoundError
+from qmq_broker.errors import CorruptionError, no_group, no_subject
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.delivery.in_group import MessageInGroup, PastAttempt, in_group, past
@@ -231,7 +231,7 @@ class Query:
         """
         state = self._delivery.group(subject, group)
         if state is None:
-            raise NotFoundError(f"there is no group {group} on subject {subject}")
+            raise no_group(group, subject)
         sequences = state.dead_between(first_sequence, 2**63, min(count, LISTED_MAX))
         records = self._some_records(state, sequences, records_bytes) if records_bytes > 0 else {}
         return [
@@ -255,7 +255,7 @@ class Query:
         if queue is None and self._has_none_yet(subject):
             return Peeked([], first_sequence)
         if queue is None:
-            raise NotFoundError(f"there is no subject {subject}")
+            raise no_subject(subject)
         first_sequence = max(first_sequence, queue.first_sequence)
         room_bytes = LISTED_BYTES_MAX
         entries: dict[int, Entry] = {}

@@ -66,7 +66,7 @@ class ServingState:
     def check_delivers(self) -> None:
         """Raise `UnavailableError` unless pulls and settlements are served."""
         if self.state not in _DELIVERS:
-            raise self.refusal("nothing is delivered or settled")
+            raise self.refusal("messages are not delivered or settled")
 
     def refusal(self, what: str) -> UnavailableError:
         """The error that says what is not done, and why."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qmq_broker.errors import BusyError, NoRoomError, NotEmptyError, NotFoundError
+from qmq_broker.errors import (
+    BusyError,
+    NoRoomError,
+    NotEmptyError,
+    being_removed,
+    no_subject,
+)
 from qmq_broker.service.delivery.delivery import Delivery
 from qmq_broker.service.intake import Intake
 from qmq_broker.service.query import SubjectStatus
@@ -39,7 +45,7 @@ class SubjectRemoval:
         last = self._last(subject)
         closing = self._delivery.registry.closing
         if subject in closing:
-            raise BusyError(f"subject {subject} is being removed", retry_after_s=1.0)
+            raise being_removed(subject)
         self._check_unused(subject)
         if self._store.queue(subject) is None:  # all that it ever had was withdrawn or cancelled
             self._forget(subject, now_ms)
@@ -47,10 +53,12 @@ class SubjectRemoval:
             return
         if self._store.retention.removed_subjects >= REMOVED_MAX:
             raise BusyError(
-                f"{REMOVED_MAX} subjects were removed already",
+                f"{self._store.retention.removed_subjects} subjects are removed; allowed: {REMOVED_MAX}",
                 retry_after_s=60.0,
                 field="removed subjects",
                 limit=str(REMOVED_MAX),
+                value=str(self._store.retention.removed_subjects),
+                remedy="Send to the removed ones again instead of to new ones.",
             )
         closing.add(
             subject
@@ -78,7 +86,7 @@ class SubjectRemoval:
                 next_sequence=queue.next_sequence,
             )
         if not self._intake.knows(subject):
-            raise NotFoundError(f"there is no subject {subject}")
+            raise no_subject(subject)
         return SubjectStatus(subject=subject, first_sequence=0, next_sequence=0)
 
     def _check_unused(self, subject: str) -> None:
@@ -106,7 +114,13 @@ class SubjectRemoval:
             queue = self._store.queue(last.subject)
             left = 0 if queue is None else queue.next_sequence - queue.first_sequence
             if left == 0:
-                raise BusyError("retention is removing segments of the log", retry_after_s=1.0)
+                raise BusyError(
+                    f"retention is removing segments of the log, and subject {last.subject} waits for it",
+                    field="subject",
+                    value=last.subject,
+                    remedy="Try again later.",
+                    retry_after_s=1.0,
+                )
             raise _has_messages(last.subject, left)
         return last
 
@@ -120,5 +134,5 @@ def _has_messages(subject: str, count: int) -> NotEmptyError:
         subject=subject,
         field="messages",
         value=str(count),
-        remedy="Retention removes messages by age, a segment of the log at a time. Try again later.",
+        remedy="Try again when retention has deleted them: it deletes by age, a segment of the log at a time.",
     )

@@ -299,5 +299,7 @@ def _outcome(placed: Placed) -> Placed | Exception:
         return placed
     message_id = format_message_id(placed.conflict)
     return ConflictError(
-        f"message id {message_id} was stored before with other content", message_id=message_id
+        f"message id {message_id} was stored before with other content",
+        remedy="Send changed content under an id of its own.",
+        message_id=message_id,
     )

@@ -130,7 +130,7 @@ def test_two_tokens_in_one_request_are_ambiguous(guarded: Guarded) -> None:
     lines = "".join(f"Authorization: Bearer {token}\r\n" for token in guarded.tokens.values())
     answer = guarded.broker.talk(f"GET /v1/caller HTTP/1.1\r\nHost: a\r\n{lines}\r\n".encode())
     assert b"HTTP/1.1 400" in answer
-    assert b"authorization given twice" in answer
+    assert b"authorization is given twice" in answer
 
 
 def test_a_stranger_is_refused_before_the_body_is_read_and_cannot_fill_the_room(

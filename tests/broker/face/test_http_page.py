@@ -60,7 +60,7 @@ def test_the_page_lists_every_route_with_what_it_takes_and_no_other() -> None:
 
 
 def test_the_page_has_every_code_of_a_refusal_with_its_status() -> None:
-    table = PAGE.split("## Refusals")[1].split("## How")[0]
+    table = PAGE.split("## Refusals")[1].split("## Exit codes")[0]
     rows = re.findall(r"^\| (\d+) \| (.+?) \|", table, re.MULTILINE)
     listed = [
         (int(status), code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)
@@ -96,7 +96,7 @@ def codes_of_the_face() -> set[tuple[int, str]]:
 
 
 def test_the_page_explains_every_exit_code() -> None:
-    table = PAGE.split("## How the process ends")[1]
+    table = PAGE.split("## Exit codes of the broker")[1]
     listed = {int(number) for number in re.findall(r"^\| (\d) \|", table, re.MULTILINE)}
     assert listed == set(ExitCode)
 

@@ -65,7 +65,9 @@ def tls_options(function: _Function) -> _Function:
         tls = None
         if tls_cert or tls_key or tls_client_ca:
             if not (tls_cert and tls_key):
-                raise click.UsageError("TLS needs both --tls-cert and --tls-key.")
+                raise click.UsageError(
+                    "TLS needs both --tls-cert and --tls-key: give the missing one."
+                )
             tls = TlsOptions(
                 certificate_file=tls_cert, key_file=tls_key, client_ca_file=tls_client_ca
             )

@@ -15,12 +15,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.errors import CorruptionError
 from qmq_broker.face.routes.json_messages import JsonDelivered, record_to_json
 from qmq_broker.service.delivery.snapshot import check_groups
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.format_file import Format, required_format
 from qmq_broker.storage.files.journal import Chunk, JournalFile, journal_bases
 from qmq_broker.storage.files.keepers import read_keepers
 from qmq_broker.storage.files.retained import read_retained
@@ -65,10 +65,7 @@ class DumpQuestion:
 
 def dump(disk: Disk, kind: str, question: DumpQuestion) -> Iterator[Row]:
     """The rows of one kind of `KINDS`; raises `StoreError` if this is not a data directory."""
-    format_ = read_format(disk)
-    if format_ is None:
-        raise StoreError("this is not a data directory: FORMAT is missing")
-    yield from KINDS[kind](disk, format_, question)
+    yield from KINDS[kind](disk, required_format(disk), question)
 
 
 def _format(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]:

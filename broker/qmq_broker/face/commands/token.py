@@ -27,6 +27,7 @@ from qmq_broker.face.authentication.tokens import (
     new_token,
 )
 from qmq_client.clock import SYSTEM_CLOCK
+from qmq_client.wire.shown import shorten
 
 _DAY_MS: Final = 86_400_000
 _REFUSED: Final = 1
@@ -98,7 +99,9 @@ def add(
     Exit codes: 0 made, 1 a file cannot be read or written, 2 wrong call.
     """
     if out is not None and certificate:
-        raise click.UsageError("--out with --certificate: there is no token to be written")
+        raise click.UsageError(
+            "--out with --certificate: a certificate has no token to be written. Leave out one of the two."
+        )
     token_id, text = new_token()
     now_ms = SYSTEM_CLOCK.now_ms()
     entry = TokenEntry(
@@ -114,7 +117,7 @@ def add(
         # A struct is not checked when it is made; the file must take what its reader refuses not.
         msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
     except msgspec.ValidationError as error:
-        rule = "NAME: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -"
+        rule = f"NAME {shorten(name)}: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -"
         raise click.UsageError(rule if "$.name" in str(error) else str(error)) from error
     with _secret_written(out, text):
         _change(path, lambda listed: _with(listed, entry))
@@ -167,16 +170,22 @@ def revoke(token_id: str, path: str, as_json: bool) -> None:
 
 def _with(listed: TokenList, entry: TokenEntry) -> TokenList:
     if len(listed.tokens) >= TOKENS_MAX:
-        raise click.ClickException(f"there are {TOKENS_MAX} tokens: revoke unused ones")
+        raise click.ClickException(
+            f"there are {len(listed.tokens)} tokens; allowed: {TOKENS_MAX}. Revoke unused ones."
+        )
     if entry.certificate in {one.certificate for one in listed.tokens if one.certificate}:
-        raise click.ClickException(f"certificate {entry.certificate} is listed: revoke it first")
+        raise click.ClickException(
+            f"certificate {entry.certificate} is listed already. Revoke it first."
+        )
     return TokenList(tokens=(*listed.tokens, entry))
 
 
 def _without(listed: TokenList, token_id: str) -> TokenList:
     left = tuple(entry for entry in listed.tokens if entry.id != token_id)
     if len(left) == len(listed.tokens):
-        raise click.ClickException(f"there is no token with id {token_id}")
+        raise click.ClickException(
+            f"there is no token with id {token_id}. `qmq broker token list` lists them."
+        )
     return TokenList(tokens=left)
 
 

@@ -33,7 +33,7 @@ from urllib.parse import unquote
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from qmq_broker.face.answers import RequestRefusedError, error_answer, refuse, retry_after
+from qmq_broker.face.answers import RequestRefusedError, busy, error_answer, refuse, retry_after
 from qmq_broker.face.app import App
 from qmq_broker.face.authentication.authenticator import CERTIFICATE_NAMES, certificate_names
 from qmq_broker.face.http.request_response import RequestResponse, SteppedCoroutine, answer_head
@@ -75,17 +75,21 @@ def head_refusal(
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ONCE and name in found:
-            return _ambiguous(f"header {name.decode()} given twice")
+            return _ambiguous(f"header {name.decode()} is given twice", "Send it once.")
         found[name] = value
         if b"\n" in value or b"\r" in value:
-            return _ambiguous("a header line is folded")
+            return _ambiguous("a header line is folded", "Send each header in one line.")
     if b"transfer-encoding" in found:
         if b"content-length" in found:
-            return _ambiguous("both content-length and transfer-encoding")
+            return _ambiguous(
+                "the request has both content-length and transfer-encoding", "Send one of the two."
+            )
         if found[b"transfer-encoding"].strip().lower() != b"chunked":
-            return _ambiguous("a transfer encoding other than chunked")
+            return _ambiguous("transfer-encoding is not chunked", "Send content-length, or chunks.")
     if version not in _VERSIONS:
-        return no_request(f"HTTP/{version} is not supported", "Use HTTP/1.1.")
+        return no_request(
+            f"HTTP/{version} is not supported; allowed: {', '.join(_VERSIONS)}", "Use HTTP/1.1."
+        )
     if version == "1.1" and b"host" not in found:
         return no_request("the request names no host", "Send a Host header.")
     if not _HOST.match(found.get(b"host", b"")):
@@ -100,12 +104,12 @@ def no_request(what: str, remedy: str) -> RequestRefusedError:
 
 def _unparsed(error: HttpParserError) -> RequestRefusedError:
     if str(error) in _AMBIGUOUS:
-        return _ambiguous(str(error))
+        return _ambiguous(str(error), "Send content-length or transfer-encoding, once.")
     return no_request("this is not an HTTP request", "Use HTTP/1.1.")
 
 
-def _ambiguous(what: str) -> RequestRefusedError:
-    return refuse(400, "ambiguous_request", what, remedy="Send each header once, on one line.")
+def _ambiguous(what: str, remedy: str) -> RequestRefusedError:
+    return refuse(400, "ambiguous_request", what, remedy=remedy)
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
@@ -192,10 +196,10 @@ class Connection(asyncio.BufferedProtocol):
         self.addresses[self._address] += 1
         connections = len(self.server_state.connections)
         if connections > self.limits.connections:
-            self._refuse_raw(_busy(f"{connections} connections are open"))
+            self._refuse_raw(busy("open connections", connections, self.limits.connections))
         elif self.addresses[self._address] > self.limits.connections_per_address:
-            connections = self.addresses[self._address]
-            self._refuse_raw(_busy(f"{connections} connections are open from your address"))
+            count, limit = self.addresses[self._address], self.limits.connections_per_address
+            self._refuse_raw(busy("open connections of one address", count, limit))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(cast("Any", self))
@@ -413,7 +417,13 @@ class Connection(asyncio.BufferedProtocol):
     def end_slow(self) -> None:
         """Answer 408 unless an answer has begun, and close."""
         self._refuse_raw(
-            refuse(408, "too_slow", "the request did not arrive in time", remedy="Send it at once.")
+            refuse(
+                408,
+                "too_slow",
+                "the request did not arrive in time",
+                limit=f"{self.limits.head_ms} ms for the headers, {self.limits.request_ms} ms in all",
+                remedy="Send it without a pause.",
+            )
         )
 
     def _head_without_upgrade(self) -> bytes:
@@ -431,16 +441,21 @@ class Connection(asyncio.BufferedProtocol):
             self._refusal = refuse(
                 431,
                 "too_many_headers",
-                "the request has too many headers",
+                f"the request has {len(self._headers)} headers; allowed: {self.limits.headers}",
+                field="headers",
                 limit=f"{self.limits.headers} headers",
+                value=f"{len(self._headers)} headers",
                 remedy="Send fewer headers.",
             )
         elif refusal is not None:
             self._refusal = refusal
         elif len(self.requests) > self.limits.pipelined:
-            self._refusal = _busy(f"{len(self.requests) - 1} requests are before this one")
+            count, limit = len(self.requests), self.limits.pipelined
+            self._refusal = busy("unanswered requests of one connection", count, limit)
         elif self._parser.get_method() == b"CONNECT":
-            self._refusal = no_request("this is not a proxy", "Send requests to the broker itself.")
+            self._refusal = no_request(
+                "CONNECT: this is not a proxy", "Send requests to the broker itself."
+            )
         if self._refusal is not None:
             raise self._refusal
 
@@ -449,9 +464,10 @@ class Connection(asyncio.BufferedProtocol):
         return refuse(
             431,
             "head_too_large",
-            f"too long: {where}",
+            f"the {where} are longer than {self.limits.head_bytes} bytes",
+            field=where,
             limit=f"{self.limits.head_bytes} bytes",
-            remedy="Send less in headers.",
+            remedy="Send fewer or shorter headers.",
         )
 
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
@@ -483,10 +499,6 @@ def _target(url: bytes) -> dict[str, Any]:
         "raw_path": target.path,
         "query_string": target.query or b"",
     }
-
-
-def _busy(why: str) -> RequestRefusedError:
-    return refuse(503, "busy", f"{why}: try again later", retry_after_s=1.0)
 
 
 def bounded_connection(face: App, limits: FaceLimits) -> Callable[..., Connection]:

@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 from starlette.types import Scope
 
-from qmq_broker.face.answers import RequestRefusedError, refuse
+from qmq_broker.face.answers import RequestRefusedError, busy, refuse
 from qmq_broker.face.authentication.access import CALLER, UNIDENTIFIED, Caller
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.face.strict_json import read_json
@@ -100,9 +100,10 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
         raise refuse(
             415,
             "content_encoding",
-            "the body is compressed",
+            "the content-encoding is not identity",
+            field="content-encoding",
             limit="identity",
-            remedy="Send the body as it is.",
+            remedy="Send the body uncompressed.",
         )
     check_charset(head.content_type)
     encoding = _ENCODINGS.get(_media_type(head.content_type))
@@ -110,13 +111,18 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
         raise refuse(
             415,
             "content_type",
-            "the content type is not one of this route",
+            f"the content-type is not {FRAME_CONTENT_TYPE} or {JSON_CONTENT_TYPE}",
+            field="content-type",
             limit=f"{FRAME_CONTENT_TYPE} or {JSON_CONTENT_TYPE}",
-            remedy="Name the content type of the body.",
+            remedy="Send the one that the body has.",
         )
     if head.content_bytes is None and not head.is_chunked:
         raise refuse(
-            411, "length_required", "the request has no length", remedy="Send Content-Length."
+            411,
+            "length_required",
+            "the request has no content-length",
+            field="content-length",
+            remedy="Send the length of the body.",
         )
     body_bytes_max = frame_bytes_max if encoding is Encoding.FRAME else json_bytes_max
     if head.content_bytes is not None and head.content_bytes > body_bytes_max:
@@ -141,7 +147,7 @@ class BodyRoom:
     def begin_request(self) -> None:
         """Count one request until `end_request`; raises `RequestRefusedError` when too many are under way."""
         if self.requests >= self._limits.requests:
-            raise _busy(f"{self.requests} requests are under way")
+            raise busy("requests in progress", self.requests, self._limits.requests)
         self.requests += 1
 
     def end_request(self) -> None:
@@ -181,7 +187,7 @@ class BodyRoom:
             return
         self._make_room(answer_bytes)
         if not self._has_room(answer_bytes):
-            raise _busy(f"answers of {self.unread_bytes} bytes are unread")
+            raise busy("bytes of unread answers", self.unread_bytes, self._limits.answers_bytes)
 
     @contextmanager
     def answer(self, answer_bytes: int, scope: Scope) -> Iterator[None]:
@@ -233,7 +239,7 @@ class BodyRoom:
 
     def _check_body(self, count: int) -> None:
         if self.taken_bytes + count > self._limits.bodies_bytes:
-            raise _busy(f"bodies of {self.taken_bytes} bytes are under way")
+            raise busy("bytes of request bodies", self.taken_bytes, self._limits.bodies_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -293,7 +299,7 @@ def check_charset(content_type: bytes | None) -> None:
             raise refuse(
                 415,
                 "charset",
-                "the body is in another encoding",
+                "the charset of the content-type is not utf-8",
                 field="content-type",
                 limit="charset=utf-8",
                 value=value.decode("ascii", "replace")[:40],
@@ -310,12 +316,9 @@ def too_long(body_bytes_max: int, value: str) -> RequestRefusedError:
     return refuse(
         413,
         "body_too_large",
-        f"the body has {value}",
+        f"the body has {value}; allowed: {body_bytes_max} bytes",
+        field="body",
         limit=f"{body_bytes_max} bytes",
         value=value,
         remedy="Send several requests.",
     )
-
-
-def _busy(what: str) -> Exception:
-    return refuse(503, "busy", f"{what}: try again later", retry_after_s=1.0)

@@ -110,7 +110,7 @@ class DelayedRoutes:
                 field="span",
                 limit=", ".join(SPANS_MS),
                 value=shorten(span),
-                remedy="Give one of them.",
+                remedy="Choose one of these.",
             )
         rows = await self._look(lambda: self._query.histogram(subject, first_ms, next_ms, span))
         return _json({"span": span, "span_ms": SPANS_MS[span], "rows": rows})
@@ -123,7 +123,7 @@ class DelayedRoutes:
         found = await self._look(lambda: self._query.find(message_id))
         found = [one for one in found if sees(one.message.subject)]
         if not found:
-            raise NotFoundError(f"message {text} is not delayed, or was released long ago")
+            raise _not_delayed(text)
         places = [self._query.shown(one) for one in found]
         messages = await self._waiting(_newest_of_subjects(found))
         answer = JsonDelayed(places=places, messages=messages)
@@ -196,7 +196,7 @@ class DelayedRoutes:
                 return _json(RescheduleAnswer(outcomes=(outcome,)))
         if found and await self._is_stored(message_id, sees):
             return _json(RescheduleAnswer(outcomes=(Rescheduling.TOO_LATE,)))
-        raise NotFoundError(f"message {wanted.message_id} is not delayed, or no longer")
+        raise _not_delayed(wanted.message_id)
 
     async def _waiting(self, newest: Sequence[Found]) -> list[JsonWaiting]:
         """The messages of these places, those of the last ones if they are too many or too large."""
@@ -299,7 +299,7 @@ class DelayedRoutes:
         """The first look of a request; refused where there are enough."""
         if self._looks.locked():
             raise BusyError(
-                f"{LOOKS_MAX} looks at delayed messages are under way; allowed: {LOOKS_MAX}",
+                f"{LOOKS_MAX} searches of delayed messages are in progress; allowed: {LOOKS_MAX}",
                 retry_after_s=1.0,
             )
         return await self._look_on(look)
@@ -384,6 +384,15 @@ def _theirs(request: Request, subject: str | None) -> Callable[[str], bool]:
     return lambda name: sees(name) and not name.startswith(OWN_PREFIX)
 
 
+def _not_delayed(message_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"message {message_id} is not delayed: it never was, or it was released long ago",
+        field="message_id",
+        value=message_id,
+        remedy="`qmq message show` looks for it everywhere.",
+    )
+
+
 def _named(subject: str | None) -> str:
     if subject is not None:
         return subject
@@ -402,7 +411,7 @@ def _check_one_subject(found: Sequence[Found]) -> None:
             field="subject",
             limit="the subject of the message, if several have one with its id",
             value=shorten(", ".join(sorted(subjects))),
-            remedy="Name one of them: in the request as subject, in a command with --subject.",
+            remedy="Name one of them, in the request as `subject` and in a command with --subject.",
         )
 
 

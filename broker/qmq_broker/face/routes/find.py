@@ -122,7 +122,11 @@ class Finder:
             ]
         )
         if not result.found and result.is_complete:
-            raise NotFoundError(f"there is no message {message_id}")
+            raise NotFoundError(
+                f"there is no message {message_id}: it was never stored here, or retention has deleted it",
+                field="message_id",
+                value=message_id,
+            )
         places = [
             _place(one, trace, await self._in_groups(one))
             for one, trace in zip(result.found, traces, strict=True)

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.errors import BusyError, no_group
 from qmq_broker.face.routes.bodies import read_body
 from qmq_broker.face.routes.route import check_subject
 from qmq_broker.service.broker import Broker
@@ -131,7 +131,7 @@ class GroupRoutes:
     def _find(self, subject: str, group: str) -> GroupStatus:
         found = self._broker.query.groups(subject=subject, group=group, now_ms=self._now_ms)
         if not found:
-            raise NotFoundError(f"there is no group {group} on subject {subject}")
+            raise no_group(group, subject)
         return found[0]
 
     async def _status(self, subject: str, group: str) -> Response:

@@ -269,4 +269,12 @@ def _set(woken: asyncio.Future[None]) -> None:
 
 
 def _method_not_allowed(method: str) -> QmqError:
-    return refuse(405, "method_not_allowed", f"{method[:20]} is not allowed here", limit="POST")
+    return refuse(
+        405,
+        "method_not_allowed",
+        f"method {method[:20]} is not allowed here; allowed: POST",
+        field="method",
+        limit="POST",
+        value=method[:20],
+        remedy="Send POST.",
+    )

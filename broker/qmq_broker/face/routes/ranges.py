@@ -71,7 +71,10 @@ class FileRoutes:
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         if self._waiting >= WAITING_MAX:
-            raise BusyError(f"{WAITING_MAX} reads of files wait", retry_after_s=_RETRY_AFTER_S)
+            raise BusyError(
+                f"{self._waiting} reads of files wait; allowed: {WAITING_MAX}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
         self._waiting += 1
         try:
             async with self._reads:
@@ -113,5 +116,5 @@ def _not_readable(field: str, value: str) -> InvalidMessageError:
         field=field,
         limit="a folder or file of the logs",
         value=shorten(value),
-        remedy="See GET /v1/files for what there is.",
+        remedy="GET /v1/files lists what there is.",
     )

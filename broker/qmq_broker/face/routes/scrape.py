@@ -35,7 +35,9 @@ class Scraper:
     async def scrape(self, _: Request) -> Response:
         """Current values of all metrics, and the metrics of the process."""
         if self._is_busy:
-            raise BusyError("metrics are being read already", retry_after_s=_RETRY_AFTER_S)
+            raise BusyError(
+                "1 reading of the metrics is in progress; allowed: 1", retry_after_s=_RETRY_AFTER_S
+            )
         self._is_busy = True
         try:
             body = await asyncio.to_thread(text_of, Reading.of(self._broker))

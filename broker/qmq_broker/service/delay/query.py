@@ -262,7 +262,11 @@ class DelayQuery:
         """The columns of all buckets that may hold due times from `first_ms` to `last_ms`."""
         for bucket, next_sequence, _ in self._schedule.states():
             if self._releaser.is_stopped:  # the result is not needed, and the scan delays the stop
-                raise UnavailableError("the broker stops", state="draining", retry_after_s=2.0)
+                raise UnavailableError(
+                    "delayed messages are not searched: the broker is draining",
+                    state="draining",
+                    retry_after_s=2.0,
+                )
             is_before = first_ms is not None and bucket + BUCKET_MS_MAX <= first_ms
             is_behind = last_ms is not None and bucket > latest_bucket_ms(self._schedule, last_ms)
             if not (is_before or is_behind):

@@ -150,7 +150,7 @@ def too_many(field: str, count: int, limit: int) -> BusyError:
 
 def _refusal(field: str, used_bytes: int, limit_bytes: int) -> BusyError:
     return BusyError(
-        f"the {field} is {used_bytes} bytes; new messages are given out below {limit_bytes}",
+        f"the {field} is {used_bytes} bytes; new messages are delivered below {limit_bytes} bytes",
         retry_after_s=_MEMORY_RETRY_AFTER_S,
         field=field,
         limit=f"{limit_bytes} bytes",

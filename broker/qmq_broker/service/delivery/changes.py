@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from qmq_broker.errors import BusyError, NotFoundError
+from qmq_broker.errors import BusyError, no_group
 from qmq_broker.service.delivery.bodies import group_queue, read_messages
 from qmq_broker.service.delivery.checks import check_attempts, check_backoff, check_tags
 from qmq_broker.service.delivery.delivery import Delivery
@@ -110,11 +110,13 @@ class Changes:
         room = self._limits.unsettled_per_group - state.unsettled
         if present and room <= 0:
             raise BusyError(
-                f"group {state.group} has {state.unsettled} messages unsettled",
+                f"group {state.group} has {state.unsettled} unsettled messages; "
+                f"allowed: {self._limits.unsettled_per_group}",
                 retry_after_s=5.0,
                 field="unsettled messages of a group",
                 limit=str(self._limits.unsettled_per_group),
                 value=str(state.unsettled),
+                remedy="Let its consumers settle some, then replay the others.",
             )
         is_stopped = has_rest or len(present) > room
         actions: list[Action] = []
@@ -142,7 +144,7 @@ class Changes:
     def _group(self, subject: str, name: str) -> Group:
         group = self._delivery.registry.find(subject, name)
         if group is None:
-            raise NotFoundError(f"there is no group {name} on subject {subject}")
+            raise no_group(name, subject)
         return group
 
     def _dead(self, request: DeadRequest, limit: int) -> tuple[Group, list[int], bool]:

@@ -84,7 +84,7 @@ def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits)
                     field="range",
                     limit="first below next",
                     value=f"{first} to {next_}",
-                    remedy="Ranges are half open: next is one after the last.",
+                    remedy="Give `next` as one more than the last of the range.",
                 )
         for nack in settlement.nacks:
             _check_number("delay_ms", nack.delay_ms or 0, 0, limits.nack_delay_ms)
@@ -113,5 +113,5 @@ def _check_number(field: str, value: int, lowest: int, highest: int) -> None:
             field=field,
             limit=f"{lowest} to {highest}",
             value=str(value),
-            remedy=f"Choose another {field}.",
+            remedy=f"Give a {field} within these bounds.",
         )

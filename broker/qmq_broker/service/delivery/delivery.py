@@ -417,16 +417,18 @@ def room_for(
     room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
     if room_messages <= 0:
         raise BusyError(
-            f"consumer {request.consumer} holds {limits.in_flight_per_consumer} messages: "
-            "settle some before the next pull",
+            f"consumer {request.consumer} holds {limits.in_flight_per_consumer - room_messages} unsettled "
+            f"messages; allowed: {limits.in_flight_per_consumer}",
             retry_after_s=1.0,
             field="unsettled messages of a consumer",
             limit=str(limits.in_flight_per_consumer),
             value=str(limits.in_flight_per_consumer - room_messages),
+            remedy="Settle some before the next pull.",
         )
     if len(state.dead) >= limits.dead_letters_per_group:
         raise BusyError(
-            f"group {state.group} has {len(state.dead)} dead letters",
+            f"group {state.group} has {len(state.dead)} dead letters; "
+            f"allowed: {limits.dead_letters_per_group}",
             retry_after_s=60.0,
             field="dead letters of a group",
             limit=str(limits.dead_letters_per_group),

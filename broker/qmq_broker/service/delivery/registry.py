@@ -12,7 +12,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from qmq_broker.errors import BusyError, ConsumerReplacedError, GroupConflictError
+from qmq_broker.errors import (
+    BusyError,
+    ConsumerReplacedError,
+    GroupConflictError,
+    being_removed,
+)
 from qmq_broker.service.delivery.budget import Budget
 from qmq_broker.service.delivery.journal import Journal
 from qmq_broker.service.delivery.waiting import GroupKey
@@ -246,7 +251,7 @@ class Groups:
         self._budget.check_new_group(owner)
         subject, name = key
         if subject in self.closing:
-            raise BusyError(f"subject {subject} is being removed", retry_after_s=1.0)
+            raise being_removed(subject)
         defined = GroupDefined(
             at_ms=now_ms,
             subject=subject,
@@ -311,11 +316,12 @@ class Groups:
         state.forget_idle_consumers(now_ms - self._limits.consumer_idle_ms)
         if state.consumer_count >= limit:
             raise BusyError(
-                f"group {state.group} has {state.consumer_count} consumers",
+                f"group {state.group} has {state.consumer_count} consumers; allowed: {limit}",
                 retry_after_s=60.0,
                 field="consumers of a group",
                 limit=str(limit),
                 value=str(state.consumer_count),
+                remedy="Run fewer consumers, or some of them in another group.",
             )
 
 

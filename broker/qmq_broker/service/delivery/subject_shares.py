@@ -75,6 +75,6 @@ def too_many(field: str, count: int, new: int, limit: int) -> BusyError:
         field=field,
         limit=str(limit),
         value=str(count + new),
-        remedy="Use subjects that are there: what differs from message to message belongs into the key, a "
-        "tag or a header. An operator removes empty ones: qmq subjects remove.",
+        remedy="Use subjects that exist, and put what differs from message to message into the key, a tag or a "
+        "header; or let an operator remove empty ones: qmq subjects remove.",
     )

@@ -39,7 +39,7 @@ class WaitingPulls:
         """Let a pull wait; raises `BusyError` if too many do."""
         if self.count >= self._pulls_max:
             raise BusyError(
-                f"{self.count} pulls wait already",
+                f"{self.count} pulls wait for messages; allowed: {self._pulls_max}",
                 retry_after_s=1.0,
                 field="waiting pulls",
                 limit=str(self._pulls_max),

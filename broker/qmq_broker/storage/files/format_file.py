@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, UnknownFormatError
+from qmq_broker.errors import CorruptionError, StoreError, UnknownFormatError
 from qmq_broker.options import SEGMENT_BYTES, StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
@@ -92,6 +92,22 @@ def read_format(disk: Disk) -> Format | None:
     """
     data = read_file(disk, layout.FORMAT)
     return None if data is None else _format(_parse(data))
+
+
+def required_format(disk: Disk) -> Format:
+    """The same of a directory that has to have one: otherwise raises `StoreError`."""
+    format_ = read_format(disk)
+    if format_ is None:
+        raise not_a_data_directory("FORMAT is missing")
+    return format_
+
+
+def not_a_data_directory(reason: str) -> StoreError:
+    """The refusal of another directory."""
+    return StoreError(
+        f"this is not a data directory: {reason}",
+        remedy="Give the data directory of a broker, or a whole backup.",
+    )
 
 
 def _make(disk: Disk, options: StoreOptions) -> Format:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 from weakref import finalize
 
-from qmq_broker.errors import DiskError, DiskFullError
+from qmq_broker.errors import DiskError, disk_full
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_client.wire.checksum import crc32c
@@ -62,8 +62,11 @@ class LetterFiles:
 
     def write(self, content: bytes) -> LetterPage:
         """Write a page, not durable; raises `NoRoomError` or `DiskError` with nothing left behind."""
-        if self._disk.free_bytes() < self._reserve_bytes + len(content):
-            raise DiskFullError("no room above the space that is kept free. Make room on the disk.")
+        free_bytes, reserve_bytes = self._disk.free_bytes(), self._reserve_bytes
+        if free_bytes < reserve_bytes + len(content):
+            raise disk_full(
+                free_bytes=free_bytes, needed_bytes=len(content), reserve_bytes=reserve_bytes
+            )
         self._disk.make_directory(layout.LETTERS)
         path = layout.letters_path(self._next_number)
         self._next_number += 1

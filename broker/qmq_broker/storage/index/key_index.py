@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, DiskError, DiskFullError, NoRoomError
+from qmq_broker.errors import CorruptionError, DiskError, NoRoomError, disk_full
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
@@ -350,8 +350,11 @@ class KeyIndex:
         return name
 
     def _check_room(self, count: int) -> None:
-        if self._reserve_bytes and self._disk.free_bytes() - count < self._reserve_bytes:
-            raise DiskFullError(f"{count} bytes are needed above the reserve")
+        if not self._reserve_bytes:
+            return
+        free_bytes, reserve_bytes = self._disk.free_bytes(), self._reserve_bytes
+        if free_bytes - count < reserve_bytes:
+            raise disk_full(free_bytes=free_bytes, needed_bytes=count, reserve_bytes=reserve_bytes)
 
     def _turn_off(self, reason: str) -> None:
         self.fault = reason

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
 
-from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError
+from qmq_broker.errors import DiskError, DiskFullError, NoRoomError, PoisonedError, disk_full
 from qmq_broker.options import SEGMENT_MULTIPLE_BYTES
 from qmq_broker.storage.files.checkpoint import LogPoint
 from qmq_broker.storage.logs.log_recovery import LogFinding
@@ -296,13 +296,7 @@ class SegmentedLog:
             return
         free_bytes = self._segments.disk.free_bytes()
         if free_bytes - count < reserve_bytes:
-            raise DiskFullError(
-                f"{free_bytes} bytes are free; {count} are needed above the reserve of "
-                f"{reserve_bytes}. Make room on the disk, or lower the reserve.",
-                field="free space of the disk",
-                limit=f"{reserve_bytes} bytes stay free",
-                value=f"{free_bytes} bytes",
-            )
+            raise disk_full(free_bytes=free_bytes, needed_bytes=count, reserve_bytes=reserve_bytes)
 
     def _head(self, base: int, stored_at_ms: int, *, is_recycled: bool = False) -> bytes:
         store_id = self._settings.store_id

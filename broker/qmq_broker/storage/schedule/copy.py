@@ -408,8 +408,8 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
         if table is None:
             if any(map(ScheduleFiles(source, store_id).buckets, LOGS)):
                 raise StoreError(
-                    "delayed messages have no whole table: start a broker on the directory, which "
-                    "makes it again, and try again."
+                    f"{layout.SCHEDULE_TABLE}, the table of delayed messages, is missing or damaged. Start the "
+                    "broker on this directory, which makes it again, and try again."
                 )
             return ScheduleCopy(copied_bytes=0, copied_offset=None)
         try:

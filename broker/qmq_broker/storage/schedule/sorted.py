@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from qmq_broker.errors import DiskError, NoRoomError
+from qmq_broker.errors import DiskError, NoRoomError, disk_full
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import DiskFile
 from qmq_broker.storage.schedule.columns import Columns, picker
@@ -198,8 +198,11 @@ class SortedBuckets:
         if copied_sequence - found.next_sequence < self._run_messages:
             return
         room_bytes = 2 * (copied_sequence - found.next_sequence) * _MESSAGE_BYTES
-        if schedule.disk.free_bytes() < schedule.options.reserve_bytes + room_bytes:
-            raise NoRoomError("no room above the space that is kept free")
+        free_bytes, reserve_bytes = schedule.disk.free_bytes(), schedule.options.reserve_bytes
+        if free_bytes < reserve_bytes + room_bytes:
+            raise disk_full(
+                free_bytes=free_bytes, needed_bytes=room_bytes, reserve_bytes=reserve_bytes
+            )
         run = Columns(bucket=found.bucket)
         for part in schedule.columns(
             found.bucket, found.next_sequence, copied_sequence, on_damage=on_damage

@@ -40,7 +40,7 @@ from qmq_broker.storage.files.checkpoint import (
 )
 from qmq_broker.storage.files.copying import copy_file
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
-from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.format_file import Format, required_format
 from qmq_broker.storage.files.keepers import read_keepers, write_keepers
 from qmq_broker.storage.files.layout import segment_path
 from qmq_broker.storage.files.retained import Retained, read_retained, write_retained
@@ -84,9 +84,7 @@ def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
     it is no data directory or the target is not empty.
     """
     began_s = clock.monotonic_s()
-    format_ = read_format(source)
-    if format_ is None:
-        raise StoreError("the source is not a whole data directory: FORMAT is missing")
+    format_ = required_format(source)
     _refuse_filled(target)
     lock = target.lock(layout.LOCK, f"pid {os.getpid()} (store backup)")
     try:
@@ -101,6 +99,10 @@ def _refuse_filled(target: Disk) -> None:
     others = [name for name in target.names(layout.ROOT) if name != layout.LOCK]
     if others:
         raise StoreError(f"the target is not empty: there is {others[0]}. Give an empty directory.")
+
+
+def _overtaken() -> StoreError:
+    return StoreError("retention deleted old segments faster than they were copied. Try again.")
 
 
 class _Taken(Enum):
@@ -140,7 +142,7 @@ class _Backup:
         retained, end = self._take_tail(before, point, tail_base)
         copied_offset = schedule.copied_offset
         if copied_offset is not None and not retained.first_offset <= copied_offset:
-            raise StoreError("old segments were given up faster than they were copied. Try again.")
+            raise _overtaken()
         if retained.first_offset:
             write_retained(self._target, retained)
         self._take_keepers(LogOffsets(end.next_offset, action_end.next_offset))
@@ -246,7 +248,7 @@ class _Backup:
                     self._target.unlink(layout.segment_path(layout.COMMIT_LOG, base))
                 return retained, end
         if after.first_offset > before.first_offset:
-            raise StoreError("old segments were given up faster than they were copied. Try again.")
+            raise _overtaken()
         missing = next(base for base in needed if base not in self._sealed)
         raise CorruptionError(
             segment=layout.segment_path(layout.COMMIT_LOG, missing),

@@ -12,12 +12,12 @@ import os
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.errors import CorruptionError
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.checkpoint import START, CheckpointFiles, LogPoint
 from qmq_broker.storage.files.disk_port import Disk
-from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.format_file import Format, required_format
 from qmq_broker.storage.files.journal import remove_journal
 from qmq_broker.storage.files.retained import Retained, read_retained
 from qmq_broker.storage.files.sharing import refuse_shared
@@ -58,9 +58,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
     nothing changed if the logs are damaged where they must be read.
     """
     began_s = clock.monotonic_s()
-    format_ = read_format(disk)
-    if format_ is None:  # a folder of others: not even a lock file is made there
-        raise StoreError("this is not a data directory: FORMAT is missing")
+    format_ = required_format(disk)  # before the lock: a folder of others gets not even its file
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
     try:
         refuse_shared(disk)

@@ -17,11 +17,11 @@ from typing import Final
 
 import msgspec
 
-from qmq_broker.errors import CorruptionError, StoreError
+from qmq_broker.errors import CorruptionError
 from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.files.faults import Fault, Level, damaged, ignored, rebuilt
-from qmq_broker.storage.files.format_file import Format, read_format
+from qmq_broker.storage.files.format_file import Format, not_a_data_directory, read_format
 from qmq_broker.storage.files.snapshots import CheckGroups
 from qmq_broker.storage.index.key_index import IndexTable
 from qmq_broker.storage.index.key_index_file import (
@@ -108,7 +108,7 @@ def verify_store(
     """
     began_s = clock.monotonic_s()
     if layout.FORMAT not in disk.names(layout.ROOT) and not disk.names(layout.COMMIT_LOG):
-        raise StoreError("this is not a data directory: it has neither FORMAT nor a commit log")
+        raise not_a_data_directory("FORMAT and the commit log are missing")
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store verify)")
     try:
         found = _look(disk, check_groups, is_deep, run or _one_by_one(disk))
