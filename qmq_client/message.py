@@ -285,7 +285,7 @@ def _message_id(message: Message) -> bytes:
             field="dedupe_key",
             limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",
             value=f"{key_bytes} bytes",
-            remedy="Name what happened in fewer words, or hash them.",
+            remedy="Name what happened in fewer words, or give a hash of them.",
         )
     return dedupe_message_id(message.subject, message.dedupe_key)
 
@@ -322,7 +322,7 @@ def _expires_at_ms(message: Message, from_ms: int) -> int:
             return from_ms + ttl_ms
         raise InvalidMessageError(
             field="ttl",
-            limit="more than nothing",
+            limit="more than 0",
             value=shorten(message.ttl),
             remedy="Leave it out for a message that does not expire.",
         )
@@ -353,7 +353,7 @@ def _moment_ms(field: str, moment: Any) -> int:
             field=field,
             limit="a datetime with a time zone",
             value=shorten(moment),
-            remedy="Say which zone is meant: datetime(…, tzinfo=UTC), or datetime.now(UTC) + delay.",
+            remedy="Give it a zone: datetime(…, tzinfo=UTC), or datetime.now(UTC) + delay.",
         )
     milliseconds: int = -((_EPOCH - moment) // timedelta(milliseconds=1))
     return milliseconds

@@ -22,12 +22,14 @@ class Backoff(ExponentialBackoff):
     def __post_init__(self) -> None:
         waits_ms = (self.first_ms, self.max_ms)
         if not all(map(_is_whole, waits_ms)) or not 0 <= self.first_ms <= self.max_ms:
-            remedy = "Give whole milliseconds from 0, the second no fewer than the first."
+            remedy = "Give whole milliseconds from 0, and max_ms no less than first_ms."
             raise _wrong_backoff("first_ms, max_ms", waits_ms, remedy)
         if not (_is_number(self.factor) and 1 <= self.factor <= BACKOFF_FACTOR_MAX):
-            raise _wrong_backoff("factor", self.factor, f"Give 1 to {BACKOFF_FACTOR_MAX}.")
+            raise _wrong_backoff(
+                "factor", self.factor, f"Give a number from 1 to {BACKOFF_FACTOR_MAX}."
+            )
         if not (_is_number(self.jitter) and 0 <= self.jitter <= 1):
-            raise _wrong_backoff("jitter", self.jitter, "Give 0 to 1.")
+            raise _wrong_backoff("jitter", self.jitter, "Give a number from 0 to 1.")
 
 
 def _is_whole(value: object) -> bool:

@@ -86,7 +86,7 @@ def _not_imported(target: str, module_name: str, error: Exception) -> Configurat
         remedy = f"Install {missing}, or fix the import."
     else:
         value = f"{shorten(target)} was found, but its import failed: {_reason(error)} ({places})"
-        remedy = "Fix it there; --log-level debug shows the whole traceback."
+        remedy = "Fix the module; --log-level debug shows the whole traceback."
     return ConfigurationError(setting="handlers", value=value, remedy=remedy)
 
 

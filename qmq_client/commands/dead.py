@@ -197,7 +197,9 @@ def _change(
 ) -> None:
     if first is not None and next_ is not None and next_ <= first:
         raise ConfigurationError(
-            setting="--next", value=f"{next_}, with --first {first}", remedy="Give a later one."
+            setting="--next",
+            value=f"{next_}, with --first {first}",
+            remedy="Give a --next above --first.",
         )
     if not yes:
         letters = _letters(address, subject, group, first=first, count=None)["dead"]

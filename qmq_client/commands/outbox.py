@@ -340,7 +340,9 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any])
     if not (message_ids or is_all or any(filters.values())) or (message_ids and is_all):
         raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
     if len(message_ids) > ROW_FILTER_IDS_MAX:
-        raise click.UsageError(f"{len(message_ids)} message ids; at most {ROW_FILTER_IDS_MAX}.")
+        raise click.UsageError(
+            f"message ids: {len(message_ids)}; allowed: {ROW_FILTER_IDS_MAX}. Give fewer, or a filter."
+        )
     ids = [parse_message_id(message_id) for message_id in message_ids] or None
     return RowFilter(message_ids=ids, **filters)
 

@@ -143,7 +143,9 @@ def _body(text: bytes, kind: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigurationError(
-            setting="body", value=f"is not JSON ({error})", remedy="Fix it, or use --as text."
+            setting="body",
+            value=f"is not JSON ({error})",
+            remedy="Fix the body, or use --as text.",
         ) from error
 
 

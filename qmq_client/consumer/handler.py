@@ -226,8 +226,14 @@ def _check_with_inbox(options: ConsumerOptions) -> None:
             options.auto_ack,
             "With an inbox the ack follows the commit; leave it at True.",
         ),
-        "at_most_once": (not options.at_most_once, "An inbox is for what may come again."),
-        "broadcast": (not options.broadcast, "An inbox notes an effect once for the whole group."),
+        "at_most_once": (
+            not options.at_most_once,
+            "An inbox is for messages that may come again; leave one of the two out.",
+        ),
+        "broadcast": (
+            not options.broadcast,
+            "An inbox stores an id once for the whole group; leave one of the two out.",
+        ),
     }
     for setting, (is_fine, remedy) in remedies.items():
         if not is_fine:
@@ -277,7 +283,7 @@ def collect_handlers(sources: HandlerSource) -> list[Handler]:
             raise ConfigurationError(
                 setting="consumers",
                 value=f"two handlers for {name} (subject/group)",
-                remedy="They would take each other's messages; give one of them another group.",
+                remedy="Give one of them another group, or they take each other's messages.",
             )
     return handlers
 
@@ -317,7 +323,7 @@ def _bound(handler: Handler, function: Callable[..., Any]) -> Handler:
     value, remedy = (
         ("a method without self", "Call its first parameter self, or cls.")
         if is_bound
-        else ("a method without its object", "Give that of an object, such as Shop().book.")
+        else ("a method without its object", "Give the method of an object, such as Shop().book.")
     )
     shown = handler.function.__qualname__
     raise ConfigurationError(setting=f"handler {shown}", value=value, remedy=remedy)

@@ -192,7 +192,7 @@ class Leases:
 def _overdue(running: Running, timeout_ms: int) -> Outcome:
     if any(one.is_begun for one in running.received):
         return nacked(error_text(HandlerTimeoutError(timeout_ms=timeout_ms)))
-    return nacked_untried(f"the inbox gave no transaction within timeout_ms, {timeout_ms}", None)
+    return nacked_untried(f"the inbox began no transaction within timeout_ms, {timeout_ms}", None)
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")

@@ -185,13 +185,13 @@ class ConsumerOptions:
                 raise ConfigurationError(
                     setting=setting,
                     value="with at_most_once",
-                    remedy="A message acked before its delivery never comes again; leave it out.",
+                    remedy="Leave it out: a message that is acked before its delivery never comes again.",
                 )
         if self.at_most_once and not self.auto_ack:
             raise ConfigurationError(
                 setting="auto_ack",
                 value="False, with at_most_once",
-                remedy="There is nothing to settle; leave auto_ack at True.",
+                remedy="Leave auto_ack at True: there is nothing to settle.",
             )
 
     @property
@@ -226,7 +226,7 @@ def _as_tags(setting: str, tags: object) -> tuple[str, ...]:
         raise ConfigurationError(
             setting=setting,
             value=f"{len(names)} tags",
-            remedy=f"Give {FILTER_TAGS_MAX} at most, or a subject of their own to such messages.",
+            remedy=f"Give {FILTER_TAGS_MAX} at most, or send such messages to a subject of their own.",
         )
     return names
 

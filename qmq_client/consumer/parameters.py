@@ -205,7 +205,9 @@ def resolve_parameters(
     is_method = bool(parameters) and parameters[0].name in _OWNERS
     for parameter in parameters[1:] if is_method else parameters:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            raise _refuse(function, parameter.name, "has no fixed meaning", "Name what you need.")
+            raise _refuse(
+                function, parameter.name, "stands for any number of parameters", "Name each one."
+            )
         annotation = hints.get(parameter.name, parameter.empty)
         wanted = _element(function, parameter.name, annotation, is_batch=is_batch)
         part = _part(parameter.name, wanted, parameter.empty)
@@ -213,8 +215,8 @@ def resolve_parameters(
             has_skipped = True
             continue
         if part is Part.BODY and decode is not None:
-            remedy = "A handler takes one body; annotate others as Message, Delivery or Session."
-            raise _refuse(function, parameter.name, "is a second body", remedy)
+            remedy = "Annotate all but one as Message, Delivery or Session."
+            raise _refuse(function, parameter.name, "is a second parameter for the body", remedy)
         if part is Part.BODY:
             decode = _decoder(function, parameter.name, wanted, parameter.empty)
         if part is Part.SESSION and not has_inbox:
@@ -244,7 +246,7 @@ def _check_kind(function: Callable[..., Any]) -> None:
         raise ConfigurationError(
             setting=f"handler {shown}",
             value="has a yield: calling it runs nothing",
-            remedy="A handler returns; code around each call belongs in a middleware.",
+            remedy="Return instead, and put code around each call into a middleware.",
         )
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
@@ -322,7 +324,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        remedy = "Every annotation must be importable where the handler is defined."
+        remedy = "Import each name in an annotation where the handler is defined."
         raise _refuse(function, "annotations", str(error), remedy) from error
 
 

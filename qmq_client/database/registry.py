@@ -88,7 +88,7 @@ class Registry:
             rows = connection.execute(query).mappings().all()
         if len(rows) > DATABASES_MAX:
             value = f"more than {DATABASES_MAX:,} rows; those after {rows[-2]['name']} are left out"
-            remedy = "Run another watchdog, with a table of its own, for the others."
+            remedy = "Run another watchdog for the others, with a registry table of its own."
             content.refused[_REST] = _refused(_REST, value, remedy)
         for row in rows[:DATABASES_MAX]:
             name = str(row["name"])
@@ -156,7 +156,9 @@ class Registry:
         try:
             section = msgspec.convert(values, DatabaseSection, strict=False)
         except msgspec.ValidationError as error:
-            raise _refused(str(row["name"]), str(error), "Fix the row.") from None
+            raise _refused(
+                str(row["name"]), str(error), "Write the row again: `qmq watchdog databases add`."
+            ) from None
         self._check(section)
         return RegisteredDatabase(section=section, is_enabled=bool(row["is_enabled"]))
 
@@ -165,7 +167,11 @@ class Registry:
             has_password = make_url(section.url).password is not None
         except (sa.exc.ArgumentError, ValueError):
             # Without the cause, which would show the URL
-            raise _refused(section.name, "not a database URL", "Fix it.") from None
+            raise _refused(
+                section.name,
+                "not a database URL",
+                "Write it like sqlite:////var/lib/shop/orders.db.",
+            ) from None
         if has_password or mask_secrets(section.url) != section.url:
             raise _refused(
                 section.name,
@@ -173,12 +179,13 @@ class Registry:
                 "Remove it, change that password, and use password_env or password_file.",
             )
         if len(section.url) > _URL_CHARACTERS_MAX:
-            raise _refused(section.name, "the URL is too long", f"{_URL_CHARACTERS_MAX} at most.")
+            value = f"the URL has {len(section.url)} characters"
+            raise _refused(section.name, value, f"Give {_URL_CHARACTERS_MAX} at most.")
         if section.password_env and not _PASSWORD_VARIABLE.match(section.password_env):
             raise _refused(
                 section.name,
                 f"password_env {section.password_env!r}",
-                "Its name must contain PASSWORD, in capitals.",
+                "Give a variable whose name contains PASSWORD, in capitals.",
             )
         if section.password_file:
             self._check_file(section)

@@ -42,8 +42,8 @@ def known_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
     if backend not in KNOWN_DATABASES:
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
-            value=f"{mask_secrets(section.url)}: the kind is {backend}",
-            remedy=f"The outbox knows {', '.join(KNOWN_DATABASES)}.",
+            value=f"{mask_secrets(section.url)}: a {backend} database",
+            remedy=f"Use one that the outbox works with: {', '.join(KNOWN_DATABASES)}.",
         )
     return url
 
@@ -89,7 +89,7 @@ def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> UR
         raise ConfigurationError(
             setting=f"database.{section.name}.password_env",
             value=f"{section.password_env} is not in the environment",
-            remedy="Set it to the password.",
+            remedy="Set the variable to the password.",
         )
     return url.set(password=environment[section.password_env])
 
@@ -101,7 +101,7 @@ def _read_password(section: DatabaseSection) -> str:
             return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
     except (OSError, ValueError) as error:  # the second: of the path or of the file
         # The cause of the second would show the file's contents.
-        problem = error.strerror if isinstance(error, OSError) else "no text"
+        problem = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigurationError(
             setting=f"database.{section.name}.password_file",
             value=f"{section.password_file}: {problem}",

@@ -219,7 +219,7 @@ def inbox_dialect(engine: sa.Engine, inbox: sa.Table) -> InboxDialect:
         raise ConfigurationError(
             setting="inbox",
             value=f"a {name} database",
-            remedy=f"The inbox knows {', '.join(sorted(_MODULES))}.",
+            remedy=f"Use one that the inbox works with: {', '.join(sorted(_MODULES))}.",
         )
     make: Any = import_module(module).make_dialect
     dialect: InboxDialect = make(engine, inbox)

@@ -172,9 +172,11 @@ class _Batch:
             frame = _build(rows, limits)
             self.requests += 1
             answer = transport.send(frame)
-            if answer.frame_crc != read_header(frame).body_crc or answer.count != len(rows):
+            sent_crc = read_header(frame).body_crc
+            if answer.frame_crc != sent_crc or answer.count != len(rows):
                 raise BrokerAnswerError(
-                    f"the answer names frame {answer.frame_crc:08x} with {answer.count} messages"
+                    f"sent frame {sent_crc:#010x} with {len(rows)} messages, the answer names "
+                    f"{answer.frame_crc:#010x} with {answer.count}"
                 )
         except BrokerRefusedError as error:
             return self._split(rows, error)

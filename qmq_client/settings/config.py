@@ -304,7 +304,9 @@ def _parse(path: Path) -> dict[str, Any]:
             raise wrong(str(path), "too long for a configuration", remedy)
         return tomllib.loads(data.decode("utf-8-sig"))  # some editors put a mark at the begin
     except OSError as error:
-        raise wrong(str(path), error.strerror or str(error), "Give a file that exists.") from error
+        raise wrong(
+            str(path), error.strerror or str(error), "Give a file that this process can read."
+        ) from error
     except ValueError as error:  # of the syntax, the encoding, or a number of thousands of digits
         raise wrong(str(path), f"not TOML: {error}", "Fix the file.") from error
     except RecursionError as error:

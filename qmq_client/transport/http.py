@@ -112,8 +112,8 @@ class HttpTransport:
         answer = _decode(data, SendAnswer)
         if (answer.frame_crc, answer.count) != (header.body_crc, header.record_count):
             raise BrokerAnswerError(
-                f"the answer names frame {answer.frame_crc:#010x} of {answer.count} messages; "
-                f"sent was {header.body_crc:#010x} of {header.record_count}"
+                f"sent frame {header.body_crc:#010x} with {header.record_count} messages, the answer names "
+                f"{answer.frame_crc:#010x} with {answer.count}"
             )
         return answer
 
@@ -125,7 +125,7 @@ class HttpTransport:
         try:
             deliveries = parse_deliveries(data, frame_bytes_max=answer_bytes_max)
         except ProtocolError as error:
-            raise BrokerAnswerError(f"answer to a pull: {error}") from error
+            raise BrokerAnswerError(f"the answer to a pull cannot be read: {error}") from error
         if deliveries.head.subject != request.subject:
             raise BrokerAnswerError(
                 f"asked for subject {request.subject}, got {shorten(deliveries.head.subject)}"
@@ -156,9 +156,11 @@ class HttpTransport:
         try:
             answer = decode_json(data, CancelAnswer)
         except ProtocolError as error:
-            raise BrokerAnswerError(f"answer is no {CancelAnswer.__name__}: {error}") from error
+            raise BrokerAnswerError(f"the answer is no {CancelAnswer.__name__}: {error}") from error
         if len(answer.outcomes) != len(message_ids):
-            raise BrokerAnswerError(f"{len(answer.outcomes)} outcomes of {len(message_ids)}")
+            raise BrokerAnswerError(
+                f"asked to cancel {len(message_ids)} messages, got {len(answer.outcomes)} outcomes"
+            )
         return answer.outcomes
 
     def close(self) -> None:
@@ -252,7 +254,9 @@ class HttpTransport:
 
         with self._lock:
             if self._is_closed:
-                raise BrokerUnreachableError(f"{self.broker_url}: this transport was closed")
+                raise BrokerUnreachableError(
+                    f"{self.broker_url}: this transport was closed. Make a new one."
+                )
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
                 self._connections = Connections(SYSTEM_CLOCK, self._deadline, self._tls.context)
@@ -267,7 +271,7 @@ def _read_capped(answer: HttpAnswer, bytes_max: int) -> bytes:
         if length > bytes_max:
             if answer.status_code != 200:
                 return b""  # no reason of a broker is so long
-            raise BrokerAnswerError(f"answer is longer than {bytes_max} bytes")
+            raise BrokerAnswerError(f"the answer is longer than {bytes_max} bytes")
         parts.append(part)
     return b"".join(parts)
 
@@ -276,7 +280,7 @@ def _decode(data: bytes, kind: type[_Answer]) -> _Answer:
     try:
         return decode_control(data, kind)
     except ProtocolError as error:
-        raise BrokerAnswerError(f"answer is no {kind.__name__}: {error}") from error
+        raise BrokerAnswerError(f"the answer is no {kind.__name__}: {error}") from error
 
 
 def _check_url(broker_url: str) -> str:

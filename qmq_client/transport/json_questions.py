@@ -45,7 +45,9 @@ def ask(
                 if SYSTEM_CLOCK.monotonic_s() > end_s:
                     raise httpx.ReadTimeout(f"no whole answer within {answer_s_max:g} s")
                 if len(data) > answer_bytes_max:
-                    raise BrokerAnswerError(f"{url}: longer than {answer_bytes_max} bytes")
+                    raise BrokerAnswerError(
+                        f"{url}: the answer is longer than {answer_bytes_max} bytes"
+                    )
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
         raise ConfigurationError(
             setting="--broker", value=address.url, remedy="Use a URL like http://127.0.0.1:9470."

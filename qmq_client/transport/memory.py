@@ -297,7 +297,8 @@ class MemoryBroker:
         except ProtocolError as error:
             raise refused(400, error.code, str(error)) from error
         if parsed.header.kind not in (FrameKind.MESSAGES, FrameKind.DELAYED):
-            raise refused(422, "invalid", "frames of this kind are the broker's own")
+            text = f"frame kind: {parsed.header.kind.name}; allowed: DELAYED or MESSAGES"
+            raise refused(422, "invalid", text)
         for message_id in parsed.message_ids():
             if format_message_id(message_id) in self.faults.refused_ids:
                 raise refused(422, "refused", "refused by a fault", message_id)
@@ -311,7 +312,8 @@ class MemoryBroker:
             message, crc = (subject, record_message_id(record)), record_crc(record)
             known = self._crc_by_id.get(message, seen.get(message))
             if known is not None and known != crc:
-                raise refused(409, "id_conflict", "stored before with other bytes", message[1])
+                text = f"message id {format_message_id(message[1])} was stored before with other content"
+                raise refused(409, "id_conflict", text, message[1])
             new.setdefault(subject, [])
             if known is None and message not in self._withdrawn:
                 seen[message] = crc
@@ -421,7 +423,9 @@ def check_request(request: PullRequest | SettleRequest) -> None:
     if isinstance(request, PullRequest):
         _check_said(request)
         if not (request.max_messages and request.max_attempts and request.lease_ms):
-            raise refused(422, "invalid", "max_messages, max_attempts, lease_ms: 1 or more")
+            raise refused(
+                422, "invalid", "max_messages, max_attempts, lease_ms: 0; allowed: 1 or more"
+            )
 
 
 def _check_said(request: PullRequest) -> None:

@@ -80,7 +80,7 @@ class MemoryGroup:
         where = (now_ms, state.subject, state.group)
         if conflict := conflict_of(has, request):
             field, limit, value = conflict
-            text = f"group {state.group} has {field} {limit}; asked for: {value}"
+            text = f"group {state.group} on {state.subject} has {field} {limit}; asked for: {value}"
             raise refused(409, "group_conflict", text)
         self.write([GroupDefined(*where, state.cursor, request.max_attempts)])
         if backoff := backoff_kept(request.backoff):

@@ -181,7 +181,9 @@ def parse_message_frame(
         raise ProtocolError(f"a frame of kind {header.kind.name} holds no messages", offset=5)
     count = header.record_count
     if not 1 <= count <= limits.records_per_frame:
-        raise ProtocolError(f"{count} records; allowed: 1 to {limits.records_per_frame}", offset=12)
+        raise ProtocolError(
+            f"frame has {count} records; allowed: 1 to {limits.records_per_frame}", offset=12
+        )
     runs, position = parse_subjects(data, header)
     first_record = position + 12 * count
     if first_record > len(data):
@@ -192,7 +194,9 @@ def parse_message_frame(
         raise ProtocolError("record lengths do not add up to the frame", offset=position)
     if shortest < RECORD_FIXED_BYTES or longest > limits.record_bytes:
         raise ProtocolError(
-            f"record length outside {RECORD_FIXED_BYTES} to {limits.record_bytes}", offset=position
+            f"a record is {shortest if shortest < RECORD_FIXED_BYTES else longest} bytes long; "
+            f"allowed: {RECORD_FIXED_BYTES} to {limits.record_bytes}",
+            offset=position,
         )
     return MessageFrame(
         data=data,
@@ -240,7 +244,9 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
     """
     subject_count = header.subject_count
     if not 1 <= subject_count <= SUBJECTS_PER_FRAME_MAX:
-        raise ProtocolError(f"{subject_count} subjects in a message frame", offset=6)
+        raise ProtocolError(
+            f"frame has {subject_count} subjects; allowed: 1 to {SUBJECTS_PER_FRAME_MAX}", offset=6
+        )
     first = position = header.head_bytes
     try:
         for _ in range(subject_count):
@@ -266,7 +272,7 @@ def _read_runs(table: bytes, sequences: bytes) -> tuple[SubjectRun, ...]:
         name = table[position : position + name_bytes].decode("latin-1")
         if not count or len(name) != name_bytes or not is_name(name) or name in runs:
             raise ProtocolError(
-                f"subject {shorten(name)} of {count} records",
+                f"subject {shorten(name)} of {count} records is no name, has no records, or stands twice",
                 offset=FRAME_HEADER_BYTES + len(sequences) + position,
             )
         runs[name] = SubjectRun(subject=name, count=count, first_sequence=first_sequence)

@@ -209,7 +209,10 @@ def read_header(data: bytes, position: int = 0) -> FrameHeader:
         durable_gap=durable_gap,
     )
     if frame_bytes % FRAME_ALIGNMENT_BYTES or frame_bytes < header.head_bytes:
-        raise ProtocolError(f"frame length {frame_bytes} is not possible", offset=position + 8)
+        raise ProtocolError(
+            f"frame length {frame_bytes} is no multiple of {FRAME_ALIGNMENT_BYTES}, or shorter than the header",
+            offset=position + 8,
+        )
     return header
 
 
@@ -237,7 +240,9 @@ def verify_stamp(header: FrameHeader, head: bytes) -> None:
     Requires: `head` is the first `header.head_bytes` bytes of the frame.
     """
     if _stamp_crc(head) != header.stamp_crc:
-        raise ChecksumError("frame stamp checksum", offset=_STAMP_CRC_POSITION)
+        raise ChecksumError(
+            "the frame's stamp does not fit its checksum", offset=_STAMP_CRC_POSITION
+        )
 
 
 def verify_body(header: FrameHeader, frame: bytes | memoryview) -> None:
@@ -247,7 +252,7 @@ def verify_body(header: FrameHeader, frame: bytes | memoryview) -> None:
     """
     after = len(frame) if header.kind is FrameKind.PADDING else header.head_bytes
     if crc32c_without(frame, _SENT_BYTES, after) != header.body_crc:
-        raise ChecksumError("frame body checksum", offset=_BODY_CRC_POSITION)
+        raise ChecksumError("the frame's body does not fit its checksum", offset=_BODY_CRC_POSITION)
 
 
 def parse_frame(data: bytes, *, frame_bytes_max: int, is_verified: bool = False) -> FrameHeader:

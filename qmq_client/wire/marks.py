@@ -73,11 +73,15 @@ def read_marks(header: FrameHeader, data: bytes) -> Marks:
     """
     kind, count = header.kind, header.record_count
     if len(data) != mark_bytes(kind, count):
-        raise ProtocolError(f"marks of {count} records are {len(data)} bytes")
+        raise ProtocolError(
+            f"marks of {count} records are {len(data)} bytes, not {mark_bytes(kind, count)}"
+        )
     content = data[:-MARK_CRC_BYTES]
     head = _HEAD.pack(kind, count)
     if crc32c(content, crc32c(head)) != _CRC.unpack(data[-MARK_CRC_BYTES:])[0]:
-        raise ChecksumError("frame marks checksum", offset=header.frame_bytes - len(data))
+        raise ChecksumError(
+            "the frame's marks do not fit their checksum", offset=header.frame_bytes - len(data)
+        )
     first = _NUMBER.size if kind is FrameKind.RELEASED else 0
     width = _NUMBER.size * count
     columns = [

@@ -486,7 +486,7 @@ def _too_short(data: bytes) -> ProtocolError:
 
 
 def _altered(subject: str) -> ChecksumError:
-    return ChecksumError(f"record checksum under subject {subject}")
+    return ChecksumError(f"record does not fit its checksum under subject {subject}")
 
 
 def _no_subject(subject: object) -> ProtocolError:

@@ -360,7 +360,7 @@ def test_a_password_may_be_the_first_line_of_a_file() -> None:
     Path("secret").write_bytes(b"\xffhunter2\n")
     (no_path,) = load(text.replace("secret", "\\u0000")).config.databases
     for unreadable in (section, no_path):
-        with pytest.raises(ConfigurationError, match="no text"):
+        with pytest.raises(ConfigurationError, match="not UTF-8 text"):
             database_url(unreadable, {})
 
 

@@ -332,7 +332,10 @@ def test_an_option_of_a_url_that_no_driver_takes_is_a_declared_error(url: str) -
 
 
 def test_a_kind_of_database_that_has_no_outbox_is_named_with_those_that_have_one() -> None:
-    says = r"^database.shop.url: oracle://b/c: the kind is oracle\. The outbox knows .*sqlite\.$"
+    says = (
+        r"^database.shop.url: oracle://b/c: a oracle database\. "
+        r"Use one that the outbox works with: .*sqlite\.$"
+    )
     with pytest.raises(ConfigurationError, match=says):
         open_engine(section("oracle://b/c"), {})
 

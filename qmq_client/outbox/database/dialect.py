@@ -185,7 +185,7 @@ def _make(engine: sa.Engine) -> OutboxDialect:
         raise ConfigurationError(
             setting="engine",
             value=f"a {name} database",
-            remedy=f"The outbox knows {', '.join(sorted(_MODULES))}.",
+            remedy=f"Use one that the outbox works with: {', '.join(sorted(_MODULES))}.",
         )
     make: Any = import_module(module).make_dialect
     dialect: OutboxDialect = make(engine)

@@ -309,7 +309,9 @@ class OwnConnections:
                     with self._access():
                         return await connection.run_sync(work)
         except TimeoutError as error:
-            raise sa.exc.TimeoutError("the database gave no answer") from error
+            raise sa.exc.TimeoutError(
+                f"the database gave no answer within {self._dialect.transaction_s_max} s"
+            ) from error
 
     def _access(self) -> AbstractContextManager[object]:
         if self._is_shared:

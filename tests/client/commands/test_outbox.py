@@ -280,4 +280,4 @@ def test_a_duration_that_is_none_is_a_wrong_call(engine: sa.Engine, duration: st
 def test_too_many_ids_are_a_wrong_call(engine: sa.Engine) -> None:
     result = outbox(engine, "retry", *["0" * 32] * 501)
     assert result.exit_code == 2
-    assert "501 message ids; at most 500" in result.output
+    assert "message ids: 501; allowed: 500" in result.output
