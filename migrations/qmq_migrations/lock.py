@@ -55,7 +55,8 @@ def _sqlite(connection: sa.Connection, wait_s: float, _schema: str) -> Iterator[
         if "locked" not in str(error.orig):
             raise
         raise MigrationBusyError(
-            f"the database stayed locked for {wait_s:g} s: another process writes to it"
+            f"the database stayed locked for {wait_s:g} s: another process writes to it. Run this "
+            "again when that has ended"
         ) from error
     yield
     connection.commit()
@@ -121,7 +122,7 @@ def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Itera
 def _busy(wait_s: float) -> MigrationBusyError:
     return MigrationBusyError(
         f"no lock was free within {wait_s:g} s: another process migrates this database, or a "
-        "long transaction holds one of its tables"
+        "long transaction holds one of its tables. Run this again when that has ended"
     )
 
 

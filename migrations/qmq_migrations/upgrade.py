@@ -92,7 +92,7 @@ def downgrade(
     config = _config(schema, prefix)
     known = [_BASE, *reversed([each.revision for each in _scripts(config).walk_revisions()])]
     if revision not in known:
-        raise NoRevisionError(f"There is no revision {revision}; there are: {', '.join(known)}")
+        raise NoRevisionError(f"There is no revision {revision}; choose one of: {', '.join(known)}")
     with _locked(engine, schema, wait_s) as connection:
         before = _revision(connection, schema, prefix)
         if before is None:
@@ -165,5 +165,5 @@ def _unknown_revisions() -> Iterator[None]:
         yield
     except CommandError as error:
         raise UnknownRevisionError(
-            f"Its revision is unknown to this version of QMQ ({error}). Upgrade QMQ."
+            f"The revision of its tables is unknown to this version of QMQ ({error}). Upgrade QMQ."
         ) from error

@@ -276,8 +276,8 @@ def _config(options: dict[str, Any]) -> PipelineConfig:
         raise OptionError(
             option="--path",
             value="given with --broker",
-            allowed="one of both",
-            remedy="Read the directory, or ask the broker.",
+            allowed="one of the two",
+            remedy="Give --path to read the directory, or --broker to ask the broker.",
         )
     place = Place(path=path) if path else broker_of(options)
     return PipelineConfig(

@@ -28,7 +28,7 @@ from typing import Final
 from qmq_client.wire.errors import QmqError
 
 #: What to do when the system refuses a file.
-FILE_REMEDY: Final = "See that it is there, may be written, and has room."
+FILE_REMEDY: Final = "Check that it is there, may be written, and has room."
 
 
 class PipelineError(QmqError):

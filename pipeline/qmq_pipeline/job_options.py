@@ -33,7 +33,7 @@ class Seconds(click.FloatRange):
         """Raises click's error for a wrong call; click itself takes "nan" to be within any range."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail("not a number of seconds.", param, ctx)
+            self.fail(f"{value} is not a number of seconds; write one like 300.", param, ctx)
         return seconds
 
 

@@ -212,7 +212,7 @@ def test_the_command_alone(application: Application, monkeypatch: pytest.MonkeyP
     application.follow(third)
     assert application.tables() == OURS | {"qmq_version"}
     assert application.is_sound()
-    application.follow(section("When something").replace('"shop"', f'"{name}"'))
+    application.follow(section("When the tables").replace('"shop"', f'"{name}"'))
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])

@@ -39,7 +39,7 @@ def test_a_folder_that_is_a_file_is_named_with_what_to_look_at(
         result = qmq(*job, "--tables", tmp_path / "tables", "--quiet")
         assert result.exit_code == 2
         (line,) = result.stderr.strip().splitlines()
-        assert line.startswith(f"Error: {tmp_path}/tables: this is no folder")
+        assert line.startswith(f"Error: {tmp_path}/tables: this is not a folder")
         assert line.endswith("Give --tables a folder")
     assert (tmp_path / "tables").read_text() == "a file"
 
@@ -52,7 +52,7 @@ def test_an_empty_name_of_a_folder_is_not_this_folder(
     monkeypatch.chdir(here)
     result = qmq("ingest", "--tables", "", "--path", broker)
     assert result.exit_code == 2
-    assert "Say where the tables are to be kept" in result.stderr
+    assert "Name the folder that is to have the tables" in result.stderr
     assert list(here.iterdir()) == []
 
 
@@ -112,7 +112,7 @@ def test_what_nobody_expected_is_reported_with_its_kind_and_where_it_was() -> No
     assert told == "unexpected KeyError: 'side'. The traceback is in some.log."
     full = str(carried("OSError", "[Errno 28] No space left on device"))
     assert full.endswith(
-        "No space left on device. See that it is there, may be written, and has room."
+        "No space left on device. Check that it is there, may be written, and has room."
     )
     assert str(carried("KeyError", "'a'")) == "a worker failed: KeyError: 'a'"
     assert "Spark" not in str(explain(PermissionError(13, "Permission denied", "/a"), "some.log"))

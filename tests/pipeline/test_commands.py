@@ -170,7 +170,7 @@ def _settled(spark: SparkSession, tmp_path: Path, here: tuple[str | Path, ...]) 
         (("ingest", "--broker", "http://127.0.0.1:1", "--wait", "0"), 3, "does not answer"),
         (("ingest", "--broker", "nonsense"), 2, "http"),
         (("ingest",), 2, "--path or --broker"),
-        (("ingest", "--path", "a", "--broker", "b"), 2, "one of both"),
+        (("ingest", "--path", "a", "--broker", "b"), 2, "one of the two"),
         (("ingest", "--colour", "red"), 2, "No such option"),
         (("audit", "--since", "yesterday"), 2, "2026-01-31"),
         (("audit",), 2, "spelling of --tables"),

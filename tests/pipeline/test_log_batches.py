@@ -189,7 +189,7 @@ def test_P1_a_log_that_retention_shortens_while_it_is_cut_is_named(tmp_path: Pat
     log = LogReader(DiskByRequest(str(directory.path)), COMMIT_LOG, source="broker")
     bounds = log.bounds()
     directory.forget(2)
-    with pytest.raises(ExpiredRangeError, match="retention has given up"):
+    with pytest.raises(ExpiredRangeError, match="retention has deleted"):
         log.shares(bounds.first_offset, bounds.next_offset, 50)
     log.close()
     directory.close()

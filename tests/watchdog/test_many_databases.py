@@ -220,7 +220,7 @@ def test_a_pass_ends_at_its_deadline_and_names_what_was_not_reached(
     assert not are_all_ended
     assert results["shop-0"].sent == 1
     for database in hanging:
-        assert "no end after 8 s" in str(results[database.name].error)
+        assert "did not end within 8 s" in str(results[database.name].error)
 
 
 def test_a_daemon_of_many_databases_has_a_bounded_number_of_connections(

@@ -147,5 +147,5 @@ class _Pass:
 
 
 def _late(name: str, deadline_s: float) -> SweepCounts:
-    text = f"database {name}: no end after {deadline_s:g} s"
+    text = f"database {name}: the sweep did not end within {deadline_s:g} s"
     return SweepCounts(error=DatabaseUnavailableError(text))

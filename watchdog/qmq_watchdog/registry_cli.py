@@ -157,7 +157,9 @@ def _registry(config_file: Path | None) -> Registry:
 
 def _report(name: str, is_found: bool, done: str, as_json: bool) -> None:
     if not is_found:
-        click.echo(f"{name} is not in the registry", err=True)
+        click.echo(
+            f"{name} is not in the registry; `qmq watchdog databases list` shows what is", err=True
+        )
         raise SystemExit(ATTENTION)
     _say({"name": name, done: True}, done, as_json)
 

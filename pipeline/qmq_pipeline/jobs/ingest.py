@@ -119,7 +119,7 @@ def check_sources(config: PipelineConfig) -> None:
             option="path",
             value="not given",
             allowed="a data directory or a broker",
-            remedy="Say with --path or --broker what is to be read.",
+            remedy="Give --path or --broker.",
         )
     for section in config.databases:
         require_outbox(section)

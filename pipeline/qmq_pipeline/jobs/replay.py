@@ -112,7 +112,7 @@ def parse_target(text: str) -> Target:
         option="--to",
         value=text,
         allowed="subject:NAME or group:NAME",
-        remedy="A group gets its dead letters again; a subject gets copies of any messages.",
+        remedy="Name the group that gets its dead letters again, or the subject that gets copies of messages.",
     )
 
 
@@ -239,7 +239,7 @@ def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:
             option="--same-ids",
             value=f"the broker has message {error.answer.message_id} already, with other content",
             allowed="messages that it has forgotten, or has as they are",
-            remedy="Without --same-ids, copies get ids of their own.",
+            remedy="Leave --same-ids out: then the copies get ids of their own.",
         ) from error
 
 
@@ -327,7 +327,7 @@ def _check_limit(messages: int, limit: int) -> None:
             option="--limit",
             value=f"{messages} messages are chosen",
             allowed=f"{limit}",
-            remedy="Narrow --where, or give the number as --limit.",
+            remedy="Narrow --where, or give a higher --limit.",
         )
 
 
@@ -337,6 +337,6 @@ def _broker(config: PipelineConfig) -> Place:
             option="--broker",
             value="not given",
             allowed="the address of a running broker",
-            remedy="A replay is sent to it.",
+            remedy="Give the one that the replay is sent to.",
         )
     return with_token(config.place, os.environ)

@@ -61,7 +61,7 @@ def report(
             option="--out",
             value=f"{path}: {error.strerror or error}",
             allowed="a file that can be written",
-            remedy="Name another file.",
+            remedy="Give another file.",
         ) from error
     findings = None if facts.verdict is None else facts.verdict.findings
     return Reported(path=str(target.absolute()), bytes=len(page), findings=findings)

@@ -42,7 +42,7 @@ class AuditOptions:
             option="--until",
             value=f"{self.until_ms} ms, and --since is {self.since_ms} ms",
             allowed="a time after --since",
-            remedy="Nothing could be judged between them.",
+            remedy="Give a later --until, or an earlier --since.",
         )
 
 
@@ -73,19 +73,19 @@ class PipelineConfig:
                 option="tables",
                 value="empty",
                 allowed="a folder",
-                remedy="Say where the tables are to be kept.",
+                remedy="Name the folder that is to have the tables.",
             )
         if self.table_format not in FORMATS:
             raise OptionError(
                 option="--table-format",
                 value=self.table_format,
                 allowed=", ".join(FORMATS),
-                remedy="Give one of them.",
+                remedy="Choose one of these.",
             )
         if self.table_format == ICEBERG and not self.namespace:
             raise OptionError(
                 option="--namespace",
                 value="not given, and --table-format is iceberg",
                 allowed="a catalog and a namespace of the session, like lake.qmq",
-                remedy="Iceberg finds its tables by their catalog.",
+                remedy="Give it: Iceberg finds its tables by their catalog.",
             )

@@ -17,7 +17,11 @@ from qmq_pipeline.errors import SourceError
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise SourceError(source="data directory", reason="it is only read here", remedy="Report this")
+    raise SourceError(
+        source="data directory",
+        reason="the pipeline only reads it",
+        remedy="Report this fault of the pipeline",
+    )
 
 
 class ReadFile(ABC):

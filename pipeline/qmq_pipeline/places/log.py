@@ -221,7 +221,7 @@ class LogReader:
         if found is None:
             raise SourceError(
                 source=self._source,
-                reason="no data directory: it has no file FORMAT",
+                reason="this is not a data directory: FORMAT is missing",
                 remedy=_REMEDY_DIRECTORY,
             )
         return found
@@ -302,7 +302,7 @@ class LogReader:
             return ExpiredRangeError(
                 source=self._source,
                 reason=f"offsets {within.first_offset} to {within.next_offset} of {self._log} are "
-                f"asked for, but retention has given up everything below {first_offset}",
+                f"asked for, but retention has deleted everything below {first_offset}",
                 remedy="Ingest more often than the broker retains, or read an archive",
             )
         return self._damaged(offset, within, str(reason))

@@ -195,7 +195,7 @@ def parse_time_ms(option: str, text: str) -> int:
             option=option,
             value=text,
             allowed="a time like 2026-01-31T12:00:00Z, or milliseconds since 1970",
-            remedy="Write it so.",
+            remedy="Write it in one of these forms.",
         )
     return time_ms
 
@@ -287,7 +287,7 @@ def _check_order(
         option=after,
         value=f"{options[after]}, and {first} is {options[first]}",
         allowed=f"what is not before {first}",
-        remedy="Nothing could be read between them.",
+        remedy=f"Give a later {after}, or an earlier {first}.",
     )
 
 

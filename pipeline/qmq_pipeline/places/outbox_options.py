@@ -60,7 +60,7 @@ def parse_outbox_options(
                 option="schema",
                 value=name,
                 allowed=", ".join(OUTBOX.names),
-                remedy="Choose from these.",
+                remedy="Choose one of these.",
             )
     safety_s = _number(options, "safety_s", 0, _SAFETY_S_MAX, "seconds")
     return OutboxOptions(
@@ -98,7 +98,7 @@ def _sections(
             option="url",
             value="no database is given, and none is configured",
             allowed="SQLAlchemy URLs, separated by blanks; or names of configured databases",
-            remedy="Give one as url.",
+            remedy="Give one as the option url.",
         )
     changes = {name: options[name] for name in ("table_prefix", "schema") if name in options}
     changed = (msgspec.structs.replace(one, **changes) for one in sections)

@@ -38,7 +38,7 @@ _AGAIN: Final = frozenset({429, 502, 503, 504})
 _DENIED: Final = frozenset({401, 403})
 _READ: Final = "/v1/files/read"
 _SEGMENTS: Final = (f"{layout.COMMIT_LOG}/", f"{layout.ACTION_LOG}/")
-_REMEDY: Final = "See whether it runs there (`qmq doctor --broker URL`), and try again"
+_REMEDY: Final = "Check whether it runs there (`qmq doctor --broker URL`), and try again"
 _Result = TypeVar("_Result")
 
 
@@ -102,7 +102,9 @@ class RemoteDisk(ReadDisk):
             return kept
         refused = _refusal(answer)
         if refused is None:
-            raise _unusable(self._url, f"status {answer.status_code} for a keeper")
+            raise _unusable(
+                self._url, f"the answer to /v1/keepers/keep has status {answer.status_code}"
+            )
         if refused.code == UNKNOWN_ROUTES[404]:
             return None
         remedy = refused.remedy or "What was committed stays; try again"
@@ -145,13 +147,16 @@ class RemoteDisk(ReadDisk):
         with self._client.stream("GET", _READ, params=asked) as answer:
             self._check_now(answer)
             if answer.status_code == httpx.codes.NOT_FOUND:
-                raise DiskError(operation="read", path=path, reason="it is gone")
+                raise DiskError(operation="read", path=path, reason="the broker has it no more")
             self._check(answer, _READ)
             left = count
             for part in answer.iter_bytes():
                 left -= len(part)
                 if left < 0:
-                    raise _unusable(self._url, f"more came than the {count} bytes asked for")
+                    raise _unusable(
+                        self._url,
+                        f"the answer to {_READ} is longer than the {count} bytes asked for",
+                    )
                 yield part
 
     def _answer(self, method: str, route: str, **request: Any) -> httpx.Response:
@@ -176,8 +181,8 @@ class RemoteDisk(ReadDisk):
                 raise SourceError(
                     source=self._url,
                     reason=f"no connection by TLS: {error}",
-                    remedy="See broker.ca_file, broker.cert_file and broker.key_file, and whether the address is "
-                    "to begin with http:// or https://",
+                    remedy="Check broker.ca_file, broker.cert_file and broker.key_file, and whether the address has to "
+                    "begin with http:// or https://",
                 ) from error
             raise AwayError(str(error) or type(error).__name__) from error
 
@@ -195,7 +200,7 @@ class RemoteDisk(ReadDisk):
 
     def _check(self, answer: httpx.Response, route: str) -> None:
         if answer.status_code != httpx.codes.OK:
-            raise _unusable(self._url, f"status {answer.status_code} for {route}")
+            raise _unusable(self._url, f"the answer to {route} has status {answer.status_code}")
 
 
 class _RemoteFile(ReadFile):

@@ -114,7 +114,7 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
     if first_offset < bounds.first_offset:
         raise ExpiredRangeError(
             source=options.place.name,
-            reason=f"offset {first_offset} is asked for, but retention has given up everything "
+            reason=f"offset {first_offset} is asked for, but retention has deleted everything "
             f"below {bounds.first_offset}",
             remedy="Begin there, or read an archive",
         )

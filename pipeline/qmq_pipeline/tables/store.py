@@ -113,7 +113,7 @@ class Tables:
         except (FileExistsError, NotADirectoryError) as error:
             raise TablesError(
                 path=self.root,
-                reason="this is no folder: it, or what it is in, is a file",
+                reason="this is not a folder: it, or what it is in, is a file",
                 remedy="Give --tables a folder",
             ) from error
         if names and not any(name == PROGRESS.layer or name.startswith(LOCK) for name in names):
