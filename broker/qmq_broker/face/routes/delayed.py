@@ -299,7 +299,7 @@ class DelayedRoutes:
         """The first look of a request; refused where there are enough."""
         if self._looks.locked():
             raise BusyError(
-                f"{LOOKS_MAX} searches of delayed messages are in progress; allowed: {LOOKS_MAX}",
+                f"{LOOKS_MAX} searches of delayed messages are running; allowed: {LOOKS_MAX}",
                 retry_after_s=1.0,
             )
         return await self._look_on(look)
