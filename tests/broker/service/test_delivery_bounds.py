@@ -124,7 +124,7 @@ def test_B10_bounds_are_refusals_with_a_time_to_come_back(tmp_path: Path) -> Non
     rig = Rig(tmp_path / "data", limits=limits)
     rig.send(*[b"%d" % number for number in range(10)])
     assert len(rig.pull("one").bodies) == 3
-    with pytest.raises(BusyError, match="holds 3 messages"):
+    with pytest.raises(BusyError, match="holds 3 unsettled messages"):
         rig.pull("one")
     assert len(rig.pull("two").bodies) == 3
     with pytest.raises(BusyError, match="has 2 consumers") as refused:
