@@ -80,7 +80,10 @@ def test_a_look_needs_a_time_to_wait(tmp_path: Path, broker: Path) -> None:
         "ingest", "--tables", tmp_path / "t", "--path", broker, "--follow", "--every", "nan"
     )
     assert result.exit_code == 2
-    assert "Invalid value for '--every': not a number of seconds" in result.stderr
+    assert (
+        "Invalid value for '--every': nan is not a number of seconds; write one like"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
