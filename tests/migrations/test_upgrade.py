@@ -193,7 +193,7 @@ def test_down_is_never_up(a_database: Database) -> None:
     migrate(engine)
     downgrade(engine, "qmq0001")
     assert downgrade(engine, "qmq0002").after == "qmq0001"
-    with pytest.raises(NoRevisionError, match="qmq7; there are: base, qmq0001, qmq0002"):
+    with pytest.raises(NoRevisionError, match="qmq7; choose one of: base, qmq0001, qmq0002"):
         downgrade(engine, "qmq7")
 
 

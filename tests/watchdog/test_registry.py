@@ -78,8 +78,8 @@ def test_names_that_differ_in_capitals_are_two_rows(a_database: ServedDatabase) 
         ({"url": "postgresql://app:hunter2@db/shop"}, "has a password in it"),
         ({"url": "postgresql://db/shop?user=app&password=hunter2"}, "has a password in it"),
         ({"url": "://app:hunter2@x"}, "not a database URL"),
-        ({"password_env": "HOME"}, "must contain PASSWORD"),
-        ({"password_env": "AWS_SECRET_ACCESS_KEY"}, "must contain PASSWORD"),
+        ({"password_env": "HOME"}, "name contains PASSWORD"),
+        ({"password_env": "AWS_SECRET_ACCESS_KEY"}, "name contains PASSWORD"),
         ({"password_file": "/etc/shadow"}, "password_file is not allowed"),
     ],
 )
