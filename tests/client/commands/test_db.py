@@ -149,7 +149,7 @@ def test_downgrade_to_a_revision_that_is_none(url: str) -> None:
     db("migrate", "--database", url)
     refused = db("downgrade", "qmq7", "--database", url, "--yes")
     assert refused.exit_code == 2
-    assert "There is no revision qmq7; there are: base, qmq0001, qmq0002" in refused.output
+    assert "There is no revision qmq7; choose one of: base, qmq0001, qmq0002" in refused.output
 
 
 def test_the_known_databases_are_those_with_a_dialect() -> None:
