@@ -208,7 +208,7 @@ MORE_BUGS: dict[str, Bug] = {
     ),
     "a start believes names that are not durable": Bug(
         opening.names_in_state_are_believed_unsynced,
-        partial(crashed_in_recovery, lives=RETAINING_LIVES, every=2),
+        partial(crashed_in_recovery, lives=RETAINING_LIVES, every=1),
     ),
     "a start writes the slot beside one that is not durable": Bug(
         opening.the_slot_that_was_read_is_believed_unsynced,

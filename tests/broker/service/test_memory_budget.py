@@ -20,7 +20,7 @@ from qmq_client.group.dead_letters import BLOCK_BYTES_MAX
 from qmq_client.wire.requests import Backoff, Nack, PullRequest, Reject, Settlement, Tags
 from tests.broker.service.rig import GROUP, SUBJECT, Given, Rig, make_frame
 
-COUNT: Final = 1_000
+COUNT: Final = 2_000
 #: 500 characters of four bytes each.
 LONG_ERROR: Final = "\U0001f600" * 500
 MIB: Final = 1024 * 1024
