@@ -54,7 +54,7 @@ def load_target(target: str) -> object:
         sys.path.insert(0, "")
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:  # an application may raise anything
+    except Exception as error:  # importing runs the application's code, which may raise any
         _LOG.debug("import_failed module=%s", module_name, exc_info=error)
         if isinstance(error, QmqError):
             raise

@@ -164,7 +164,7 @@ def test_only_what_psycopg_asserts_ends_a_transaction_instead_of_the_test(
         dialect=None, cursor=None, root_connection=connection, _num_sentinel_cols=1
     )
     with pytest.raises(AssertionError) as of_no_rows:
-        CursorResult(context, None, None)  # type: ignore[arg-type]  # as little as it asks
+        CursorResult(context, None, None)  # type: ignore[arg-type]  # it asserts before it uses any
     assert is_of_psycopg(of_no_rows.value)
     with pytest.raises(AssertionError) as ours:
         raise AssertionError
