@@ -29,12 +29,12 @@ class ClientTls:
         """Raises `ConfigurationError` for files that cannot be used."""
         self._address = address
         #: Replaced together: of two threads that read the files, the one that read the older may be last.
-        self._read = self._look(), address.ssl_context()
+        self._loaded = self._look(), address.ssl_context()
         self._log_time()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
-        stamps, (known, context) = self._look(), self._read
+        stamps, (known, context) = self._look(), self._loaded
         if stamps == known:
             return context
         try:
@@ -43,7 +43,7 @@ class ClientTls:
             _log.error("certificate is not taken, the one before stays: %s", error)
         else:
             self._log_time()
-        self._read = stamps, context
+        self._loaded = stamps, context
         return context
 
     def _look(self) -> tuple[_Stamp | None, ...]:
