@@ -51,7 +51,7 @@ def test_B10_over_the_room_of_unread_answers_nothing_is_handed_out(rig: Rig) -> 
     async def run() -> None:
         is_read = asyncio.Event()
         unread = await pull_unread(rig, client, is_read)
-        while "under way" in (refused := await pull(client)).json["message"]:
+        while "in progress" in (refused := await pull(client)).json["message"]:
             await asyncio.sleep(0)  # the answer of the first is being made
         assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
         assert "unread" in refused.json["message"]
