@@ -82,12 +82,12 @@ def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
 
 def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
     """What this story cannot tell, as sentences."""
-    if (first_ms := place.get("told_from_ms")) is not None:
+    if (first_ms := place.get("history_from_ms")) is not None:
         yield (
             f"events before {time_text(first_ms)} are no longer kept, except failed attempts of a "
             "message that is not acked"
         )
-    if (next_ms := place.get("told_until_ms")) is not None:
+    if (next_ms := place.get("history_until_ms")) is not None:
         yield f"events after {time_text(next_ms)} were too many to read"
     if not place["groups"]:
         yield f"consumer groups: {NO_GROUP}"
@@ -95,7 +95,7 @@ def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
 
 def _past(trace: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of one group, and attempts that only its state remembers."""
-    group, first_ms = trace["group"], place.get("told_from_ms")
+    group, first_ms = trace["group"], place.get("history_from_ms")
     events = [{**event, "group": group, "what": event["event"]} for event in trace["events"]]
     history = (trace.get("now") or {}).get("history", ())
     known = {(event["what"], event.get("attempt"), event["at_ms"]) for event in events}
@@ -117,7 +117,12 @@ def _now(trace: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     now = trace["now"]
     known = {name: now[name] for name in ("attempts", "consumer", "reason", "error") if name in now}
     why = why_text(now)
-    if now["state"] == "passed" and not why and not trace["events"] and "told_from_ms" not in place:
+    if (
+        now["state"] == "passed"
+        and not why
+        and not trace["events"]
+        and "history_from_ms" not in place
+    ):
         why = "never delivered: the group starts after it, or was moved past it"
     if why:
         known["why"] = why

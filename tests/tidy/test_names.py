@@ -26,7 +26,7 @@ COINED = re.compile(
 #: The same, in code alone: pages may name what they replace.
 COINED_IN_CODE = re.compile(
     r"\b([Nn]obody|[Aa]side|[Bb]eside|[Cc]hores?|[Gg]rip|[Ll]anes?|[Tt]all(y|ies)|[Ww]ish(es)?|in hand"
-    r"|([Ii]s|are|was|were|be) (told|away)|[Hh]and(s|ed)? over)\b|_(told|aside|chores?|lanes?|in_hand)\b"
+    r"|([Ii]s|are|was|were|be) (told|away)|[Hh]and(s|ed)? over)\b|_(told|aside|chores?|lanes?|in_hand)\b|\btold_"
 )
 
 
@@ -94,7 +94,8 @@ def test_planted_names_and_words_are_found() -> None:
     assert not drawers(Source(path="qmq_client/database.py", text=""))
     assert hits(Source(path="a.py", text="a\nWhoever pulls"), COINED) == ["a.py:2 Whoever"]
     assert hits(Source(path="a.py", text="row_told = 1"), COINED_IN_CODE) == ["a.py:1 _told"]
-    assert not hits(Source(path="a.py", text="told_from_ms, NOBODY"), COINED_IN_CODE)
+    assert hits(Source(path="a.py", text="told_from_ms"), COINED_IN_CODE) == ["a.py:1 told_"]
+    assert not hits(Source(path="a.py", text="untold, NOBODY"), COINED_IN_CODE)
     assert hits(Source(path="a.py", text="a\n# TO" + "DO: b"), LATER) == ["a.py:2 TO" + "DO"]
     for path in ["/ho" + "me/ann/qmq", "cd /wo" + "rk/qmq", "'/Us" + "ers/ann'"]:
         assert hits(Source(path="a.md", text=path), PERSONAL), path

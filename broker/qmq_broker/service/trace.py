@@ -61,9 +61,9 @@ class Trace(NamedTuple):
     #: Whether all actions since the message was stored were read.
     is_complete: bool
     #: From when on actions still exist, if older ones are gone.
-    told_from_ms: int | None = None
+    history_from_ms: int | None = None
     #: Up to when they were read, if there were too many.
-    told_until_ms: int | None = None
+    history_until_ms: int | None = None
 
 
 def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) -> Trace:
@@ -73,15 +73,15 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
         within = actions.offsets_since(stored_at_ms - _MARGIN_MS)
         first_base = next(iter(actions.log.bases()), 0)
         reaches_back = not first_base or within.first_offset > first_base + SEGMENT_HEAD_BYTES
-        told_from_ms = None if reaches_back else actions.log.made_at_ms(first_base)
-        told_until_ms = _read(actions, within, follower)
+        history_from_ms = None if reaches_back else actions.log.made_at_ms(first_base)
+        history_until_ms = _read(actions, within, follower)
     except (CorruptionError, DiskError):  # given up during the read, or damaged: the result says so
         return Trace(follower.events, is_complete=False)
     return Trace(
         follower.events,
-        is_complete=reaches_back and told_until_ms is None,
-        told_from_ms=told_from_ms,
-        told_until_ms=told_until_ms,
+        is_complete=reaches_back and history_until_ms is None,
+        history_from_ms=history_from_ms,
+        history_until_ms=history_until_ms,
     )
 
 

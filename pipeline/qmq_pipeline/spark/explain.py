@@ -13,7 +13,7 @@ from typing import Final
 from qmq_client.wire.errors import QmqError
 from qmq_pipeline import errors
 from qmq_pipeline.errors import FILE_REMEDY, PipelineError, carried
-from qmq_pipeline.tables.damage import told_by_spark
+from qmq_pipeline.tables.damage import damage_in_error
 
 _OURS: Final = re.compile(r"(?:qmq_[a-z_.]+)\.(\w+Error): (.+)")
 _PYTHON: Final = re.compile(
@@ -40,7 +40,7 @@ def explain(error: BaseException, log: str) -> QmqError:
             "Spark's JVM ended in the middle of its work; maybe memory was short. Run the job again: "
             f"it continues from its last commit. The JVM's output is in {log}."
         )
-    if (of_file := told_by_spark(text, log)) is not None:
+    if (of_file := damage_in_error(text, log)) is not None:
         return of_file
     if not _is_of_spark(error, text):
         return _of_this_process(error, log)

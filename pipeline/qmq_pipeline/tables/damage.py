@@ -22,7 +22,7 @@ _AS_URL: Final = "file://"
 _MISSING: Final = frozenset({"FAILED_READ_FILE.FILE_NOT_EXIST", "PATH_NOT_FOUND"})
 
 
-def told_by_spark(text: str, log: str) -> TablesError | None:
+def damage_in_error(text: str, log: str) -> TablesError | None:
     """The error for a file that Spark cannot read, if that is what it says; `log` is the file with the details."""
     found = _OF_SPARK.search(text)
     if found is None:

@@ -103,7 +103,7 @@ def test_a_trace_that_does_not_reach_back_says_so_and_the_state_knows_the_attemp
     answer = client.get(f"/v1/messages/{wanted}/trace").json
     assert answer["is_complete"] is False
     (place,) = answer["places"]
-    assert place["told_until_ms"] == place["stored_at_ms"]
+    assert place["history_until_ms"] == place["stored_at_ms"]
     (group,) = place["groups"]
     assert group["events"] == []
     assert [one["error"] for one in group["now"]["history"]] == ["early", "late"]
@@ -127,10 +127,10 @@ def test_a_trace_says_from_when_on_actions_are_still_there(tmp_path: Path) -> No
     (missing,) = what_is_missing(place)
     rig.close()
     assert answer["is_complete"] is False
-    assert rig.now_ms - 2_400_000 < place["told_from_ms"] < rig.now_ms
+    assert rig.now_ms - 2_400_000 < place["history_from_ms"] < rig.now_ms
     told = [(step["what"], step.get("error")) for step in steps if step["group"] == GROUP]
     assert told == [("given", None), ("acked", None), ("passed", None)]
-    assert time_text(place["told_from_ms"]) in missing
+    assert time_text(place["history_from_ms"]) in missing
 
 
 def test_attempts_that_only_the_group_remembers_are_part_of_the_story() -> None:
@@ -146,7 +146,7 @@ def test_attempts_that_only_the_group_remembers_are_part_of_the_story() -> None:
         "sequence": 3,
         "stored_at_ms": 5,
         "groups": [{"group": GROUP, "events": [given, back], "now": now}],
-        "told_from_ms": 15,
+        "history_from_ms": 15,
     }
     steps = story_of("ab" * 16, place)
     assert [(step["at_ms"], step["what"]) for step in steps] == [

@@ -80,9 +80,9 @@ class JsonPlaceTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     born_at_ms: int
     groups: Sequence[JsonGroupTrace]
     #: Beginning of the action log, if earlier events are no longer in it.
-    told_from_ms: int | None = None
+    history_from_ms: int | None = None
     #: Time up to which events were read, if there were too many.
-    told_until_ms: int | None = None
+    history_until_ms: int | None = None
 
 
 class JsonTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,8 +199,8 @@ def _place(one: FoundRecord, trace: Trace, found: Sequence[MessageInGroup]) -> J
             JsonGroupTrace(group=name, events=trace.events.get(name, []), now=now.get(name))
             for name in sorted(now.keys() | trace.events.keys())
         ],
-        told_from_ms=trace.told_from_ms,
-        told_until_ms=trace.told_until_ms,
+        history_from_ms=trace.history_from_ms,
+        history_until_ms=trace.history_until_ms,
     )
 
 
