@@ -15,7 +15,7 @@ from benchmarks.options import parse
 from benchmarks.page import write_pages
 from benchmarks.report import encode_report, show_list, show_result
 from benchmarks.result import Report
-from benchmarks.suite import BENCHMARKS, UnknownBenchmarkError, run_benchmark, select
+from benchmarks.suite import BENCHMARKS, Asked, UnknownBenchmarkError, run_benchmark, select
 
 PAGES: Final = ROOT / "docs" / "benchmarks"
 
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     interruption.listen()
     effort = Effort.QUICK if options.quick else Effort(options.effort)
+    asked = Asked(rounds=options.rounds, scale=options.scale, systems=options.systems)
     results = []
     try:
         for benchmark in benchmarks:
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
                     effort=effort,
                     directory=directory,
                     is_full_size=options.full_size,
+                    asked=asked,
                 )
             show_result(console, result)
             results.append(result)

@@ -22,7 +22,7 @@ from typing import Final
 from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
 from benchmarks.measure import interleave, paired_ratios
-from benchmarks.result import Conditions, Goal, Row
+from benchmarks.result import Conditions, Row
 from benchmarks.suite import Bench
 from qmq_broker.options import StoreOptions
 from qmq_broker.storage.files.disk import OsDisk
@@ -67,7 +67,6 @@ def run(bench: Bench) -> list[Row]:
             written_bytes=rounds[0].written_bytes,
             note=f"{name} blocks",
         )
-        goal = Goal(bound=1.6, is_floor=False) if is_recycled else None
         unit = "µs per message"
         rows += [
             _row(
@@ -75,7 +74,6 @@ def run(bench: Bench) -> list[Row]:
                 "ratio",
                 paired_ratios(append, bare),
                 conditions,
-                goal,
             ),
             _row(
                 f"checksum and pwrite / bare pwrite, {name}",
@@ -89,10 +87,8 @@ def run(bench: Bench) -> list[Row]:
     return rows
 
 
-def _row(
-    figure: str, unit: str, samples: list[float], conditions: Conditions, goal: Goal | None = None
-) -> Row:
-    return Row(figure=figure, unit=unit, samples=tuple(samples), conditions=conditions, goal=goal)
+def _row(figure: str, unit: str, samples: list[float], conditions: Conditions) -> Row:
+    return Row(figure=figure, unit=unit, samples=tuple(samples), conditions=conditions)
 
 
 def _round(directory: Path, frames: list[bytes], *, is_recycled: bool) -> _Round:

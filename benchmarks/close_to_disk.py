@@ -28,7 +28,7 @@ from benchmarks.blocks import make_recycled, segment_bytes_for, write_blocks
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, make_frame, make_messages
 from benchmarks.measure import interleave, paired_ratios
 from benchmarks.processes import Child, Processes, Worker
-from benchmarks.result import Conditions, Goal, Row
+from benchmarks.result import Conditions, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
 from qmq_client.transport.http import HttpTransport
@@ -88,36 +88,33 @@ def run(bench: Bench) -> list[Row]:
     is_floor = "; a server that only writes and syncs"
     floor_client, floor_of_four_client = raw_client + is_floor, four_client + is_floor
     our_client = "HttpTransport, one connection"
-    goal = Goal(bound=0.6, is_floor=True)
     to_floor = paired_ratios(rates["raw"], rates["floor"])
-    figures: list[tuple[str, str, list[float], str, Goal | None]] = [
-        ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread", None),
-        ("over HTTP", "messages/s", rates["raw"], raw_client, None),
-        ("over HTTP, four", "messages/s", rates["four"], four_client, None),
-        ("over HTTP, HttpTransport", "messages/s", rates["transport"], our_client, None),
-        ("floor: over HTTP", "messages/s", rates["floor"], floor_client, None),
+    figures: list[tuple[str, str, list[float], str]] = [
+        ("bare loop", "messages/s", rates["bare"], "pwrite + fdatasync, one thread"),
+        ("over HTTP", "messages/s", rates["raw"], raw_client),
+        ("over HTTP, four", "messages/s", rates["four"], four_client),
+        ("over HTTP, HttpTransport", "messages/s", rates["transport"], our_client),
+        ("floor: over HTTP", "messages/s", rates["floor"], floor_client),
         (
             "floor: over HTTP, four",
             "messages/s",
             rates["floor of four"],
             floor_of_four_client,
-            None,
         ),
-        ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client, goal),
-        ("over HTTP, four / bare loop", "ratio", ratios["four"], four_client, None),
-        ("over HTTP, HttpTransport / bare loop", "ratio", ratios["transport"], our_client, None),
-        ("floor: over HTTP / bare loop", "ratio", ratios["floor"], floor_client, None),
+        ("over HTTP / bare loop", "ratio", ratios["raw"], raw_client),
+        ("over HTTP, four / bare loop", "ratio", ratios["four"], four_client),
+        ("over HTTP, HttpTransport / bare loop", "ratio", ratios["transport"], our_client),
+        ("floor: over HTTP / bare loop", "ratio", ratios["floor"], floor_client),
         (
             "floor: over HTTP, four / bare loop",
             "ratio",
             ratios["floor of four"],
             floor_of_four_client,
-            None,
         ),
-        ("over HTTP, to the floor's", "ratio", to_floor, raw_client, None),
-        ("over HTTP, broker", "µs of CPU per frame", server_us["raw"], raw_client, None),
-        ("over HTTP, four, broker", "µs of CPU per frame", server_us["four"], four_client, None),
-        ("floor: over HTTP, server", "µs of CPU per frame", server_us["floor"], floor_client, None),
+        ("over HTTP, to the floor's", "ratio", to_floor, raw_client),
+        ("over HTTP, broker", "µs of CPU per frame", server_us["raw"], raw_client),
+        ("over HTTP, four, broker", "µs of CPU per frame", server_us["four"], four_client),
+        ("floor: over HTTP, server", "µs of CPU per frame", server_us["floor"], floor_client),
     ]
     written_bytes = sum(map(len, frames))
     return [_row(*figure, written_bytes) for figure in figures]
@@ -128,14 +125,12 @@ def _row(
     unit: str,
     samples: list[float],
     client: str,
-    goal: Goal | None,
     written_bytes: int,
 ) -> Row:
     return Row(
         figure=figure,
         unit=unit,
         samples=tuple(samples),
-        goal=goal,
         conditions=Conditions(
             durability="fdatasync before the answer",
             client=client,

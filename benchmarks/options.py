@@ -28,12 +28,43 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--full-size", action="store_true", help="as much data as the goals speak of; takes long"
     )
+    parser.add_argument("--rounds", type=_count, default=0, metavar="N", help="so many rounds")
+    parser.add_argument(
+        "--scale",
+        type=_scale,
+        default=1.0,
+        metavar="X",
+        help="X times as many messages (peers, handlers)",
+    )
+    parser.add_argument(
+        "--systems",
+        type=_names,
+        default=(),
+        metavar="NAME,…",
+        help="these peers only, as kafka,nats",
+    )
     parser.add_argument("--json", type=_path, metavar="FILE", help="write the results here, too")
     parser.add_argument("--pages", type=_path, metavar="DIR", help="write the page here")
     parser.add_argument(
         "--directory", type=_path, metavar="DIR", help="measure here; must be on a disk"
     )
     return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError("1 at least")
+    return count
+
+
+def _scale(text: str) -> float:
+    if not 0 < (scale := float(text)) <= 1_000:
+        raise argparse.ArgumentTypeError("above 0 and 1,000 at most")
+    return scale
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.lower().split(","))
 
 
 def _path(text: str) -> Path:

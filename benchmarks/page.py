@@ -6,15 +6,27 @@ and version, so the page may hold results of several commits and says so for eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Final
 
+from msgspec.structs import replace
+
 from benchmarks.plot import draw
-from benchmarks.report import BUSY, circumstances, decode_report, encode_report, size
+from benchmarks.report import (
+    BUSY,
+    circumstances,
+    decode_report,
+    encode_report,
+    size,
+    tables_of,
+)
 from benchmarks.result import Conditions, Report, Result, Row, number
 from benchmarks.suite import BENCHMARKS
 
+#: The benchmark that the page opens with.
+_OPENING: Final = "peers"
 #: Of a line of text, as on all pages.
 COLUMNS_MAX: Final = 120
 _INTRODUCTION: Final = """\
@@ -53,14 +65,26 @@ def write_pages(report: Report, folder: Path) -> Path:
 def merge(earlier: Report, later: Report) -> Report:
     """Each benchmark's last result, in the order of the list."""
     last = {result.name: result for result in (*earlier.results, *later.results)}
-    names = [entry.name for entry in BENCHMARKS]
-    return Report(results=tuple(last[name] for name in names if name in last))
+    kept = [(entry, last[entry.name]) for entry in BENCHMARKS if entry.name in last]
+    return Report(
+        results=tuple(
+            without_verdict(result, entry.goal) if entry.is_indicator else result
+            for entry, result in kept
+        )
+    )
+
+
+def without_verdict(result: Result, goal: str) -> Result:
+    """The same figures without bounds: what is an indicator today may have had some when it was run."""
+    rows = tuple(replace(row, goal=None) for row in result.rows)
+    return replace(result, goal=goal, rows=rows)
 
 
 def render(report: Report) -> str:
     """The page as Markdown."""
-    parts = [_INTRODUCTION, "## Goals", goals(report)]
-    parts += [section(result) for result in report.results]
+    first = [result for result in report.results if result.name == _OPENING]
+    parts = [_INTRODUCTION, *map(section, first), "## Goals", goals(report)]
+    parts += [section(result) for result in report.results if result.name != _OPENING]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -76,7 +100,8 @@ def goals(report: Report) -> str:
                 verdict = f"**{row.verdict}**" if row.verdict == "not met" else row.verdict
                 figure = f"{row.figure}{' (burst)' if row.conditions.is_burst else ''}"
                 load = "busy machine" if result.is_busy else ""
-                lines.append(cells(result.number, figure, str(row.goal), median, verdict, load))
+                number_ = row.goal.number or result.number
+                lines.append(cells(number_, figure, str(row.goal), median, verdict, load))
     return "\n".join(lines)
 
 
@@ -94,14 +119,43 @@ def section(result: Result) -> str:
     if result.failure:
         first_line = result.failure.splitlines()[0]
         parts.append(f"**Failed:** `{first_line}`")
+    parts += [f"- {fill(note, COLUMNS_MAX - 2, subsequent_indent='  ')}" for note in result.notes]
     if not result.rows:
         return "\n\n".join(parts)
-    parts.append(table(result.rows))
+    parts += comparison(result)
+    if others := [row for row in result.rows if not row.cells]:
+        parts.append(table(others))
     parts += [f"![{result.number}: rounds and medians]({name})" for name in draw(result)]
     return "\n\n".join(parts)
 
 
-def table(rows: tuple[Row, ...]) -> str:
+def comparison(result: Result) -> list[str]:
+    """The tables of what was compared, and with what it ran."""
+    parts = []
+    for heading, lines in tables_of(result).items():
+        columns = list(dict.fromkeys(column for line in lines.values() for column in line))
+        shown = [cells("", *columns), "|" + "---|" * (len(columns) + 1)]
+        for name, line in lines.items():
+            values = [in_cell(line[column]) if column in line else "" for column in columns]
+            shown.append(cells(name, *values))
+        parts += [f"### {heading}", "\n".join(shown)]
+    ran = dict.fromkeys(
+        f"- {cell.line}: {row.conditions.durability}; {row.conditions.client}."
+        for row in result.rows
+        for cell in row.cells
+    )
+    return [*parts, "\n".join(ran)] if parts else []
+
+
+def in_cell(row: Row) -> str:
+    """The median with the least and the greatest round."""
+    spread = row.spread
+    if len(row.samples) == 1:
+        return number(spread.median)
+    return f"**{number(spread.median)}** ({number(spread.min)}–{number(spread.max)})"
+
+
+def table(rows: Sequence[Row]) -> str:
     """The rows with their conditions."""
     heading = (
         "Figure", "Min", "Median", "Max", "Unit", "Goal", "Verdict", "Durability", "Client",

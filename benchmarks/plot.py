@@ -64,11 +64,12 @@ class Axis:
 
 
 def draw(result: Result) -> dict[str, str]:
-    """File name → SVG, one for each unit of the rows; none without rows."""
-    units = list(dict.fromkeys(row.unit for row in result.rows))
+    """File name → SVG, one for each unit of the rows that stand in no other table; none without rows."""
+    drawn = [row for row in result.rows if not row.cells]
+    units = list(dict.fromkeys(row.unit for row in drawn))
     names = [f"{result.name}{f'-{i + 1}' if i else ''}.svg" for i in range(len(units))]
     return {
-        name: plot(result, unit, [row for row in result.rows if row.unit == unit])
+        name: plot(result, unit, [row for row in drawn if row.unit == unit])
         for name, unit in zip(names, units, strict=True)
     }
 

@@ -59,15 +59,8 @@ class Child:
         return ProcessError("\n".join([f"{self.name} {what}", *tail]))
 
     def cpu_s(self) -> float:
-        """Processor seconds used so far, user and system; 0 when it is gone.
-
-        From its clock, as clock_getcpuclockid(3) names it: /proc counts ticks, and a short turn takes less
-        than one.
-        """
-        try:
-            return time.clock_gettime((~self.process.pid << 3) | _SCHEDULED)
-        except OSError:
-            return 0.0
+        """See `processor_s`."""
+        return processor_s(self.process.pid)
 
     def written_bytes(self) -> int:
         """Bytes handed to the disk so far."""
@@ -164,8 +157,12 @@ class Processes:
         self, function: str, *, python: str = sys.executable, **arguments: Any
     ) -> Worker:
         """A process that runs a function, given as `module:function`, of (control, **arguments)."""
-        name = f"{function.rpartition(':')[2]}-{len(self._children)}"
         line = [python, "-m", "benchmarks.worker", function, json.dumps(arguments)]
+        return self.start_program(function.rpartition(":")[2], line)
+
+    def start_program(self, name: str, line: list[str]) -> Worker:
+        """A program that talks as a worker does."""
+        name = f"{name}-{len(self._children)}"
         process, log = self._start(name, line, is_worker=True)
         worker = Worker(name=name, process=process, log=log)
         self._children.append(worker)
@@ -208,6 +205,18 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def processor_s(process_id: int) -> float:
+    """Processor seconds that a process used so far, user and system; 0 when it is gone.
+
+    From its clock, as clock_getcpuclockid(3) names it: /proc counts ticks, and a short turn takes less
+    than one.
+    """
+    try:
+        return time.clock_gettime((~process_id << 3) | _SCHEDULED)
+    except OSError:
+        return 0.0
 
 
 def written_bytes(process_id: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, product
 from string import ascii_lowercase
 from typing import Final
 
@@ -44,16 +45,37 @@ def show_result(console: Console, result: Result) -> None:
         console.print(f"[yellow]{BUSY}[/]")
     if result.failure:
         console.print(f"[red]failed:[/] {escape(result.failure)}", highlight=False)
-    if not result.rows:
-        return
+    for note in result.notes:
+        console.print(f"[yellow]{escape(note)}[/]", highlight=False)
+    for heading, lines in tables_of(result).items():
+        show_comparison(console, heading, lines)
+    if rows := [row for row in result.rows if not row.cells or row.goal]:
+        show_rows(console, rows)
+
+
+def show_comparison(console: Console, heading: str, lines: Mapping[str, Mapping[str, Row]]) -> None:
+    """The medians of one table."""
+    columns = list(dict.fromkeys(column for line in lines.values() for column in line))
+    table = Table(box=None, pad_edge=False)
+    table.add_column(heading)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, line in lines.items():
+        medians = [number(line[each].spread.median) if each in line else "" for each in columns]
+        table.add_row(name, *medians)
+    console.print(table)
+
+
+def show_rows(console: Console, rows: Sequence[Row]) -> None:
+    """A line for each figure."""
     table = Table(box=None, pad_edge=False)
     table.add_column("figure")
     for heading in ("min", "median", "max"):
         table.add_column(heading, justify="right", style="bold" if heading == "median" else None)
     for heading in ("unit", "goal", "", ""):
         table.add_column(heading)
-    letters = letter_conditions(result.rows)
-    for row in result.rows:
+    letters = letter_conditions(rows)
+    for row in rows:
         spread = row.spread
         table.add_row(
             row.figure,
@@ -69,9 +91,21 @@ def show_result(console: Console, result: Result) -> None:
 
 
 def letter_conditions(rows: Iterable[Row]) -> dict[Conditions, str]:
-    """A letter for each of the conditions that the rows were measured with."""
+    """A letter, or several, for each of the conditions that the rows were measured with."""
     different = dict.fromkeys(row.conditions for row in rows)
-    return dict(zip(different, ascii_lowercase, strict=False))
+    letters = (
+        "".join(word) for length in count(1) for word in product(ascii_lowercase, repeat=length)
+    )
+    return dict(zip(different, letters, strict=False))
+
+
+def tables_of(result: Result) -> dict[str, dict[str, dict[str, Row]]]:
+    """By heading, line and column: the figures that are shown in tables."""
+    tables: dict[str, dict[str, dict[str, Row]]] = {}
+    for row in result.rows:
+        for cell in row.cells:
+            tables.setdefault(cell.table, {}).setdefault(cell.line, {})[cell.column] = row
+    return tables
 
 
 def circumstances(result: Result) -> str:
@@ -89,8 +123,8 @@ def circumstances(result: Result) -> str:
 
 def rounds(result: Result) -> str:
     """How much was run."""
-    count = max((len(row.samples) for row in result.rows), default=0)
-    return f"{count} round{'' if count == 1 else 's'} ({result.effort})"
+    most = max((len(row.samples) for row in result.rows), default=0)
+    return f"{most} round{'' if most == 1 else 's'} ({result.effort})"
 
 
 def in_words(conditions: Conditions) -> str:

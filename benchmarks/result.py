@@ -28,6 +28,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     bound: float
     #: Whether more is better.
     is_floor: bool
+    #: Of the performance goal, where it is not the benchmark's own.
+    number: str = ""
 
     def is_kept_by(self, value: float) -> bool:
         """Whether this value is on the right side of the bound."""
@@ -57,6 +59,15 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         return self.written_bytes is not None and self.written_bytes < SUSTAINED_BYTES_MIN
 
 
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a figure stands in a table of what was compared, which is shorter than a line for each."""
+
+    #: The table's heading.
+    table: str
+    line: str
+    column: str
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One figure."""
 
@@ -66,6 +77,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[float, ...]
     conditions: Conditions
     goal: Goal | None = None
+    cells: tuple[Cell, ...] = ()
 
     @property
     def spread(self) -> Spread:
@@ -119,6 +131,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     #: Share of all processors that everything else took during the run.
     others_share: float
     rows: tuple[Row, ...] = ()
+    #: What else is to be said, such as who could not be measured and why.
+    notes: tuple[str, ...] = ()
     #: Why there are no rows.
     failure: str = ""
 

@@ -24,7 +24,16 @@ REQUIREMENTS: Final = (
 )
 #: Redis' client with its parser in C, which its documentation recommends.
 REDIS: Final = ("redis==8.1.0", "hiredis==3.5.0")
+#: Clients of the message systems, each the one that its project or its users recommend for speed.
+CLIENTS: Final = (
+    "confluent-kafka==2.16.1",
+    *REDIS,
+    "nats-py==2.16.0",
+    "aio-pika==10.2.1",
+    "uvloop>=0.21",
+)
 DIRECTORY: Final = ROOT / ".cache" / "bench-peers"
+CLIENTS_DIRECTORY: Final = ROOT / ".cache" / "bench-engines"
 REDIS_DIRECTORY: Final = ROOT / ".cache" / "bench-redis"
 _ERROR_CHARACTERS: Final = 2_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,14 @@ from tests.conftest import give_up
 DEADLINE_S = 280
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+#: What is said of a system that could not be had.
+MISSING = re.compile(r".* was left out|Without ")
+
+
+def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -40,7 +46,7 @@ def test_the_list_names_every_benchmark() -> None:
 def test_an_unknown_name_is_refused_and_the_known_ones_named() -> None:
     done = bench("nonsense")
     assert done.returncode == 2
-    assert "no benchmark nonsense; there are: R2 produce-consume" in done.stderr
+    assert "no benchmark nonsense; there are: peers peers, R15 handlers" in done.stderr
 
 
 @pytest.mark.timeout(DEADLINE_S + 20)
@@ -56,6 +62,8 @@ def test_a_tiny_run_brings_rows_and_a_page(entry: Benchmark, tmp_path: Path) -> 
     (result,) = json.loads(figures.read_bytes())["results"]
     if result["failure"].startswith(("RungError", "NoPeersError")):
         give_up(f"benchmark {entry.name} for the tests. {result['failure']}", os.environ)
+    if missing := [note for note in result["notes"] if MISSING.match(note)]:
+        give_up(f"a part of benchmark {entry.name} for the tests. {'; '.join(missing)}", os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert result["rows"]
     for row in result["rows"]:
@@ -64,3 +72,35 @@ def test_a_tiny_run_brings_rows_and_a_page(entry: Benchmark, tmp_path: Path) -> 
         assert row["conditions"]["durability"]
         assert row["conditions"]["client"]
     assert f"## {entry.number}: {entry.summary}" in (pages / "README.md").read_text()
+
+
+def test_peers_that_cannot_be_had_are_named_and_the_others_go_on(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    line = ["peers", "--effort", "tiny", "--rounds", "2", "--scale", "0.5", "--json", str(figures)]
+    with tempfile.TemporaryDirectory(dir=find_directory(None)) as work:
+        done = bench(
+            *(*line, "--systems", "nats,rabbitmq", "--directory", work),
+            QMQ_TEST_RUNGS="environment",
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(figures.read_bytes())["results"]
+    assert [note.partition(":")[0] for note in result["notes"]] == [
+        f"{name}, {mode} was left out from round 1 on"
+        for mode in ("durable", "default")
+        for name in ("NATS JetStream", "RabbitMQ")
+    ]
+    assert "NATS JetStream, durable was left out" in done.stdout
+    assert {row["figure"].rpartition(": ")[2] for row in result["rows"]} == {"qmq"}
+    assert {len(row["samples"]) for row in result["rows"]} == {2}
+    assert "750 messages per round" in {row["conditions"]["note"] for row in result["rows"]}
+
+
+def test_a_peer_that_nobody_knows_is_refused_and_the_known_ones_named() -> None:
+    done = bench("peers", "--effort", "tiny", "--systems", "nats,pigeons")
+    assert done.returncode == 1
+    assert "no system pigeons; there are: kafka, nats, rabbitmq, redis, rocketmq" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--rounds=0", "--scale=0", "--scale=many"])
+def test_a_size_that_is_none_is_refused(option: str) -> None:
+    assert bench("peers", option).returncode == 2

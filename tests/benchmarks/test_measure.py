@@ -15,8 +15,17 @@ import pytest
 from benchmarks.measure import Effort, Spread, interleave, paired_ratios, percentile
 from benchmarks.page import write_pages
 from benchmarks.plot import draw
-from benchmarks.report import BUSY, decode_report, encode_report
-from benchmarks.result import SUSTAINED_BYTES_MIN, Conditions, Goal, Machine, Report, Result, Row
+from benchmarks.report import BUSY, decode_report, encode_report, letter_conditions
+from benchmarks.result import (
+    SUSTAINED_BYTES_MIN,
+    Cell,
+    Conditions,
+    Goal,
+    Machine,
+    Report,
+    Result,
+    Row,
+)
 from benchmarks.suite import (
     BENCHMARKS,
     Bench,
@@ -48,7 +57,9 @@ def row(*samples: float, bound: float | None = 10, written_bytes: int | None = N
     )
 
 
-def result(name: str, *rows: Row, failure: str = "", others_share: float = 0.0) -> Result:
+def result(
+    name: str, *rows: Row, failure: str = "", others_share: float = 0.0, notes: tuple[str, ...] = ()
+) -> Result:
     entry = next(entry for entry in BENCHMARKS if entry.name == name)
     return Result(
         number=entry.number,
@@ -65,6 +76,7 @@ def result(name: str, *rows: Row, failure: str = "", others_share: float = 0.0) 
         others_share=others_share,
         rows=rows,
         failure=failure,
+        notes=notes,
     )
 
 
@@ -123,10 +135,13 @@ def test_results_come_back_from_their_json() -> None:
 def test_the_page_shows_a_missed_goal_a_burst_and_a_failure(tmp_path: Path) -> None:
     missed = row(20, 21, 22, written_bytes=1024)
     report = Report(
-        results=(result("disk", missed), result("long-poll", failure="ProcessError: broker ended"))
+        results=(
+            result("growth", missed),
+            result("long-poll", failure="ProcessError: broker ended"),
+        )
     )
     text = write_pages(report, tmp_path).read_text()
-    assert "| R4 | messages (burst) | ≤ 10 | 21 ms | **not met** |" in text
+    assert "| R13 | messages (burst) | ≤ 10 | 21 ms | **not met** |" in text
     assert "**Failed:** `ProcessError: broker ended`" in text
     assert "fdatasync \\| before" in text
 
@@ -158,6 +173,60 @@ def test_the_page_says_so_when_others_took_the_machine(tmp_path: Path) -> None:
     assert BUSY not in quiet_part
     assert "others took 50 %" in busy_part
     assert BUSY in busy_part
+
+
+def in_table(table: str, line: str, column: str, *samples: float, goal: Goal | None = None) -> Row:
+    return Row(
+        figure=f"{line} {column} {table}",
+        unit="ms",
+        samples=samples,
+        conditions=Conditions(durability=f"{line} flushes", client=f"{line}'s client"),
+        goal=goal,
+        cells=(Cell(table=table, line=line, column=column),),
+    )
+
+
+def test_the_page_opens_with_the_tables_of_the_peers(tmp_path: Path) -> None:
+    bound = Goal(bound=3, is_floor=False, number="R18")
+    peers = result(
+        "peers",
+        in_table("Durable", "qmq", "p50 ms", 4, 2, 6, goal=bound),
+        in_table("Durable", "Kafka", "p50 ms", 5),
+        in_table("Durable", "Kafka", "p99 ms", 9),
+        in_table("Default", "Kafka", "p50 ms", 1),
+        row(7, bound=None),
+        notes=("RabbitMQ was left out: no Erlang",),
+    )
+    text = write_pages(Report(results=(result("disk", row(1)), peers)), tmp_path).read_text()
+    opening, _, rest = text.partition("## Goals")
+    assert "## R4" in rest
+    assert [line for line in opening.splitlines() if line.startswith("#")] == [
+        "# Benchmarks",
+        "## peers: the same work by Kafka, RocketMQ, Redis Streams, NATS JetStream and RabbitMQ",
+        "### Durable",
+        "### Default",
+    ]
+    assert "- RabbitMQ was left out: no Erlang" in opening
+    assert (
+        "|  | p50 ms | p99 ms |\n|---|---|---|\n| qmq | **4** (2–6) |  |\n| Kafka | 5 | 9 |"
+    ) in opening
+    assert "- Kafka: Kafka flushes; Kafka's client." in opening
+    assert "| messages | 7 | 7 | 7 |" in opening, "a figure without a table has its own line"
+    assert "| R18 | qmq p50 ms Durable | ≤ 3 | 4 ms | **not met** |" in rest
+    assert decode_report((tmp_path / "results.json").read_bytes()).results[0] == peers
+
+
+def test_an_indicator_has_no_verdict_whatever_it_had_when_it_was_run(tmp_path: Path) -> None:
+    text = write_pages(Report(results=(result("disk", row(20)),)), tmp_path).read_text()
+    assert "not met" not in text
+    assert "| messages | 20 | 20 | 20 |" in text
+
+
+def test_more_conditions_than_letters_have_different_names() -> None:
+    rows = [in_table("t", f"line {i}", "c", 1) for i in range(800)]
+    letters = list(letter_conditions(rows).values())
+    assert len(set(letters)) == 800
+    assert letters[:2] + letters[25:28] + letters[-1:] == ["a", "b", "z", "aa", "ab", "adt"]
 
 
 def test_a_benchmark_that_was_not_run_keeps_its_last_result(tmp_path: Path) -> None:
@@ -194,8 +263,9 @@ def test_benchmarks_are_found_by_number_and_by_name() -> None:
         "R9",
         "cancelled-commits",
         "R10",
-        "peers",
+        "outbox-peers",
     ]
+    assert [entry.name for entry in select(["peers"])] == ["peers"]
     assert select([]) == BENCHMARKS
     with pytest.raises(UnknownBenchmarkError, match="r99"):
         select(["R99"])
