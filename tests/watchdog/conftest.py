@@ -13,11 +13,12 @@ from qmq_watchdog.databases import Database
 from tests.watchdog.rows import make_database
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _left_out_of_collections_again() -> Iterator[None]:
     """A watchdog that ends gives back to the collector what `tests/conftest.py` kept from it."""
     yield
-    gc.freeze()
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 @pytest.fixture
