@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, encode_message
 from benchmarks.measure import interleave
 from benchmarks.peers import with_qmq
-from benchmarks.peers.contenders import CONTENDERS, Rig
+from benchmarks.peers.contenders import CONTENDERS, Rig, Servers
 from benchmarks.peers.environment import NoPeersError
 from benchmarks.peers.traffic import bodies
 from benchmarks.places import Place, open_places
@@ -139,7 +139,10 @@ def kafka(bench: Bench, stack: ExitStack) -> Rig | None:
     if bench.asked.systems and "kafka" not in bench.asked.systems:
         return None
     try:
-        rig = Rig(bench, next(one for one in CONTENDERS if one.engine == "kafka"))
+        contender = next(one for one in CONTENDERS if one.engine == "kafka")
+        servers = Servers(bench, [contender])
+        stack.callback(servers.close)
+        rig = Rig(bench, contender, servers)
     except (ServiceMissingError, NoPeersError, ProcessError) as error:
         bench.notes.append(f"Without Kafka's poll: {str(error).splitlines()[0]}")
         return None
@@ -317,7 +320,7 @@ def work(control: Control, *, broker_url: str) -> None:
 def loop(system: with_qmq.Qmq, count: int) -> float:
     """Seconds of a loop of pulls that acks each with the next one."""
     started_s = time.monotonic()
-    system.consume(subject_of(LOOP), count, len)
+    system.consume(subject_of(LOOP), count, len, lambda: None)
     elapsed_s = time.monotonic() - started_s
     system.transport.close()
     return elapsed_s

@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks import interruption
 from benchmarks.measure import Effort, paired_ratios
-from benchmarks.peers.contenders import CONTENDERS, MODES, US, Contender, Mode, Rig
+from benchmarks.peers.contenders import CONTENDERS, MODES, US, Contender, Mode, Rig, Servers
 from benchmarks.peers.environment import NoPeersError
 from benchmarks.peers.turns import (
     BATCH_WORK,
@@ -146,6 +146,7 @@ def measure(bench: Bench, outcomes: Sequence[Outcome]) -> None:
     from tests.services.ladder import ServiceMissingError  # late: only peers need the tests
     from tests.services.rungs import RungError
 
+    servers = Servers(bench, [outcome.contender for outcome in outcomes])
     rigs: dict[str, Rig] = {}
     try:
         for i in range(bench.rounds):
@@ -155,7 +156,7 @@ def measure(bench: Bench, outcomes: Sequence[Outcome]) -> None:
                     continue
                 interruption.check()
                 try:
-                    add_round(bench, outcome, rigs)
+                    add_round(bench, outcome, rigs, servers)
                 except (ServiceMissingError, RungError, NoPeersError, ProcessError) as error:
                     if name == US:
                         raise
@@ -163,11 +164,14 @@ def measure(bench: Bench, outcomes: Sequence[Outcome]) -> None:
                     bench.notes.append(
                         f"{name} was left out from round {i + 1} on: {reason(error)}"
                     )
-                if (i + 1 == bench.rounds or outcome.has_failed) and name in rigs:
-                    rigs.pop(name).close()
+                if i + 1 == bench.rounds or outcome.has_failed:
+                    if name in rigs:
+                        rigs.pop(name).close()
+                    servers.release(outcome.contender)
     finally:
         for rig in rigs.values():
             rig.close()
+        servers.close()
 
 
 def reason(error: Exception) -> str:
@@ -176,12 +180,12 @@ def reason(error: Exception) -> str:
     return f"{first}: {rest[-1]}" if rest else first
 
 
-def add_round(bench: Bench, outcome: Outcome, rigs: dict[str, Rig]) -> None:
+def add_round(bench: Bench, outcome: Outcome, rigs: dict[str, Rig], servers: Servers) -> None:
     """One turn, on the system that is up or is started now."""
     contender, load = outcome.contender, outcome.load
     if contender.key not in rigs:
-        rig = rigs[contender.key] = Rig(bench, contender)
-        outcome.durability, outcome.client = rig.durability, rig.client
+        rig = rigs[contender.key] = Rig(bench, contender, servers)
+        outcome.durability, outcome.client = rig.server.durability, rig.client
         first = (max(MESSAGES_MIN, int(WARM_UP * count)) for count in (load.stored, load.both))
         warm_up(rig, Load(stored=next(first), both=next(first), lone=0, paced=0))
     outcome.rounds.append(take_turn(rigs[contender.key], load))
@@ -215,8 +219,6 @@ def ratio_rows(ours: Outcome, other: Outcome) -> list[Row]:
     rows = []
     for key in keys:
         theirs = other.samples(key)
-        if not all(theirs):
-            continue  # the processor time of a server that is not ours to see
         ratios = paired_ratios(ours.samples(key)[: len(theirs)], theirs)
         goal = RATIO_GOALS.get((name, key))
         row = row_of(other, key, tuple(ratios), goal=goal, beside=f": {US} / {name}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.load import BODY_BYTES, make_messages
 from benchmarks.measure import interleave, paired_ratios, percentile
@@ -69,7 +69,7 @@ def start_peer(processes: Processes, place: Place, python: str, name: str) -> Wo
     module = f"benchmarks.peers.{PEERS[name][0]}"
     database = "".join(each if each.isalnum() else "_" for each in name)
     dsn = place.make(database).replace("postgresql+psycopg://", "postgresql://")
-    batch = {"batch": PEERS[name][2]} if PEERS[name][0] == "with_pgqueuer" else {}
+    batch: dict[str, Any] = {"batch": PEERS[name][2]} if PEERS[name][0] == "with_pgqueuer" else {}
     worker = processes.start_worker(f"{module}:work", python=python, dsn=dsn, **batch)
     worker.hear()
     return worker

@@ -6,7 +6,7 @@ and version, so the page may hold results of several commits and says so for eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Final
@@ -119,7 +119,8 @@ def section(result: Result) -> str:
     if result.failure:
         first_line = result.failure.splitlines()[0]
         parts.append(f"**Failed:** `{first_line}`")
-    parts += [f"- {fill(note, COLUMNS_MAX - 2, subsequent_indent='  ')}" for note in result.notes]
+    if result.notes:
+        parts.append(listed(result.notes))
     if not result.rows:
         return "\n\n".join(parts)
     parts += comparison(result)
@@ -140,11 +141,25 @@ def comparison(result: Result) -> list[str]:
             shown.append(cells(name, *values))
         parts += [f"### {heading}", "\n".join(shown)]
     ran = dict.fromkeys(
-        f"- {cell.line}: {row.conditions.durability}; {row.conditions.client}."
+        f"{cell.line}: {row.conditions.durability}; {row.conditions.client}."
         for row in result.rows
         for cell in row.cells
     )
-    return [*parts, "\n".join(ran)] if parts else []
+    return [*parts, listed(ran)] if parts else []
+
+
+def listed(points: Iterable[str]) -> str:
+    """A list in lines of the page's width."""
+    return "\n".join(
+        fill(
+            point,
+            COLUMNS_MAX,
+            initial_indent="- ",
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
+        for point in points
+    )
 
 
 def in_cell(row: Row) -> str:

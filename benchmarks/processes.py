@@ -8,6 +8,7 @@ here is ended, in `Processes.__exit__`, which also runs on Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -154,28 +156,41 @@ class Processes:
         return broker
 
     def start_worker(
-        self, function: str, *, python: str = sys.executable, **arguments: Any
+        self,
+        function: str,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> Worker:
         """A process that runs a function, given as `module:function`, of (control, **arguments)."""
         line = [python, "-m", "benchmarks.worker", function, json.dumps(arguments)]
-        return self.start_program(function.rpartition(":")[2], line)
+        return self.start_program(function.rpartition(":")[2], line, environment)
 
-    def start_program(self, name: str, line: list[str]) -> Worker:
+    def start_program(
+        self, name: str, line: list[str], environment: Mapping[str, str] | None = None
+    ) -> Worker:
         """A program that talks as a worker does."""
         name = f"{name}-{len(self._children)}"
-        process, log = self._start(name, line, is_worker=True)
+        process, log = self._start(name, line, is_worker=True, environment=environment)
         worker = Worker(name=name, process=process, log=log)
         self._children.append(worker)
         return worker
 
     def _start(
-        self, name: str, line: list[str], *, is_worker: bool
+        self,
+        name: str,
+        line: list[str],
+        *,
+        is_worker: bool,
+        environment: Mapping[str, str] | None = None,
     ) -> tuple[subprocess.Popen[bytes], Path]:
         interruption.check()
         log = self.directory / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 line,
+                env={**os.environ, **(environment or {})},
                 cwd=ROOT,
                 bufsize=0,
                 stdin=subprocess.PIPE if is_worker else subprocess.DEVNULL,

@@ -97,7 +97,7 @@ def run_round(bench: Bench, duration_s: float, senders: int) -> Figures:
     """One broker, one producer, one consumer."""
     with bench.processes() as processes:
         broker = processes.start_broker()
-        arguments = {"broker_url": broker.url}
+        arguments: dict[str, Any] = {"broker_url": broker.url}
         consumer = processes.start_worker(f"{__name__}:consume", **arguments)
         producer = processes.start_worker(
             f"{__name__}:produce", **arguments, duration_s=duration_s, senders=senders

@@ -34,7 +34,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
  * RocketMQ by its Java client, told what `traffic.py` tells the other clients, in the same lines of JSON.
  *
  * Batches of 500 from four threads, each sent and answered as one; a push consumer whose listener takes up to
- * a hundred at a time. Its Python client sends one message per call and reads 32 at most, so it is no measure.
+ * a hundred at a time. A drain is timed from its first message on, for a consumer waits until it is given queues.
  */
 public class RocketmqClient {
   private static final int BATCH = 500;
@@ -44,7 +44,10 @@ public class RocketmqClient {
   private static final int BODIES = 4096;
   private static final AtomicInteger NAMES = new AtomicInteger();
   private static final String GROUP = "board";
+  /** What is ended after an answer, so that nobody waits for it. */
+  private static final List<Runnable> ENDING = new ArrayList<>();
   private static String nameServer;
+  private static DefaultMQAdminExt admin;
   private static PrintStream out;
 
   interface Work {
@@ -65,6 +68,8 @@ public class RocketmqClient {
       String[] order = line.replaceAll("[\\[\\]\",]", " ").trim().split(" +");
       try {
         out.println(obey(order));
+        for (Runnable ending : ENDING) ending.run();
+        ENDING.clear();
       } catch (Throwable error) {
         error.printStackTrace();
         System.exit(1);
@@ -93,10 +98,12 @@ public class RocketmqClient {
   }
 
   private static String create(String subject) throws Exception {
-    DefaultMQAdminExt admin = new DefaultMQAdminExt();
-    admin.setNamesrvAddr(nameServer);
-    admin.setInstanceName("admin" + NAMES.incrementAndGet());
-    admin.start();
+    if (admin == null) {
+      admin = new DefaultMQAdminExt();
+      admin.setNamesrvAddr(nameServer);
+      admin.setInstanceName("admin");
+      admin.start();
+    }
     TopicConfig topic = new TopicConfig(subject);
     topic.setReadQueueNums(4);
     topic.setWriteQueueNums(4);
@@ -106,7 +113,7 @@ public class RocketmqClient {
     long endsAt = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
     while (true) {
       try {
-        for (BrokerData data : brokers(admin)) {
+        for (BrokerData data : brokers()) {
           for (String address : data.getBrokerAddrs().values()) {
             admin.createAndUpdateTopicConfig(address, topic);
             admin.createAndUpdateSubscriptionGroupConfig(address, group);
@@ -119,11 +126,10 @@ public class RocketmqClient {
         Thread.sleep(50);
       }
     }
-    admin.shutdown();
     return "\"created\"";
   }
 
-  private static List<BrokerData> brokers(DefaultMQAdminExt admin) throws Exception {
+  private static List<BrokerData> brokers() throws Exception {
     List<BrokerData> found =
         new ArrayList<>(admin.examineBrokerClusterInfo().getBrokerAddrTable().values());
     if (found.isEmpty()) throw new IllegalStateException("no broker is registered yet");
@@ -162,7 +168,7 @@ public class RocketmqClient {
     for (Future<?> one : sent) one.get();
     double endedS = nowS();
     pool.shutdown();
-    producer.shutdown();
+    ENDING.add(producer::shutdown);
     return list(startedS, endedS);
   }
 
@@ -179,7 +185,7 @@ public class RocketmqClient {
     out.println("\"begins\"");
     done.await();
     double endedS = nowS();
-    consumer.shutdown();
+    ENDING.add(consumer::shutdown);
     if (wrong.get() > 0) throw new IllegalStateException(wrong.get() + " of another length");
     return list(firstS.get(), endedS);
   }
@@ -195,7 +201,7 @@ public class RocketmqClient {
     });
     out.println("\"begins\"");
     done.await();
-    consumer.shutdown();
+    ENDING.add(consumer::shutdown);
     return list(ages.stream().mapToDouble(age -> age).toArray());
   }
 
@@ -207,7 +213,7 @@ public class RocketmqClient {
       accepted(producer.send(new Message(subject, stamped(size))));
       if (i >= 0) timesMs[i] = (System.nanoTime() - started) / 1e6;
     }
-    producer.shutdown();
+    ENDING.add(producer::shutdown);
     return list(timesMs);
   }
 
@@ -236,7 +242,7 @@ public class RocketmqClient {
     answered.await();
     if (failed.get() != null) throw new IllegalStateException(failed.get());
     double endedS = nowS();
-    producer.shutdown();
+    ENDING.add(producer::shutdown);
     return String.format(Locale.ROOT, "%.6f", endedS - startedS);
   }
 

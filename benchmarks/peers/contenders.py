@@ -1,14 +1,17 @@
 """The message systems that are measured side by side: how each is started, and by which client it is used.
 
-A server and its two clients stay up from their first turn to their last one, because a Java machine takes a
-turn or two to be as quick as it gets. What cannot be had is left out with the reason.
+A server and its clients stay up from their first turn to their last one, because a Java machine takes a turn or
+two to be as quick as it gets. RocketMQ is used by its Java client as well, because its Python client has no
+batches: it sends and acks one message per request.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,27 +19,33 @@ from typing import Any, Final, Literal
 
 from benchmarks.machine import ROOT
 from benchmarks.peers.environment import CLIENTS, CLIENTS_DIRECTORY, peers_python
-from benchmarks.processes import Processes, Worker, processor_s
+from benchmarks.processes import Worker, processor_s
 from benchmarks.suite import Bench
 
 Mode = Literal["durable", "default"]
 MODES: Final[tuple[Mode, ...]] = ("durable", "default")
 
 US: Final = "qmq"
+_JAVA: Final = "RocketmqClient"
 #: Of each kind of client: its package among `CLIENTS`, its module, and how it is used.
 _PYTHON: Final = {
     "kafka": ("confluent-kafka", "with_kafka", "linger 5 ms, polls of 1,000"),
     "redis": ("redis", "with_redis_streams", "hiredis, pipelines of 1,000"),
     "nats": ("nats-py", "with_nats", "uvloop, 1,000 publishes awaited together, pulls of 1,000"),
     "rabbitmq": ("aio-pika", "with_rabbitmq", "uvloop, 1,000 publishes awaited together"),
+    "rocketmq": (
+        "rocketmq-python-client",
+        "with_rocketmq",
+        "by the proxy, 1,000 sends awaited together, a push consumer",
+    ),
 }
-_JAVA_CLIENT: Final = Path(__file__).with_name("RocketmqClient.java")
+_JAVA_CLIENT: Final = Path(__file__).with_name(f"{_JAVA}.java")
 _JAVA_CLIENT_MACHINE: Final = ("-Xmx1g", "-Xms512m", "-XX:+UseG1GC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One system in one mode."""
+    """One system in one mode, by one client."""
 
     #: For people: "Kafka".
     name: str
@@ -52,11 +61,17 @@ class Contender:
         """Different for each."""
         return self.name if self.name == US else f"{self.name}, {self.mode}"
 
+    @property
+    def is_java(self) -> bool:
+        """Whether its client is."""
+        return self.name.endswith("Java client")
+
 
 #: Name, engine, and how many messages each stores in a full round, durable and by default.
 _PEERS: Final = (
     ("Kafka", "kafka", 300_000, 300_000),
-    ("RocketMQ", "rocketmq", 300_000, 300_000),
+    ("RocketMQ, Java client", "rocketmq", 300_000, 300_000),
+    ("RocketMQ, Python client", "rocketmq", 3_000, 3_000),
     ("Redis Streams", "redis", 150_000, 150_000),
     ("NATS JetStream", "nats", 20_000, 60_000),
     ("RabbitMQ", "rabbitmq", 30_000, 30_000),
@@ -71,87 +86,147 @@ CONTENDERS: Final = (
 )
 
 
-class Rig:
-    """A contender's server with two clients; `close` ends all three."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One that runs."""
 
-    def __init__(self, bench: Bench, contender: Contender) -> None:
+    #: As its clients are given it.
+    address: str
+    #: Version and what makes a message durable.
+    durability: str
+    #: Processor seconds of its processes so far.
+    cpu_s: Callable[[], float]
+    #: How it was started; None for this project's.
+    recipe: Any
+    stack: ExitStack
+
+
+class Servers:
+    """Those that are up. Contenders that use one engine in one mode share it; it ends with the last of them."""
+
+    def __init__(self, bench: Bench, contenders: Iterable[Contender]) -> None:
+        self._bench = bench
+        self._users = Counter((one.engine, one.mode) for one in contenders)
+        self._up: dict[tuple[str, Mode], Server] = {}
+
+    def start(self, contender: Contender) -> Server:
+        """The server of this contender. Raises where it cannot be had."""
+        key = contender.engine, contender.mode
+        if key not in self._up:
+            with ExitStack() as stack:
+                self._up[key] = self._start(contender, stack)
+        return self._up[key]
+
+    def release(self, contender: Contender) -> None:
+        """This contender has no turn any more."""
+        key = contender.engine, contender.mode
+        self._users[key] -= 1
+        if not self._users[key] and key in self._up:
+            self._up.pop(key).stack.close()
+
+    def close(self) -> None:
+        """End all that are up."""
+        while self._up:
+            self._up.popitem()[1].stack.close()
+
+    def _start(self, contender: Contender, stack: ExitStack) -> Server:
+        if not contender.engine:
+            broker = stack.enter_context(self._bench.processes()).start_broker()
+            return Server(
+                address=broker.url,
+                durability="fdatasync before the answer",
+                cpu_s=broker.cpu_s,
+                recipe=None,
+                stack=stack.pop_all(),
+            )
+        from tests.services.engines.ladder import start_engine  # late: only peers need the tests
+        from tests.services.rungs import CHOSEN
+
+        # Of its own: a server that runs already has other settings, and others use it.
+        chosen = {CHOSEN: os.environ.get(CHOSEN, "")}
+        folder = self._bench.directory / f"{contender.engine}-{contender.mode}"
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        engine = start_engine(contender.engine, folder, mode=contender.mode, environment=chosen)
+        stack.callback(engine.close)
+        return Server(
+            address=engine.address,
+            durability=f"{engine.recipe.version()}: {engine.recipe.setting(contender.mode)}",
+            cpu_s=lambda: sum(map(processor_s, engine.processes)),
+            recipe=engine.recipe,
+            stack=stack.pop_all(),
+        )
+
+
+class Rig:
+    """A contender's two clients on its server; `close` ends the clients, and the server when it is the last."""
+
+    def __init__(self, bench: Bench, contender: Contender, servers: Servers) -> None:
         self.contender = contender
-        #: Version and what makes a message durable; and the client.
-        self.durability = self.client = ""
+        self.server = servers.start(contender)
+        #: Its version and how it is used.
+        self.client = ""
         self._subjects = 0
         with ExitStack() as stack:
-            self.processes: Processes = stack.enter_context(bench.processes())
-            self._broker_s = self._start_server(stack)
+            self._processes = stack.enter_context(bench.processes())
             self.producer, self.consumer = self._start_client(), self._start_client()
-            for worker in (self.producer, self.consumer):
+            #: Makes what messages are kept in.
+            self._creator = self.producer
+            if contender.engine == "rocketmq" and not contender.is_java:
+                self._creator = self._start_java()
+            for worker in {id(one): one for one in self._workers()}.values():
                 worker.hear()
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """End everything."""
+        """End the clients; the server is the caller's to release."""
         self._stack.close()
-
-    def broker_s(self) -> float:
-        """Processor seconds of the server's processes so far; 0 for a server that is not ours to see."""
-        return self._broker_s()
 
     def subject(self) -> str:
         """A new one."""
         self._subjects += 1
         name = f"{self.contender.mode}{self._subjects}at{time.monotonic_ns()}"
-        self.producer.tell(("create", name))
-        self.producer.hear()
+        self._creator.tell(("create", name))
+        self._creator.hear()
         return name
 
-    def _start_server(self, stack: ExitStack) -> Callable[[], float]:
-        if not self.contender.engine:
-            broker = self.processes.start_broker()
-            self._address = broker.url
-            self.durability = "fdatasync before the answer"
-            return broker.cpu_s
-        from tests.services.engines.ladder import start_engine  # late: only peers need the tests
-
-        folder = self.processes.directory / self.contender.engine
-        engine = start_engine(self.contender.engine, folder, mode=self.contender.mode)
-        stack.callback(engine.close)
-        self._engine = engine
-        self._address = engine.address
-        version, setting = engine.recipe.version(), engine.recipe.setting(self.contender.mode)
-        where = "" if engine.processes else ", a server that was running"
-        self.durability = f"{version}{where}: {setting}"
-        return lambda: sum(map(processor_s, engine.processes))
+    def _workers(self) -> list[Worker]:
+        return [self.producer, self.consumer, self._creator]
 
     def _start_client(self) -> Worker:
-        engine = self.contender.engine
-        if engine == "rocketmq":
-            self.client = (
-                f"its Java client {self._engine.recipe.version().split()[-1]}, batches of 500"
-            )
+        engine, address = self.contender.engine, self.server.address
+        if self.contender.is_java:
+            version = self.server.recipe.version().split()[-1]
+            self.client = f"its Java client {version}, batches of 500, a push consumer"
             return self._start_java()
-        arguments: dict[str, Any] = {"address": self._address, "mode": self.contender.mode}
         if not engine:
             self.client = (
                 "HttpTransport, frames of the publisher's size, 2 in flight, pulls of 1,000"
             )
-            return self.processes.start_worker("benchmarks.peers.with_qmq:work", **arguments)
+            return self._processes.start_worker(
+                "benchmarks.peers.with_qmq:work", address=address, mode=self.contender.mode
+            )
+        if engine == "rocketmq":
+            address = f"127.0.0.1:{self.server.recipe.proxy}"
         package, module, how = _PYTHON[engine]
         (version,) = (one for one in CLIENTS if one.startswith(f"{package}=="))
         self.client = f"{version.replace('==', ' ')}, {how}"
-        return self.processes.start_worker(
+        return self._processes.start_worker(
             f"benchmarks.peers.{module}:work",
             python=peers_python(CLIENTS, CLIENTS_DIRECTORY),
-            **arguments,
+            environment={"HOME": str(self._processes.directory)},  # where RocketMQ's writes a log
+            address=address,
+            mode=self.contender.mode,
         )
 
     def _start_java(self) -> Worker:
         from tests.services.engines import programs
 
-        libraries = f"{self._engine.recipe.jars}/*"  # type: ignore[attr-defined]  # of its own recipe
+        libraries = f"{self.server.recipe.jars}/*"
         classes = compile_java(_JAVA_CLIENT, libraries)
-        home = f"-Duser.home={self.processes.directory}"  # where it writes a log
+        home = f"-Duser.home={self._processes.directory}"  # where it writes a log
         line = [str(programs.java()), home, *_JAVA_CLIENT_MACHINE]
-        line += ["-cp", os.pathsep.join([str(classes), libraries]), _JAVA_CLIENT.stem]
-        return self.processes.start_program("client", [*line, self._address])
+        line += ["-cp", os.pathsep.join([str(classes), libraries]), _JAVA]
+        return self._processes.start_program("client", [*line, self.server.address])
 
 
 def compile_java(source: Path, libraries: str) -> Path:

@@ -30,6 +30,7 @@ CLIENTS: Final = (
     *REDIS,
     "nats-py==2.16.0",
     "aio-pika==10.2.1",
+    "rocketmq-python-client==5.1.2",
     "uvloop>=0.21",
 )
 DIRECTORY: Final = ROOT / ".cache" / "bench-peers"

@@ -31,6 +31,7 @@ FIRST_SENDS = 20
 Value = TypeVar("Value")
 Send = Callable[[bytes], object]
 Seen = Callable[[bytes], object]
+Begins = Callable[[], object]
 
 
 class System(Protocol):
@@ -42,10 +43,13 @@ class System(Protocol):
     def produce(self, subject: str, bodies: Iterator[bytes]) -> None:
         """Send all of them, by the client's way for many; return when each was accepted."""
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
-        """Read this many from the beginning, call `seen` with each body, and ack them all."""
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        """Read this many from the beginning, call `seen` with each body, and ack them all.
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
+        Calls `begins` when it would see a message that is sent now.
+        """
+
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         """The same for messages that come one by one: each is seen as soon as it is there."""
 
     def lone(self, subject: str, size: int, count: int) -> list[float]:
@@ -184,12 +188,12 @@ def produce(_: Control, system: System, subject: str, size: int, count: int) -> 
 def consume(
     control: Control, system: System, subject: str, size: int, count: int
 ) -> tuple[float, float]:
-    """When it began and when all were acked; says first that it begins."""
+    """When it began and when all were acked; tells the parent that it begins."""
     return read(control, partial(system.consume, subject, count), size, count)
 
 
 def read(
-    control: Control, work: Callable[[Seen], object], size: int, count: int
+    control: Control, work: Callable[[Seen, Begins], object], size: int, count: int
 ) -> tuple[float, float]:
     """The same for any way to read, which is given what sees each body."""
     lengths: dict[int, int] = {}
@@ -198,20 +202,28 @@ def read(
         length = len(body)
         lengths[length] = lengths.get(length, 0) + 1
 
-    control.tell("begins")
-    started_s = time.monotonic()
-    work(seen)
+    started: list[float] = []
+
+    def begins() -> None:
+        control.tell("begins")
+        started.append(time.monotonic())
+
+    work(seen, begins)
     ended_s = time.monotonic()
     if lengths != {size: count}:
         raise AssertionError(f"{count} messages of {size} bytes were stored, read: {lengths}")
-    return started_s, ended_s
+    return started[0], ended_s
 
 
 def receive(control: Control, system: System, subject: str, count: int) -> list[float]:
     """How old each message was when it was seen, in milliseconds."""
     ages: list[float] = []
-    control.tell("begins")
-    system.receive(subject, count, lambda body: ages.append(age_ms(body)))
+    system.receive(
+        subject,
+        count,
+        lambda body: ages.append(age_ms(body)),
+        lambda: control.tell("begins"),
+    )
     return ages
 
 

@@ -115,10 +115,10 @@ def paced(rig: Rig, count: int) -> Figures:
     subject = rig.subject()
     rig.consumer.tell(("receive", subject, count))
     rig.consumer.hear()  # it begins
-    server_s = rig.broker_s()
+    server_s = rig.server.cpu_s()
     rig.producer.tell(("pace", subject, LONE_SIZE, count, PER_S))
     duration_s = rig.producer.hear()
-    server_s = rig.broker_s() - server_s
+    server_s = rig.server.cpu_s() - server_s
     ages_ms = rig.consumer.hear()
     return {
         (LONE_SIZE, PACED, P50): percentile(ages_ms, 0.5),
@@ -129,7 +129,7 @@ def paced(rig: Rig, count: int) -> Figures:
 
 def used(rig: Rig, *clients: Worker) -> Seconds:
     """Processor seconds so far."""
-    return rig.broker_s(), sum(client.cpu_s() for client in clients)
+    return rig.server.cpu_s(), sum(client.cpu_s() for client in clients)
 
 
 def since(rig: Rig, before: Seconds, *clients: Worker) -> Seconds:

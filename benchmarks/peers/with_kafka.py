@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.traffic import READ, PlainSystem, Seen, Send, read, serve
+from benchmarks.peers.traffic import READ, Begins, PlainSystem, Seen, Send, read, serve
 from benchmarks.worker import Control
 
 GROUP = "board"
@@ -55,8 +55,9 @@ class Kafka(PlainSystem):
         left = producer.flush(_WAIT_S)
         assert (accepted, left) == (sent, 0), f"{accepted} of {sent} accepted, {left} left"
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         consumer = self.consumer(subject)
+        begins()
         got = 0
         while got < count:
             messages = consumer.consume(READ, 0.05)
@@ -68,8 +69,9 @@ class Kafka(PlainSystem):
         consumer.commit(asynchronous=False)
         consumer.close()
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         consumer = self.consumer(subject)
+        begins()
         got = 0
         while got < count:
             message = consumer.poll(0.05)
@@ -81,9 +83,10 @@ class Kafka(PlainSystem):
                 consumer.commit(message=message, asynchronous=True)
         consumer.close()
 
-    def handle(self, subject: str, count: int, seen: Seen) -> None:
+    def handle(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         """One poll for each message, and the client's own commits: what its documentation shows first."""
         consumer = self.consumer(subject, commits=True)
+        begins()
         got = 0
         while got < count:
             message = consumer.poll(0.05)

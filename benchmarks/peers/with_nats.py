@@ -11,7 +11,7 @@ import nats
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType
 
-from benchmarks.peers.traffic import IN_FLIGHT, READ, LoopSystem, Seen, serve
+from benchmarks.peers.traffic import IN_FLIGHT, READ, Begins, LoopSystem, Seen, serve
 from benchmarks.worker import Control
 
 GROUP = "board"
@@ -40,14 +40,15 @@ class JetStream(LoopSystem):
         while batch := list(islice(bodies, IN_FLIGHT)):
             await asyncio.gather(*(self.streams.publish(subject, body) for body in batch))
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
-        self.run(self._consume(subject, count, seen))
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        self.run(self._consume(subject, count, seen, begins))
 
-    async def _consume(self, subject: str, count: int, seen: Seen) -> None:
+    async def _consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         settings = ConsumerConfig(ack_policy=AckPolicy.ALL, max_ack_pending=-1)
         pulling = await self.streams.pull_subscribe(
             subject, durable=GROUP, stream=subject, config=settings
         )
+        begins()
         got = 0
         while got < count:
             try:
@@ -60,10 +61,10 @@ class JetStream(LoopSystem):
             await messages[-1].ack()
         await self.connection.flush()
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
-        self.run(self._receive(subject, count, seen))
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        self.run(self._receive(subject, count, seen, begins))
 
-    async def _receive(self, subject: str, count: int, seen: Seen) -> None:
+    async def _receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         got = 0
         done = asyncio.Event()
 
@@ -78,6 +79,7 @@ class JetStream(LoopSystem):
         subscription = await self.streams.subscribe(
             subject, durable="one", cb=on_message, manual_ack=True
         )
+        begins()
         await done.wait()
         await subscription.unsubscribe()
 

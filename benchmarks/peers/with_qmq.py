@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 
 from benchmarks.load import encode_message
-from benchmarks.peers.traffic import READ, READ_BYTES, PlainSystem, Seen, Send, serve
+from benchmarks.peers.traffic import READ, READ_BYTES, Begins, PlainSystem, Seen, Send, serve
 from benchmarks.worker import Control
 from qmq_client.message import Message, record_to_message
 from qmq_client.options import ProducerOptions
@@ -55,10 +55,12 @@ class Qmq(PlainSystem):
             for sent in [pool.submit(send_until_the_end) for _ in range(SENDERS)]:
                 sent.result()
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        begins()
         self._pull(subject, count, seen, DRAIN_WAIT_MS)
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        begins()
         self._pull(subject, count, seen, RECEIVE_WAIT_MS)
 
     def sender(self, subject: str) -> Send:

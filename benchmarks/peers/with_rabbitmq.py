@@ -12,7 +12,7 @@ from typing import Any
 
 import aio_pika
 
-from benchmarks.peers.traffic import IN_FLIGHT, READ, LoopSystem, Seen, serve
+from benchmarks.peers.traffic import IN_FLIGHT, READ, Begins, LoopSystem, Seen, serve
 from benchmarks.worker import Control
 
 ACK_EVERY = 100
@@ -46,13 +46,15 @@ class Rabbitmq(LoopSystem):
         while batch := list(islice(bodies, IN_FLIGHT)):
             await asyncio.gather(*(self.send(subject, body) for body in batch))
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
-        self.run(self._consume(subject, count, seen, ACK_EVERY))
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        self.run(self._consume(subject, count, seen, begins, ACK_EVERY))
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
-        self.run(self._consume(subject, count, seen, 1))
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        self.run(self._consume(subject, count, seen, begins, 1))
 
-    async def _consume(self, subject: str, count: int, seen: Seen, ack_every: int) -> None:
+    async def _consume(
+        self, subject: str, count: int, seen: Seen, begins: Begins, ack_every: int
+    ) -> None:
         channel = await self.connection.channel()
         await channel.set_qos(prefetch_count=READ)
         queue = await channel.get_queue(subject)
@@ -68,6 +70,7 @@ class Rabbitmq(LoopSystem):
             if got >= count:
                 done.set()
 
+        begins()
         await queue.consume(on_message)
         await done.wait()
         await channel.close()

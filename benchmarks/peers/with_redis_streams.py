@@ -8,7 +8,7 @@ from itertools import islice
 
 import redis
 
-from benchmarks.peers.traffic import IN_FLIGHT, READ, PlainSystem, Seen, Send, serve
+from benchmarks.peers.traffic import IN_FLIGHT, READ, Begins, PlainSystem, Seen, Send, serve
 from benchmarks.worker import Control
 
 GROUP = "board"
@@ -31,7 +31,8 @@ class Streams(PlainSystem):
                     pipeline.xadd(subject, {"body": body})
                 pipeline.execute()
 
-    def consume(self, subject: str, count: int, seen: Seen) -> None:
+    def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        begins()
         got = 0
         acks: list[bytes] = []
         while got < count or acks:
@@ -48,7 +49,8 @@ class Streams(PlainSystem):
             if not messages and got < count:
                 time.sleep(0.001)
 
-    def receive(self, subject: str, count: int, seen: Seen) -> None:
+    def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        begins()
         got = 0
         while got < count:
             found = self.client.xreadgroup(GROUP, "one", {subject: ">"}, count=READ, block=1_000)

@@ -18,7 +18,7 @@ from benchmarks.suite import BENCHMARKS, Benchmark
 from tests.conftest import give_up
 
 #: Servers are started and the other projects installed on the first run of a machine.
-DEADLINE_S = 280
+DEADLINE_S = 400
 
 
 #: What is said of a system that could not be had.

@@ -6,6 +6,7 @@ documentation starts with. RabbitMQ decides by the kind of a queue and not by it
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -174,7 +175,7 @@ _COPIES: Final = (
 
 
 class Rocketmq:
-    """RocketMQ: a name server and a broker, which have the proxy's classes beside them."""
+    """RocketMQ: a name server, and a broker with the proxy that all clients but Java's need."""
 
     name: ClassVar[str] = "rocketmq"
     remedy: ClassVar[str] = "install Java 17 and Maven"
@@ -200,8 +201,18 @@ class Rocketmq:
         return f"flushDiskType={'SYNC_FLUSH' if mode == 'durable' else 'ASYNC_FLUSH'}"
 
     def commands(self, folder: Path, mode: Mode, port: int) -> list[Command]:
-        """The port is the name server's, which tells clients where the broker is."""
+        """The port is the name server's, which tells clients where the broker is; `proxy` is the proxy's."""
         broker, names, served = free_port(), folder / "names.properties", folder / "b.properties"
+        proxied, self.proxy = folder / "proxy.json", free_port()
+        (folder / "conf").mkdir()
+        facts_of_proxy = {
+            "rocketMQClusterName": "qmq",
+            "proxyMode": "LOCAL",
+            "grpcServerPort": self.proxy,
+            "namesrvAddr": f"127.0.0.1:{port}",
+            "localProxyAddr": "127.0.0.1",
+        }
+        proxied.write_text(json.dumps(facts_of_proxy))
         write_properties(names, {"listenPort": port})
         flush, _, kind = self.setting(mode).partition("=")
         facts = {
@@ -229,12 +240,13 @@ class Rocketmq:
         start = [self._java, f"-Duser.home={folder}", f"-Drocketmq.home.dir={folder}"]
         classes, package = ["-cp", f"{self.jars}/*"], "org.apache.rocketmq"
         line = [*start, "-Xmx256m", *classes, f"{package}.namesrv.NamesrvStartup", "-c", str(names)]
-        main = f"{package}.broker.BrokerStartup"
-        serve = [*start, *self._machine, *classes, main, "-c", str(served)]
+        serve = [*start, f"-Dcom.rocketmq.proxy.configPath={proxied}", *self._machine, *classes]
+        serve += [f"{package}.proxy.ProxyStartup", "-n", f"127.0.0.1:{port}"]
+        serve += ["-pm", "local", "-bc", str(served), "-pc", str(proxied)]
         home = {"ROCKETMQ_HOME": str(folder), "HOME": str(folder)}
         return [
             Command(line=line, port=port, environment=home),
-            Command(line=serve, port=broker, environment=home),
+            Command(line=serve, port=self.proxy, environment=home),
         ]
 
 
