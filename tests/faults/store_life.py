@@ -27,10 +27,12 @@ SUBJECTS = ("orders", "Invoices")
 
 
 class StoreProcess(BrokerProcess):
-    """The broker of `store_serve.py`."""
+    """The broker of `store_serve.py`, or another one, perhaps under a tracer."""
 
-    def __init__(self, data: Path, *more: str, under: Sequence[str] = ()) -> None:
-        super().__init__(data, *more, command=SERVE, under=under)
+    def __init__(
+        self, data: Path, *more: str, under: Sequence[str] = (), command: Sequence[str] = SERVE
+    ) -> None:
+        super().__init__(data, *more, command=command, under=under)
 
     @property
     def pid(self) -> int:

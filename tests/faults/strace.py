@@ -48,6 +48,29 @@ def traced(output: Path) -> list[str]:
     return [*common, "-e", f"trace={CHANGING}", "-o", str(output)]
 
 
+def counted(output: Path) -> list[str]:
+    """The same to write down every system call but those that wait for locks."""
+    program = require_program("strace", "strace")
+    return [
+        program,
+        "-f",
+        "-qq",
+        "-s",
+        "0",
+        "--seccomp-bpf",
+        "-e",
+        "trace=!futex",
+        "-o",
+        str(output),
+    ]
+
+
+def counts(output: Path) -> Counter[str]:
+    """How often each system call was begun."""
+    found = (_LINE.match(line) for line in output.read_text(errors="replace").splitlines())
+    return Counter(line["call"] for line in found if line is not None)
+
+
 def failing(output: Path, call: str, error: str, number: int) -> list[str]:
     """The same to let the n-th call of this kind, in any thread, fail."""
     common = [

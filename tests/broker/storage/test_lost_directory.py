@@ -5,6 +5,7 @@ A lock holds a file, not a path: what another process opens under the path may b
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,11 @@ from qmq_client.wire.frame import MessageFrame
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.world import OPTIONS, World, visible
 from tests.kit.clock import FakeClock
+
+
+def link_copy(data: Path, copy: Path) -> None:
+    """Make what `cp -al` makes: a directory whose files are the same under second names."""
+    shutil.copytree(data, copy, copy_function=os.link)
 
 
 def remove_directory(data: Path) -> None:
@@ -43,6 +49,11 @@ def replace_directory(data: Path) -> None:
     shutil.copytree(data.with_name("elsewhere"), data)
 
 
+def replace_directory_by_links(data: Path) -> None:
+    data.rename(data.with_name("elsewhere"))
+    link_copy(data.with_name("elsewhere"), data)
+
+
 def remove_segment(data: Path) -> None:
     (segment,) = (data / "commitlog").iterdir()
     segment.unlink()
@@ -54,6 +65,7 @@ LOSSES = [
     replace_lock,
     move_directory,
     replace_directory,
+    replace_directory_by_links,
     remove_segment,
 ]
 
@@ -117,6 +129,14 @@ def test_B1_what_is_lost_during_the_sync_is_not_answered(
     with pytest.raises(PoisonedError, match=r"replaced|removed|No such file"):
         store.commit()
     assert visible(store) == {}
+    store.close()
+
+
+def test_a_copy_of_links_made_meanwhile_is_no_loss(data: Path) -> None:
+    store = open_store(data)
+    link_copy(data, data.with_name("copy"))
+    send(store, World(RecordingDisk()).frame(orders=10))
+    assert visible(store) == {"orders": 1}
     store.close()
 
 

@@ -85,7 +85,7 @@ class OsDisk:
                 # Opened separately: a copy of the locked descriptor would keep the lock after its
                 # release.
                 self._witness = OsFile(path, self._open(path, os.O_RDWR))
-            return OsLock(self.root, path, root=os.dup(self._root), descriptor=descriptor)
+            return OsLock(self.root, path, root=self._root, descriptor=descriptor)
         except OSError as error:
             os.close(descriptor)
             raise translate(error, "write", path) from error
@@ -200,10 +200,9 @@ class OsLock:
     """
 
     def __init__(self, directory: str, path: str, *, root: int, descriptor: int) -> None:
-        """Takes over both descriptors."""
+        """Takes over `descriptor`; `root` is the open directory."""
         self._directory = directory
-        self._path = path
-        self._root = root
+        self._path = f"{directory}/{path}"
         self._descriptor = descriptor
         # An open file never becomes another one; its name may lead to another one.
         self._root_inode = _inode(os.fstat(root))
@@ -211,22 +210,23 @@ class OsLock:
 
     def check(self) -> None:
         try:
-            root = os.stat(self._directory)
-            found = os.stat(self._path, dir_fd=self._root, follow_symlinks=False)
+            found = os.stat(self._path, follow_symlinks=False)
+            # If it has no other name, the path of the directory leads to the one that it is in.
+            root = None if found.st_nlink == 1 else os.stat(self._directory)
         except OSError as error:
-            raise translate(error, "look", f"{self._directory}/{self._path}") from error
-        if _inode(root) != self._root_inode or _inode(found) != self._inode:
+            raise translate(error, "look", self._path) from error
+        is_elsewhere = root is not None and _inode(root) != self._root_inode
+        if is_elsewhere or _inode(found) != self._inode:
             raise DiskError(
                 operation="look",
-                path=f"{self._directory}/{self._path}",
+                path=self._path,
                 reason="replaced while this process worked on the data directory",
             )
 
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-            os.close(self._root)
-            self._descriptor = self._root = -1
+            self._descriptor = -1
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:

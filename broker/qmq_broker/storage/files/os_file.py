@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Final
 
@@ -188,5 +187,7 @@ def confirm(witness: OsFile | None) -> None:
     file's next sync would wait for it.
     """
     if witness is not None and witness.is_open:
-        with suppress(DiskFullError):  # a full disk does not undo the sync
+        try:
             witness.allocate(1)
+        except DiskFullError:  # a full disk does not undo the sync
+            return
