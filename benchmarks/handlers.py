@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from benchmarks.load import BATCH_MESSAGES, BODY_BYTES, encode_message
 from benchmarks.measure import interleave
 from benchmarks.peers import with_qmq
-from benchmarks.peers.contenders import CONTENDERS, Rig, Servers
+from benchmarks.peers.contenders import CONTENDERS, Rig, Servers, reason
 from benchmarks.peers.environment import NoPeersError
 from benchmarks.peers.traffic import bodies
 from benchmarks.places import Place, open_places
@@ -144,7 +144,7 @@ def kafka(bench: Bench, stack: ExitStack) -> Rig | None:
         stack.callback(servers.close)
         rig = Rig(bench, contender, servers)
     except (ServiceMissingError, NoPeersError, ProcessError) as error:
-        bench.notes.append(f"Without Kafka's poll: {str(error).splitlines()[0]}")
+        bench.notes.append(f"Without Kafka's poll: {reason(error)}")
         return None
     stack.callback(rig.close)
     return rig

@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks import interruption
 from benchmarks.measure import Effort, paired_ratios
-from benchmarks.peers.contenders import CONTENDERS, MODES, US, Contender, Mode, Rig, Servers
+from benchmarks.peers.contenders import CONTENDERS, MODES, US, Contender, Mode, Rig, Servers, reason
 from benchmarks.peers.environment import NoPeersError
 from benchmarks.peers.turns import (
     BATCH_WORK,
@@ -44,7 +44,7 @@ from benchmarks.processes import ProcessError
 from benchmarks.result import Cell, Conditions, Goal, Row
 from benchmarks.suite import Bench
 
-#: That start only after some seconds: a tiny run has them in one mode.
+#: That start only after some seconds: a short run has them in one mode.
 SLOW: Final = {"kafka", "rocketmq"}
 MESSAGES_MIN: Final = 100
 WARM_UP: Final = 1 / 7
@@ -119,10 +119,10 @@ def wanted(bench: Bench) -> list[Contender]:
         for contender in CONTENDERS
         if contender.name == US or contender.engine in (bench.asked.systems or known)
     ]
-    if bench.effort is not Effort.TINY:
+    if bench.effort is Effort.FULL:
         return found
     slow = [one for one in found if one.mode == "default" and one.engine in SLOW]
-    bench.notes.extend(f"{one.key}: not in a tiny run, because it starts slowly." for one in slow)
+    bench.notes.extend(f"{one.key}: in a full run only, because it starts slowly." for one in slow)
     return [one for one in found if one not in slow]
 
 
@@ -172,12 +172,6 @@ def measure(bench: Bench, outcomes: Sequence[Outcome]) -> None:
         for rig in rigs.values():
             rig.close()
         servers.close()
-
-
-def reason(error: Exception) -> str:
-    """What happened and the last that was said about it."""
-    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{first}: {rest[-1]}" if rest else first
 
 
 def add_round(bench: Bench, outcome: Outcome, rigs: dict[str, Rig], servers: Servers) -> None:

@@ -140,12 +140,13 @@ def comparison(result: Result) -> list[str]:
             values = [in_cell(line[column]) if column in line else "" for column in columns]
             shown.append(cells(name, *values))
         parts += [f"### {heading}", "\n".join(shown)]
-    ran = dict.fromkeys(
-        f"{cell.line}: {row.conditions.durability}; {row.conditions.client}."
-        for row in result.rows
-        for cell in row.cells
-    )
-    return [*parts, listed(ran)] if parts else []
+    ran: dict[str, str] = {}
+    for row in result.rows:
+        for cell in row.cells:
+            conditions = row.conditions
+            what = f"{cell.line}: {conditions.durability}; {conditions.client}"
+            ran.setdefault(what, conditions.note)
+    return [*parts, listed(f"{what}; {note}." for what, note in ran.items())] if parts else []
 
 
 def listed(points: Iterable[str]) -> str:

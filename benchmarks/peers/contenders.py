@@ -8,10 +8,11 @@ batches: it sends and acks one message per request.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ _PYTHON: Final = {
 }
 _JAVA_CLIENT: Final = Path(__file__).with_name(f"{_JAVA}.java")
 _JAVA_CLIENT_MACHINE: Final = ("-Xmx1g", "-Xms512m", "-XX:+UseG1GC")
+#: Of one that only makes topics.
+_SMALL_MACHINE: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ class Rig:
             #: Makes what messages are kept in.
             self._creator = self.producer
             if contender.engine == "rocketmq" and not contender.is_java:
-                self._creator = self._start_java()
+                self._creator = self._start_java(_SMALL_MACHINE)
             for worker in {id(one): one for one in self._workers()}.values():
                 worker.hear()
             self._stack = stack.pop_all()
@@ -218,15 +221,21 @@ class Rig:
             mode=self.contender.mode,
         )
 
-    def _start_java(self) -> Worker:
+    def _start_java(self, machine: Sequence[str] = _JAVA_CLIENT_MACHINE) -> Worker:
         from tests.services.engines import programs
 
         libraries = f"{self.server.recipe.jars}/*"
         classes = compile_java(_JAVA_CLIENT, libraries)
         home = f"-Duser.home={self._processes.directory}"  # where it writes a log
-        line = [str(programs.java()), home, *_JAVA_CLIENT_MACHINE]
+        line = [str(programs.java()), home, *machine]
         line += ["-cp", os.pathsep.join([str(classes), libraries]), _JAVA]
         return self._processes.start_program("client", [*line, self.server.address])
+
+
+def reason(error: Exception) -> str:
+    """What happened and the last that was said about it, without the address of a package index."""
+    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"https?://\S+", "…", f"{first}: {rest[-1]}" if rest else first)
 
 
 def compile_java(source: Path, libraries: str) -> Path:

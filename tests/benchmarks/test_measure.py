@@ -180,7 +180,9 @@ def in_table(table: str, line: str, column: str, *samples: float, goal: Goal | N
         figure=f"{line} {column} {table}",
         unit="ms",
         samples=samples,
-        conditions=Conditions(durability=f"{line} flushes", client=f"{line}'s client"),
+        conditions=Conditions(
+            durability=f"{line} flushes", client=f"{line}'s client", note="a note"
+        ),
         goal=goal,
         cells=(Cell(table=table, line=line, column=column),),
     )
@@ -210,7 +212,7 @@ def test_the_page_opens_with_the_tables_of_the_peers(tmp_path: Path) -> None:
     assert (
         "|  | p50 ms | p99 ms |\n|---|---|---|\n| qmq | **4** (2–6) |  |\n| Kafka | 5 | 9 |"
     ) in opening
-    assert "- Kafka: Kafka flushes; Kafka's client." in opening
+    assert "- Kafka: Kafka flushes; Kafka's client; a note." in opening
     assert "| messages | 7 | 7 | 7 |" in opening, "a figure without a table has its own line"
     assert "| R18 | qmq p50 ms Durable | ≤ 3 | 4 ms | **not met** |" in rest
     assert decode_report((tmp_path / "results.json").read_bytes()).results[0] == peers
