@@ -40,7 +40,7 @@ JUDGED = ("broker/qmq_broker", "qmq_client/wire", "tests/crash")
 class Tally(NamedTuple):
     """What was gone through."""
 
-    #: Different ones, each judged once.
+    #: Different ones, each judged once; or, of a sample, counted once.
     states: int = 0
     #: How often one of them was reached.
     reached: int = 0
@@ -50,13 +50,13 @@ class Tally(NamedTuple):
         return Tally(self.states + other.states, self.reached + other.reached)
 
 
-def crash_seed(seed: int) -> Tally:
-    """Check the crash states of one random life.
+def crash_seed(seed: int, *, one_in: int = 1) -> Tally:
+    """Check the crash states of one random life, or a sample of them.
 
     The first opening of an empty directory is the same in all lives and is checked elsewhere.
     """
     try:
-        life = Lived(random_life(seed), RecordingDisk(), seed=seed)
+        life = Lived(random_life(seed), RecordingDisk(), seed=seed, one_in=one_in)
         life.crash_everywhere(first=life.history.epochs[0][1])
         if seed % 3 == 0:
             life.crash_in_recovery(every=SAMPLED)
@@ -67,12 +67,12 @@ def crash_seed(seed: int) -> Tally:
     return Tally(len(life.census), life.census.reached)
 
 
-def crash_seeds(first: int, *, states: int) -> tuple[int, int]:
+def crash_seeds(first: int, *, states: int, one_in: int) -> tuple[int, int]:
     """Go through seeds from `first` on until there were so many states; returns states and seeds."""
     found, seed = 0, first
     with quietly():
         while found < states:
-            found += crash_seed(seed).states
+            found += crash_seed(seed, one_in=one_in).states
             seed += 1
     return found, seed - first
 

@@ -2,6 +2,9 @@
 
 `QMQ_CRASH_SEED` chooses other random fates and lives; it is printed with every failure. A state is
 counted once: the same files with the same knowledge of what must be in them are the same state.
+
+Every state is counted. A default run opens all states of rare fates and one in `CHECKED` of the others,
+drawn by the seed. With `--release` each is opened.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.power_cut import cut_states
 from tests.crash.promises import check, check_messages, replayed
-from tests.crash.recording_disk import Image, RecordingDisk, images
+from tests.crash.recording_disk import Fate, Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
 from tests.crash.world import KEEPERS, BrokenPromiseError, History, Sent, Told, World, make_frame
 from tests.kit.clock import FakeClock
@@ -27,15 +30,41 @@ from tests.kit.clock import FakeClock
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
 #: Random fates at each operation, beside the regular ones.
 SCATTERED = 8
-#: Every n-th state is also sent new messages and repeats; all others are read in full.
+#: By default one in so many states is opened and held to every promise; with `--release` each.
+CHECKED = 10
+#: Every n-th of them is also sent new messages and repeats; all others are read in full.
 GOING_ON = 3
+
+
+class Sample:
+    """One in so many: one of each so many in turn, drawn by the seed."""
+
+    def __init__(self, one_in: int, *, seed: int = SEED) -> None:
+        self._one_in = one_in
+        self._rng = random.Random(seed)
+        self._seen = self._drawn = 0
+
+    def takes_next(self) -> bool:
+        """Whether the next one is in the sample."""
+        place = self._seen % self._one_in
+        if place == 0:
+            self._drawn = self._rng.randrange(self._one_in)
+        self._seen += 1
+        return place == self._drawn
 
 
 class Census:
     """Crash states, each once: the same state with the same knowledge is no other one."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(
+        self, where: str, *, seed: int = SEED, one_in: int = 1, rare_one_in: int = 1
+    ) -> None:
+        """Check a sample of them: of rare fates, and of the others, one in so many."""
         self.where = where
+        #: How many of them were checked.
+        self.checked = 0
+        self._rare = Sample(rare_one_in, seed=seed)
+        self._others = Sample(one_in, seed=seed)
         #: How often a state was reached, seen before or not.
         self.reached = 0
         self._seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -48,9 +77,10 @@ class Census:
         self, image: Image, known: History, rng: random.Random, count: int, *, scattered: int
     ) -> None:
         """Hold what a power cut after `count` operations may leave to every promise."""
-        for state in self.new_cuts(image, known, rng, scattered=scattered):
+        for state in self.drawn_cuts(image, known.mark(), rng, scattered=scattered):
+            self.checked += 1
             try:
-                check(state, known, goes_on=len(self) % GOING_ON == 0)
+                check(state, known, goes_on=self.checked % GOING_ON == 0)
             except BrokenPromiseError as error:
                 where = f"{self.where}, {count} operations"
                 raise BrokenPromiseError(f"{where}: {error}") from error
@@ -64,8 +94,22 @@ class Census:
             image,
             rng,
             scattered=scattered,
-            is_new=lambda signature: self._add((signature, mark)),
+            is_wanted=lambda signature, _: self._add((signature, mark)),
         )
+
+    def drawn_cuts(
+        self, image: Image, mark: tuple[int, ...], rng: random.Random, *, scattered: int
+    ) -> Iterator[Image]:
+        """Those that are to be checked; equal marks are equal knowledge."""
+        return cut_states(
+            image,
+            rng,
+            scattered=scattered,
+            is_wanted=lambda signature, fate: self._add((signature, mark)) and self._draws(fate),
+        )
+
+    def _draws(self, fate: Fate) -> bool:
+        return (self._rare if fate.is_rare else self._others).takes_next()
 
     def is_new(self, state: Image, known: History) -> bool:
         """Whether this state comes with this knowledge for the first time."""
@@ -96,11 +140,13 @@ def quietly() -> Iterator[None]:
 class Lived:
     """A life that was led on a recording disk, and the crash states of it that were checked."""
 
-    def __init__(self, scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED) -> None:
+    def __init__(
+        self, scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, one_in: int = 1
+    ) -> None:
         self.disk = disk
         self.history = scenario(disk).history
         self.rng = random.Random(seed)
-        self.census = Census(f"{scenario.__name__}, seed {seed}")
+        self.census = Census(f"{scenario.__name__}, seed {seed}", seed=seed, one_in=one_in)
 
     def crash_everywhere(self, *, first: int = 0) -> None:
         """Check every crash state of the life from its `first` operation on."""
@@ -109,9 +155,9 @@ class Lived:
                 known = self.history.up_to(count)
                 self.census.check_cuts(image, known, self.rng, count, scattered=SCATTERED)
 
-    def crash_in_recovery(self, *, every: int) -> None:
-        """Check every crash state of the openings after a sample of the life's crash states."""
-        for known, state in self._openings(every):
+    def crash_in_recovery(self, *, every: int, first: int = 0) -> None:
+        """Check every crash state of the openings after a sample of those from `first` on."""
+        for known, state in self._openings(every, first):
             _crash_one_recovery(state, known, self.rng, self.census)
 
     def crash_again(self, *, every: int) -> None:
@@ -123,7 +169,7 @@ class Lived:
         for known, state in self._openings(every):
             _crash_second_life(state, known, self.rng, self.census)
 
-    def _openings(self, every: int) -> Iterator[tuple[History, Image]]:
+    def _openings(self, every: int, first: int = 0) -> Iterator[tuple[History, Image]]:
         """What openings may begin with, each once: after a power cut, or a kill with power on.
 
         The history that comes with each is the taker's own: a second life goes on writing in it.
@@ -131,6 +177,8 @@ class Lived:
         seen = Census(self.census.where)
         number = 0
         for count, image in images(self.disk.first_image, self.disk.operations):
+            if count < first:
+                continue
             known = self.history.up_to(count)
             states = [*seen.new_cuts(image, known, self.rng, scattered=3)]
             if seen.is_new(image, known):
@@ -141,28 +189,39 @@ class Lived:
             number += len(states)
 
 
-def crash_everywhere(scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED) -> int:
-    """Check every crash state of a life; returns how many different ones there were."""
+def crash_everywhere(
+    scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, one_in: int = 1
+) -> int:
+    """Check the crash states of a life, or a sample; returns how many different ones there were."""
     with quietly():
-        life = Lived(scenario, disk, seed=seed)
+        life = Lived(scenario, disk, seed=seed, one_in=one_in)
         life.crash_everywhere()
     return len(life.census)
 
 
 def crash_in_recovery(
-    scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int
+    scenario: Scenario,
+    disk: RecordingDisk,
+    *,
+    every: int,
+    last: int | None = None,
+    seed: int = SEED,
+    one_in: int = 1,
 ) -> int:
-    """The same for the openings after every n-th crash state of a life."""
+    """The same for the openings after every n-th crash state of a life, or of its last operations."""
     with quietly():
-        life = Lived(scenario, disk, seed=seed)
-        life.crash_in_recovery(every=every)
+        life = Lived(scenario, disk, seed=seed, one_in=one_in)
+        first = 0 if last is None else len(disk.operations) - last
+        life.crash_in_recovery(every=every, first=first)
     return len(life.census)
 
 
-def crash_again(scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int) -> int:
+def crash_again(
+    scenario: Scenario, disk: RecordingDisk, *, seed: int = SEED, every: int, one_in: int = 1
+) -> int:
     """The same for second lives after every n-th crash state of a life."""
     with quietly():
-        life = Lived(scenario, disk, seed=seed)
+        life = Lived(scenario, disk, seed=seed, one_in=one_in)
         life.crash_again(every=every)
     return len(life.census)
 

@@ -47,6 +47,9 @@ class Inode:
 class Fate(Protocol):
     """What becomes of everything that was not synced."""
 
+    #: Whether its states are few, and some bugs show in no others: a sample leaves none of them out.
+    is_rare: bool
+
     def keeps_name(self, path: str) -> bool:
         """Whether a change of a name reached the disk; asked for each in order."""
         ...

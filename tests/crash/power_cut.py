@@ -18,6 +18,8 @@ SECTOR_BYTES = 512
 class Lost:
     """Nothing that was not synced reached the disk."""
 
+    is_rare = False
+
     def keeps_name(self, path: str) -> bool:
         return False
 
@@ -44,6 +46,8 @@ class NamesOnly(Kept):
 
 class LastName(Kept):
     """Of the names only the last change reached the disk: nothing says that the earlier ones came first."""
+
+    is_rare = True
 
     def __init__(self, names: int) -> None:
         self._names_left = names
@@ -76,6 +80,8 @@ class Grown(Kept):
 
 class Torn(Kept):
     """All reached the disk but the last operation on each file, of which some sectors did."""
+
+    is_rare = True
 
     def __init__(self, first_sectors: int, *, is_reversed: bool = False) -> None:
         self._first_sectors = first_sectors
@@ -123,18 +129,18 @@ def cut_states(
     rng: random.Random,
     *,
     scattered: int,
-    is_new: Callable[[int], bool] | None = None,
+    is_wanted: Callable[[int, Fate], bool] | None = None,
 ) -> Iterator[Image]:
     """What a power cut at this moment may leave; each state once, by its signature.
 
-    `is_new` is asked for each signature instead, where states of other moments are known too.
+    `is_wanted` is asked for each signature instead, where states of other moments are known too.
     """
     seen: set[int] = set()
     moment = Moment(image)
     for fate in _fates(image, moment, rng, scattered):
         cut = moment.after_cut(fate)
-        if is_new is not None:
-            if is_new(cut.signature):
+        if is_wanted is not None:
+            if is_wanted(cut.signature, fate):
                 yield cut.image()
         elif cut.signature not in seen:
             seen.add(cut.signature)

@@ -13,6 +13,9 @@ from tests.kit.clock import FakeClock
 
 Scenario = Callable[[RecordingDisk], World]
 
+#: As many operations at the end of `retention_once` give the segment up.
+GIVING_UP = 20
+
 
 def first_start(disk: RecordingDisk) -> World:
     """An empty disk becomes a data directory and takes its first message."""
@@ -156,6 +159,15 @@ def retention(disk: RecordingDisk) -> World:
         if round_ % 4 == 3:
             given_up_bytes += world.give_up()
     assert given_up_bytes >= 3 * 2048
+    return world
+
+
+def retention_once(disk: RecordingDisk) -> World:
+    """Ends when the first segment is given up."""
+    world = _retaining(disk)
+    for _ in range(5):
+        _send_and_wait(world, 500)
+    assert world.give_up() > 0
     return world
 
 

@@ -1,7 +1,8 @@
 """Every crash state of every life opens, keeps what was acknowledged and goes on.
 
 The least numbers of states stand in a table, so that a change that makes the enumeration blind is
-found: together they are more than 20,000. Before a release there are ten million, by `campaign.py`.
+found: together they are more than 20,000. A default run checks a sample of them, and with `--release`
+each, and ten million by `campaign.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.crash.campaign import Campaign, crash_seed, crash_seeds
+from tests.crash.campaign import Campaign, crash_seeds
 from tests.crash.enumeration import (
     SEED,
+    Lived,
     crash_again,
     crash_everywhere,
     crash_in_recovery,
-    quietly,
 )
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
+    GIVING_UP,
     SCENARIOS,
     Scenario,
     actions_among_messages,
@@ -34,6 +36,7 @@ from tests.crash.scenarios import (
     kills,
     kills_among_recycled_segments,
     retention,
+    retention_once,
     rolls,
 )
 
@@ -58,8 +61,6 @@ assert (
     + STATES_OF_BACKUPS
     > 20_000
 )
-#: The seed of a life after which two second lives begin at one operation.
-A_LIFE_WITH_SUCH = 8_000_003_542
 STATES_BEFORE_A_RELEASE = 10_000_000
 #: Where a run before a release keeps what is done, to go on there when it was interrupted.
 JOURNAL = Path(os.environ.get("QMQ_CRASH_JOURNAL", ".cache/crash-states.jsonl"))
@@ -67,23 +68,26 @@ JOURNAL = Path(os.environ.get("QMQ_CRASH_JOURNAL", ".cache/crash-states.jsonl"))
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_B3_whatever_a_power_cut_leaves_every_acknowledged_message_is_there(
-    scenario: Scenario, count_states: CountStates
+    scenario: Scenario, one_in: int, count_states: CountStates
 ) -> None:
-    states = crash_everywhere(scenario, RecordingDisk())
+    states = crash_everywhere(scenario, RecordingDisk(), one_in=one_in)
     count_states(states)
     assert states >= STATES_OF_A_SCENARIO
 
 
 @pytest.mark.parametrize("portion", range(RANDOM_PORTIONS))
-def test_B3_any_life_survives_a_power_cut_anywhere(portion: int, count_states: CountStates) -> None:
+def test_B3_any_life_survives_a_power_cut_anywhere(
+    portion: int, one_in: int, count_states: CountStates
+) -> None:
     """Also during recovery, and after a second life: `campaign.crash_seed` takes turns."""
     first = (SEED * RANDOM_PORTIONS + portion) * SEEDS_OF_A_PORTION
-    states, lives = crash_seeds(first, states=STATES_OF_A_PORTION)
+    states, lives = crash_seeds(first, states=STATES_OF_A_PORTION, one_in=one_in)
     count_states(states)
     assert lives < SEEDS_OF_A_PORTION
 
 
-#: Which crash states of a life are opened: every n-th.
+#: Which crash states of a life are opened: every n-th before a release, else every n-th of these.
+SPARSER = 2
 RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (first_start, 3),
     (rolls, 7),
@@ -98,11 +102,20 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
 )
 
 
+@pytest.fixture
+def sparser(request: pytest.FixtureRequest) -> int:
+    return 1 if request.config.getoption("--release") else SPARSER
+
+
 def test_B3_a_power_cut_during_recovery_is_a_power_cut_like_any_other(
-    count_states: CountStates,
+    one_in: int, sparser: int, count_states: CountStates
 ) -> None:
     states = sum(
-        crash_in_recovery(scenario, RecordingDisk(), every=every) for scenario, every in RECOVERED
+        crash_in_recovery(scenario, RecordingDisk(), every=every * sparser, one_in=one_in)
+        for scenario, every in RECOVERED
+    )
+    states += crash_in_recovery(
+        retention_once, RecordingDisk(), every=sparser, last=GIVING_UP, one_in=one_in
     )
     count_states(states)
     assert states >= STATES_OF_RECOVERIES
@@ -117,17 +130,25 @@ SECOND_LIVES: tuple[tuple[Scenario, int], ...] = (
 )
 
 
-def test_B3_what_was_cut_never_comes_back_in_a_second_life(count_states: CountStates) -> None:
+def test_B3_what_was_cut_never_comes_back_in_a_second_life(
+    one_in: int, sparser: int, count_states: CountStates
+) -> None:
     states = sum(
-        crash_again(scenario, RecordingDisk(), every=every) for scenario, every in SECOND_LIVES
+        crash_again(scenario, RecordingDisk(), every=every * sparser, one_in=one_in)
+        for scenario, every in SECOND_LIVES
     )
     count_states(states)
     assert states >= STATES_OF_SECOND_LIVES
 
 
 def test_second_lives_that_begin_after_the_same_operation_know_nothing_of_each_other() -> None:
-    with quietly():
-        assert crash_seed(A_LIFE_WITH_SUCH).states > 1_000
+    """What a second life adds to its history and takes out of it, no other one sees."""
+    alone, together = (Lived(kills, RecordingDisk())._openings(1) for _ in range(2))
+    for before, (known, _) in zip([known for known, _ in alone], together, strict=True):
+        assert known == before
+        known.sent.clear()
+        known.told.clear()
+        known.actions.clear()
 
 
 @pytest.mark.timeout(0)

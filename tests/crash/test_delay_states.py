@@ -18,7 +18,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.crash.delay_world import OPTIONS as DELAY_OPTIONS
 from tests.crash.delay_world import START_MS, DelayLife, check_delayed
-from tests.crash.enumeration import SEED, quietly
+from tests.crash.enumeration import CHECKED, SEED, Census, Sample, quietly
 from tests.crash.image import Image
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import RecordingDisk, images
@@ -139,40 +139,36 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 #: Somewhat less than there are; a change that makes the enumeration blind is found.
 STATES_MIN = 120
-#: Every n-th of them is checked; each before a release.
-CHECKED = 4
+#: A default run checks one in so many of rare fates, of which there are many in these lives.
+RARE_CHECKED = 4
 
 
-def enumerate_life(scenario: Scenario, *, every: int = 1) -> int:
-    """Check every n-th crash state of a life; how many different ones there were."""
+def enumerate_life(scenario: Scenario, *, one_in: int) -> int:
+    """Check the crash states of a life, or a sample; how many different ones there were."""
     rng = random.Random(SEED)
     life = DelayLife(RecordingDisk())
     scenario(life)
-    seen: set[tuple[int, int]] = set()
+    rare_one_in = min(one_in, RARE_CHECKED)
+    census = Census(scenario.__name__, one_in=one_in, rare_one_in=rare_one_in)
     with quietly():
         for count, image in images(life.disk.first_image, life.disk.operations):
             answered = sum(_answers(life, count))
-            for state in cut_states(image, rng, scattered=2):
-                key = (state.signature(), answered)
-                if key not in seen:
-                    seen.add(key)
-                    if len(seen) % every == 0:
-                        _check(state, life, count, f"{scenario.__name__}, {count} operations")
-    return len(seen)
+            for state in census.drawn_cuts(image, (answered,), rng, scattered=2):
+                _check(state, life, count, f"{census.where}, {count} operations")
+    return len(census)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_D1_D3_D4_hold_whatever_a_power_cut_leaves(
-    scenario: Scenario, request: pytest.FixtureRequest
-) -> None:
-    every = 1 if request.config.getoption("--release") else CHECKED
-    states = enumerate_life(scenario, every=every)
+def test_D1_D3_D4_hold_whatever_a_power_cut_leaves(scenario: Scenario, one_in: int) -> None:
+    states = enumerate_life(scenario, one_in=one_in)
     print(f"{states} crash states, seed {SEED}")
     assert states >= STATES_MIN
 
 
 #: Every n-th crash state of a life is opened, and of each of these openings every m-th again.
 OPENED, OPENED_BEFORE_A_RELEASE, OPENED_AGAIN = 185, 37, 11
+#: Of what these leave, a default run checks one in so many.
+RECOVERED_CHECKED = 4
 #: Together, somewhat less than there are.
 RECOVERY_STATES_MIN = 80
 
@@ -182,37 +178,41 @@ def test_D1_D3_D4_hold_when_the_power_goes_while_the_schedule_is_recovered(
     scenario: Scenario, request: pytest.FixtureRequest
 ) -> None:
     """And when it goes once more while that is recovered."""
-    every = OPENED_BEFORE_A_RELEASE if request.config.getoption("--release") else OPENED
+    is_release = request.config.getoption("--release")
+    every = OPENED_BEFORE_A_RELEASE if is_release else OPENED
+    sample = Sample(1 if is_release else RECOVERED_CHECKED)
     rng = random.Random(SEED)
     life = DelayLife(RecordingDisk())
     scenario(life)
-    checked = number = 0
+    states = number = 0
     with quietly():
         for count, image in images(life.disk.first_image, life.disk.operations):
             for state in [*cut_states(image, rng, scattered=1), image.copy()]:
                 number += 1
                 if number % every == 0:
                     where = f"{scenario.__name__}, {count} operations"
-                    checked += _crash_openings(state, life, count, rng, where)
-    print(f"{checked} crash states of openings, seed {SEED}")
-    assert checked >= RECOVERY_STATES_MIN
+                    states += _crash_openings(state, life, count, rng, where, sample)
+    print(f"{states} crash states of openings, seed {SEED}")
+    assert states >= RECOVERY_STATES_MIN
 
 
 def _crash_openings(
-    state: Image, life: DelayLife, count: int, rng: random.Random, where: str
+    state: Image, life: DelayLife, count: int, rng: random.Random, where: str, sample: Sample
 ) -> int:
     """Crash at every operation of an opening, and somewhere in some openings after that."""
-    checked = 0
+    states = 0
     opening = _opened(state)
     for step, image in images(opening.first_image, opening.operations):
         for cut in cut_states(image, rng, scattered=1):
-            checked += 1
-            if checked % OPENED_AGAIN == 0:
+            states += 1
+            if states % OPENED_AGAIN == 0:
                 for deeper in _cuts_of_another(cut.copy(), rng):
-                    checked += 1
-                    _check(deeper, life, count, f"{where}, opened twice")
-            _check(cut, life, count, f"{where}, opened, {step} operations")
-    return checked
+                    states += 1
+                    if sample.takes_next():
+                        _check(deeper, life, count, f"{where}, opened twice")
+            if sample.takes_next():
+                _check(cut, life, count, f"{where}, opened, {step} operations")
+    return states
 
 
 def _cuts_of_another(state: Image, rng: random.Random) -> list[Image]:
@@ -322,4 +322,4 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     scenario, plant = PLANTED[name]
     plant(monkeypatch)
     with pytest.raises((BrokenPromiseError, AssertionError, QmqError)):
-        enumerate_life(scenario)
+        enumerate_life(scenario, one_in=CHECKED)

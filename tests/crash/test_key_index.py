@@ -13,7 +13,7 @@ from qmq_broker.storage.index.key_index_file import IndexFile
 from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import QmqError
 from tests.broker.storage.keyed import INDEXED, Kept, Keyed, catch_up, check_answers
-from tests.crash.enumeration import SEED
+from tests.crash.enumeration import SEED, Sample
 from tests.crash.planted import ForgetfulDisk
 from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import Image, RecordingDisk, images
@@ -21,6 +21,8 @@ from tests.kit.clock import FakeClock
 
 #: The table is written after little log, so that growing files are noted too.
 NOTING = replace(INDEXED, queue_flush_bytes=700)
+#: A default run checks one in so many crash states.
+CHECKED = 5
 #: Operations before a message was acknowledged, and the message.
 Acknowledged = list[tuple[int, Kept]]
 Life = Callable[[RecordingDisk], tuple[Keyed, Acknowledged]]
@@ -59,15 +61,15 @@ def _sent(world: Keyed, *keys: str | None, room: int = 60) -> Acknowledged:
     return [(len(world.disk.operations), one) for one in kept]
 
 
-def crash_everywhere(life: Life, disk: RecordingDisk, *, every: int = 1) -> int:
-    """Check a sample of the crash states of a life; returns how many there were."""
-    rng = random.Random(SEED)
+def crash_everywhere(life: Life, disk: RecordingDisk, *, one_in: int = CHECKED) -> int:
+    """Check the crash states of a life, or a sample; returns how many there were."""
+    rng, sample = random.Random(SEED), Sample(one_in)
     world, known = life(disk)
     states = 0
     for count, image in images(disk.first_image, disk.operations):
-        for number, state in enumerate(cut_states(image, rng, scattered=2)):
-            if (count + number) % every == 0:
-                states += 1
+        for state in cut_states(image, rng, scattered=2):
+            states += 1
+            if sample.takes_next():
                 _check(state, [one for at, one in known if at <= count], world.kept)
     return states
 
@@ -89,9 +91,11 @@ def _check(state: Image, acknowledged: list[Kept], sent: list[Kept]) -> None:
     check_answers(store, there)
 
 
-@pytest.mark.parametrize(("life", "states"), [(growing, 300), (given_up, 330)])
-def test_B11_a_power_cut_changes_no_answer_of_the_key_index(life: Life, states: int) -> None:
-    found = crash_everywhere(life, RecordingDisk(), every=2)
+@pytest.mark.parametrize(("life", "states"), [(growing, 600), (given_up, 660)])
+def test_B11_a_power_cut_changes_no_answer_of_the_key_index(
+    life: Life, states: int, one_in: int
+) -> None:
+    found = crash_everywhere(life, RecordingDisk(), one_in=min(one_in, CHECKED))
     print(f"{found} crash states, seed {SEED}")
     assert found >= states
 
@@ -126,7 +130,7 @@ def _harmed(image: Image, path: str, rng: random.Random) -> Image:
 def is_found(disk: RecordingDisk) -> bool:
     """Whether crashing a life shows a wrong answer."""
     try:
-        crash_everywhere(growing, disk, every=4)
+        crash_everywhere(growing, disk)
     except (AssertionError, QmqError):
         return True
     return False

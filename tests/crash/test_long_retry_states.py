@@ -24,9 +24,8 @@ from qmq_client.wire.frame import build_message_frame
 from qmq_client.wire.message_id import MessageIds
 from qmq_client.wire.record import Record, decode_record, encode_record
 from qmq_client.wire.requests import Nack, PullRequest, Settlement, SettleRequest
-from tests.crash.enumeration import SEED, quietly
+from tests.crash.enumeration import CHECKED, SEED, Census, quietly
 from tests.crash.image import Image
-from tests.crash.power_cut import cut_states
 from tests.crash.recording_disk import PassingDisk, RecordingDisk, images
 from tests.crash.world import RETAINING, BrokenPromiseError
 from tests.kit.clock import FakeClock
@@ -186,21 +185,18 @@ SCENARIOS: tuple[Scenario, ...] = (goes_and_comes, segments_go, kills)
 STATES_MIN = 60
 
 
-def enumerate_life(scenario: Scenario) -> int:
-    """Check every crash state of a life; how many different ones there were."""
+def enumerate_life(scenario: Scenario, *, one_in: int) -> int:
+    """Check the crash states of a life, or a sample; how many different ones there were."""
     rng = random.Random(SEED)
     life = LongRetryLife()
     scenario(life)
-    seen: set[tuple[int, int]] = set()
+    census = Census(scenario.__name__, one_in=one_in)
     with quietly():
         for count, image in images(life.disk.first_image, life.disk.operations):
             told = sum(at <= count for at in (*life.accepted.values(), *life.acking.values()))
-            for state in cut_states(image, rng, scattered=2):
-                key = (state.signature(), told)
-                if key not in seen:
-                    seen.add(key)
-                    _check(state, life, count, f"{scenario.__name__}, {count} operations")
-    return len(seen)
+            for state in census.drawn_cuts(image, (told,), rng, scattered=2):
+                _check(state, life, count, f"{census.where}, {count} operations")
+    return len(census)
 
 
 def _check(image: Image, life: LongRetryLife, count: int, where: str) -> None:
@@ -228,8 +224,8 @@ def _check(image: Image, life: LongRetryLife, count: int, where: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_D3_a_long_retry_ends_whatever_a_power_cut_leaves(scenario: Scenario) -> None:
-    states = enumerate_life(scenario)
+def test_D3_a_long_retry_ends_whatever_a_power_cut_leaves(scenario: Scenario, one_in: int) -> None:
+    states = enumerate_life(scenario, one_in=one_in)
     print(f"{states} crash states, seed {SEED}")
     assert states >= STATES_MIN
 
@@ -257,4 +253,4 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((BrokenPromiseError, AssertionError)):
-        enumerate_life(goes_and_comes)
+        enumerate_life(goes_and_comes, one_in=CHECKED)

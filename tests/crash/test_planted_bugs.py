@@ -6,7 +6,7 @@ import pytest
 
 from qmq_broker.storage.files import layout
 from tests.crash.enumeration import crash_again, crash_everywhere
-from tests.crash.planted import LOG_BUGS, MORE_BUGS, RETAINING_LIVES, Bug, ForgetfulDisk, damaged
+from tests.crash.planted import LOG_BUGS, MORE_BUGS, Bug, ForgetfulDisk, damaged
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
     checkpoints_and_flushes,
@@ -24,9 +24,7 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_found_where_nothing_is_planted() -> None:
-    """Lives that `test_crash_states.py` does not crash, and the search that is no crash."""
-    for life in RETAINING_LIVES:
-        crash_everywhere(life, RecordingDisk(), seed=2)
+    """By the search that is no crash; `test_crash_states.py` searches in all the others' ways."""
     damaged(RecordingDisk)
 
 
@@ -37,17 +35,19 @@ def test_the_list_of_bugs_is_whole() -> None:
     assert len(set(switches)) == len(switches)
 
 
-def test_queue_files_that_are_not_synced_are_harmless() -> None:
+def test_queue_files_that_are_not_synced_are_harmless(one_in: int) -> None:
     """They are derived and checked: the one place where a lost sync costs nothing but time."""
     for life in (checkpoints_and_flushes, clean_stops):
-        crash_everywhere(life, ForgetfulDisk("sync", "consumequeue/"))
+        crash_everywhere(life, ForgetfulDisk("sync", "consumequeue/"), one_in=one_in)
 
 
-def test_one_snapshot_that_is_not_synced_is_harmless() -> None:
+def test_one_snapshot_that_is_not_synced_is_harmless(one_in: int) -> None:
     """The other one and more of the log give the same groups."""
     for path in layout.SNAPSHOTS:
-        crash_everywhere(snapshots, ForgetfulDisk("sync", layout.draft_path(path)))
+        disk = ForgetfulDisk("sync", layout.draft_path(path))
+        crash_everywhere(snapshots, disk, one_in=one_in)
 
 
-def test_B3_what_was_cut_in_a_recycled_segment_never_comes_back() -> None:
-    assert crash_again(kills_among_recycled_segments, RecordingDisk(), every=29) > 500
+def test_B3_what_was_cut_in_a_recycled_segment_never_comes_back(one_in: int) -> None:
+    life = kills_among_recycled_segments
+    assert crash_again(life, RecordingDisk(), every=29, one_in=one_in) > 500

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from qmq_broker.storage.store import Store
 from qmq_client.wire.message_id import MessageIds
-from tests.crash.enumeration import SEED, quietly
-from tests.crash.power_cut import cut_states
+from tests.crash.enumeration import SEED, Census, quietly
 from tests.crash.recording_disk import Image, PassingDisk, RecordingDisk, images
 from tests.crash.world import OPTIONS, World, make_frame
 from tests.kit.clock import FakeClock
@@ -23,7 +22,7 @@ def late_sends(store: Store) -> int:
 
 
 def test_D4_what_was_withdrawn_stays_out_whatever_a_power_cut_leaves(
-    count_states: Callable[[int], None],
+    one_in: int, count_states: Callable[[int], None]
 ) -> None:
     disk, ids = RecordingDisk(), MessageIds(77)
     world = World(disk)
@@ -35,23 +34,15 @@ def test_D4_what_was_withdrawn_stays_out_whatever_a_power_cut_leaves(
         world.clock.pass_ms(1_000)
         world.store.step()
     world.store.close()
-    rng, states = random.Random(SEED), 0
-    seen: set[int] = set()
-
-    def is_new(signature: int) -> bool:
-        before = len(seen)
-        seen.add(signature)
-        return len(seen) > before
-
+    rng, census = random.Random(SEED), Census("withdrawn", one_in=one_in)
     with quietly():
         for count, image in images(disk.first_image, disk.operations):
             if count < answered:
                 continue
-            for state in cut_states(image, rng, scattered=8, is_new=is_new):
-                states += 1
+            for state in census.drawn_cuts(image, (), rng, scattered=8):
                 assert late_sends(opened(state)) == 2, f"{count} operations, seed {SEED}"
-    count_states(states)
-    assert states >= STATES
+    count_states(len(census))
+    assert len(census) >= STATES
 
 
 def opened(state: Image) -> Store:
