@@ -6,14 +6,52 @@ child, so two processes never share one. Safe for any number of threads.
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
+import sys
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, Protocol
 
 from qmq_client.wire.message_id import MessageIds, instance_of
 
 TOKEN_BYTES: Final = 16
+
+
+#: madvise(2), Linux 4.14: a child finds zeros there. The standard library has no name for it.
+_WIPE_ON_FORK: Final = 18
+
+
+class Mark(Protocol):
+    """One byte."""
+
+    def __getitem__(self, place: int, /) -> int: ...
+
+    def __setitem__(self, place: int, value: int, /) -> None: ...
+
+
+class ProcessIdMark:
+    """A mark by process id, where memory cannot be wiped: each look is a system call."""
+
+    def __init__(self) -> None:
+        self._process_id = 0
+
+    def __getitem__(self, _: int, /) -> int:
+        return self._process_id == os.getpid()
+
+    def __setitem__(self, _: int, value: int, /) -> None:
+        self._process_id = value and os.getpid()
+
+
+def fork_mark() -> Mark:
+    """A byte that is 0 until it is set in this process, and 0 again in a forked child, also without hooks."""
+    if sys.platform == "linux":
+        mark = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # an older kernel, or one that is imitated
+            mark.madvise(_WIPE_ON_FORK)
+            return mark
+    return ProcessIdMark()
 
 
 class IdSource:
@@ -22,12 +60,12 @@ class IdSource:
     def __init__(self) -> None:
         #: By process id. Filled in one step, so no lock is needed.
         self._sources: dict[int, Callable[[], bytes]] = {}
-        self._process_id = 0
+        self._mark = fork_mark()
         self._next_id = MessageIds(0).next_id
 
     def next_id(self) -> bytes:
         """A message id never given out before by anybody, 16 bytes."""
-        if self._process_id != os.getpid():
+        if not self._mark[0]:
             self._renew()
         return self._next_id()
 
@@ -39,7 +77,7 @@ class IdSource:
         ]:  # a dead parent's may come again
             self._sources.pop(other, None)
         self._next_id = self._sources.setdefault(process_id, made)
-        self._process_id = process_id  # last: a thread that sees it takes the new ids
+        self._mark[0] = 1  # last: a thread that sees it takes the new ids
 
     def renew_in_child(self) -> None:
         """After a fork: another instance.
@@ -48,7 +86,7 @@ class IdSource:
         this hook: a server that forks in C, as uWSGI does, calls it only when told to.
         """
         self._sources = {}
-        self._process_id = 0
+        self._mark[0] = 0
 
 
 def new_token() -> bytes:

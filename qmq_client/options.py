@@ -44,7 +44,7 @@ class ProducerOptions:
     #: Committed messages that may wait in memory; the watchdog sends what does not fit.
     queue_messages: int = 10_000
     #: Messages in one request.
-    batch_messages: int = 1_000
+    batch_messages: int = 4_000
     #: Bytes of records in one request.
     batch_bytes: int = 1024 * 1024
     #: How long to collect a batch under load; when idle, a message is sent at once.

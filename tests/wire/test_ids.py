@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 
-from qmq_client.ids import MESSAGE_IDS, TOKEN_BYTES, IdSource, new_token
+import pytest
+
+from qmq_client.ids import (
+    MESSAGE_IDS,
+    TOKEN_BYTES,
+    IdSource,
+    Mark,
+    ProcessIdMark,
+    fork_mark,
+    new_token,
+)
 from qmq_client.wire.message_id import split_message_id
 
 
@@ -75,19 +86,42 @@ def test_S10_a_forked_child_has_another_instance_and_the_parent_keeps_its_own() 
 
 
 def test_S10_a_child_that_carries_its_parents_process_id_has_another_instance() -> None:
-    before = split_message_id(MESSAGE_IDS.next_id())
+    before, process_id = split_message_id(MESSAGE_IDS.next_id()), os.getpid()
 
     def make() -> bytes:
-        MESSAGE_IDS._process_id = MESSAGE_IDS._process_id and os.getpid()  # as a namespace would
+        os.getpid = lambda: process_id  # as a namespace would
         return MESSAGE_IDS.next_id()
 
     assert split_message_id(in_a_child(make))[0] != before[0]
 
 
-def test_S10_a_child_of_a_server_that_calls_no_fork_hooks_has_another_instance() -> None:
+@pytest.mark.parametrize("mark", [fork_mark, ProcessIdMark])
+def test_S10_a_child_of_a_server_that_calls_no_fork_hooks_has_another_instance(
+    mark: Callable[[], Mark],
+) -> None:
     ids = IdSource()  # nobody renews it after a fork, as under uWSGI
+    ids._mark = mark()
     before = split_message_id(ids.next_id())
     assert split_message_id(in_a_child(ids.next_id))[0] != before[0]
+    assert split_message_id(ids.next_id()) == (before[0], before[1] + 1)
+    ids.renew_in_child()
+    assert split_message_id(ids.next_id())[0] != before[0]
+
+
+def test_an_id_takes_no_system_call_where_memory_can_be_wiped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids, process_id = IdSource(), os.getpid()
+    ids.next_id()
+    asked: list[str] = []
+
+    def getpid() -> int:
+        asked.append("getpid")
+        return process_id
+
+    monkeypatch.setattr(os, "getpid", getpid)
+    ids.next_id()
+    assert asked == ([] if sys.platform == "linux" else ["getpid"])
 
 
 def test_tokens_are_random_and_sixteen_bytes() -> None:
