@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,11 @@ FAILED: Final = 500
 WORKERS: Final = 2
 #: Orders whose answers must be those of each worker.
 MANY: Final = 20
+#: The command, and ways of an order in its application.
+SERVERS: Final = {
+    "uvicorn": (uvicorn, ("thread-thread", "awaited")),
+    "gunicorn": (gunicorn, ("named", "told")),
+}
 
 
 @pytest.fixture
@@ -52,13 +58,17 @@ def orders(way: str, prefix: str) -> list[Order]:
     return [Order(way=way, n=f"{prefix}-{i}", is_refused=False) for i in range(MANY)]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each web server and each database server once; before a release each with each."""
+    if "serve" in metafunc.fixturenames:
+        pairs = [("mysql", "gunicorn"), ("postgresql", "uvicorn")]
+        if metafunc.config.getoption("--release"):
+            pairs = [*product(("mysql", "postgresql"), SERVERS)]
+        given = [(kind, *SERVERS[name]) for kind, name in pairs]
+        metafunc.parametrize(("kind", "serve", "ways"), given, ids=map("-".join, pairs))
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("serve", "ways"),
-    [(uvicorn, ("thread-thread", "awaited")), (gunicorn, ("named", "told"))],
-    ids=["uvicorn", "gunicorn"],
-)
-@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
 def test_S1_S11_workers_start_without_their_database_and_send_when_it_is_back(
     kind: str,
     serve: Callable[..., list[str]],

@@ -63,16 +63,11 @@ def orders_of(ways: Sequence[str], count: int) -> list[Order]:
 
 
 def bodies(broker_url: str) -> list[str]:
-    """Of all messages that the broker has."""
+    """Of all messages that the broker has accepted, which can be pulled at once."""
     found: list[str] = []
     while True:
         asked = pull(
-            broker_url,
-            subject=SUBJECT,
-            group="judge",
-            max_messages=1000,
-            wait_s=1,
-            start="earliest",
+            broker_url, subject=SUBJECT, group="judge", max_messages=1000, start="earliest"
         )
         with asked as deliveries:
             if not deliveries:
