@@ -7,22 +7,21 @@ its answer. What it says about that itself is part of each figure's conditions.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from benchmarks.machine import find_directory
+from benchmarks.measure import Effort
 from benchmarks.processes import written_bytes
 from benchmarks.shop import open_database
 from benchmarks.suite import Bench
 
 KINDS: Final = ("sqlite", "mysql", "postgresql")
-#: Background what the tests start it with; of two equal options the later wins.
+#: Behind what the tests start it with; of two equal options the later wins.
 _ROOM: Final = {
     "mysql": ["--innodb-buffer-pool-size=512M", "--innodb-log-file-size=256M"],
     "postgresql": ["-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB"],
@@ -94,8 +93,9 @@ def _open_place(bench: Bench, kind: str) -> Iterator[Place]:
     from tests.services.run import TestRun
 
     # Not below the benchmark's directory, which is closed to the user whom PostgreSQL runs as.
-    run = TestRun(secrets.token_hex(6), where=find_directory(None))
-    server = PrivateServer(run, _Roomy(recipe_or_install(run, kind), _ROOM[kind]))
+    run = TestRun(where=find_directory(None))
+    room = [] if bench.effort is Effort.TINY else _ROOM[kind]
+    server = PrivateServer(run, recipe_or_install(run, kind), options=room)
     try:
         server.start()
         url, process = server.url(), server.process or 0
@@ -116,23 +116,6 @@ def _open_place(bench: Bench, kind: str) -> Iterator[Place]:
         server.stop()  # in good order, so that the system adds its processor time to ours
         server.close()
         run.close()
-
-
-class _Roomy:
-    """A recipe of the tests (`tests.services.private.Recipe`) with more options for the server."""
-
-    def __init__(self, recipe: Any, options: list[str]) -> None:
-        self.kind: str = recipe.kind
-        self.user = recipe.user
-        self.make_template = recipe.make_template
-        self.url = recipe.url
-        self.knock = recipe.knock
-        self._recipe = recipe
-        self._options = options
-
-    def command(self, data: Path, port: int) -> list[str]:
-        """What starts it."""
-        return [*self._recipe.command(data, port), *self._options]
 
 
 def _in_words(kind: str, url: str) -> str:

@@ -55,8 +55,10 @@ def peers_python(requirements: Sequence[str] = REQUIREMENTS, directory: Path = D
         _run([uv, "venv", "--python", sys.executable, str(directory)])
         _run([uv, "pip", "install", "--python", str(python), *requirements])
     else:
-        _run([sys.executable, "-m", "venv", str(directory)])
-        _run([str(python), "-m", "pip", "install", "--quiet", *requirements])
+        # By the pip that is here: one of its own takes seconds, and so does bytecode that nothing runs.
+        _run([sys.executable, "-m", "venv", "--without-pip", str(directory)])
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+        _run([*pip, "install", "--quiet", "--no-compile", *requirements])
     stamp.write_text(wanted)
     return str(python)
 

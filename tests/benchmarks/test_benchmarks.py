@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from benchmarks.machine import find_directory
 from benchmarks.suite import BENCHMARKS, Benchmark
 from tests.conftest import give_up
+from tests.services.run import RUN_VARIABLE, TestRun
 
 #: Servers are started and the other projects installed on the first run of a machine.
 DEADLINE_S = 400
@@ -23,6 +25,16 @@ DEADLINE_S = 400
 
 #: What is said of a system that could not be had.
 MISSING = re.compile(r".* was left out|Without ")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _run() -> Iterator[None]:
+    """Keeps the folder of this run on the disk, so that one benchmark makes each kind of server's files."""
+    run = TestRun(where=find_directory(None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_VARIABLE, run.name)
+        yield
+    run.close()
 
 
 def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from tests.services import keeper, launch
 
 #: What xdist gives each of its workers, the same for all of one run.
-_RUN_VARIABLE: Final = "PYTEST_XDIST_TESTRUNUID"
+RUN_VARIABLE: Final = "PYTEST_XDIST_TESTRUNUID"
 _TRIES_MAX: Final = 100
 #: Memory that looks like a disk: servers sync every commit as on any other, and wait for none.
 _FAST_FOLDER: Final = Path("/dev/shm")
@@ -34,7 +34,7 @@ class TestRun:
     __test__ = False  # pytest would collect it by its name
 
     def __init__(self, name: str | None = None, *, where: Path | None = None) -> None:
-        chosen = name or os.environ.get(_RUN_VARIABLE) or secrets.token_hex(6)
+        chosen = name or os.environ.get(RUN_VARIABLE) or secrets.token_hex(6)
         self.name = chosen[:12]
         self.folder = (where or _where()) / f"qmq-test-{os.geteuid()}-{self.name}"
         self._holding = self._hold()
