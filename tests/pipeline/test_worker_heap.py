@@ -28,12 +28,14 @@ _Work = tuple[Callable[[], list[Any]], Callable[[Any], list[Any]]]
 
 @pytest.fixture
 def heap() -> Iterator[None]:
-    """As in a process that has frozen nothing, before and behind the test."""
+    """As in a process that has frozen nothing."""
     worker_heap._prepare.cache_clear()
     gc.unfreeze()
     yield
     worker_heap._prepare.cache_clear()
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as `tests/conftest.py` had it
 
 
 #: Takes and frees blocks as a scan does, and says how many pages the system had to clear.

@@ -84,6 +84,11 @@ def _read(path: Path, _modified_ns: int, _bytes: int) -> Source:
     return Source(path=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8"))
 
 
+def forget() -> None:
+    """Read every file anew from now on; what was read so far and its trees are gone with this."""
+    _read.cache_clear()
+
+
 def texts() -> list[Source]:
     """Return every text file; one that only looks so by its name, as a core dump does, is none."""
     return _read_all(path for path in files() if path.suffix in TEXT and is_text(path))

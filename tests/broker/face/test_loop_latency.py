@@ -70,10 +70,18 @@ class Turns:
             await asyncio.to_thread(self._client.rig.broker.writer.step, wait_s=0.01)
 
 
-@pytest.fixture
-def turns(rig: Rig) -> Iterator[Turns]:
-    yield Turns(Client(rig))
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """What these tests kept from the collector; once, for it looks through all tests of the house."""
+    yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def turns(rig: Rig) -> Turns:
+    return Turns(Client(rig))
 
 
 def send_of(body: bytes) -> bytes:
@@ -387,7 +395,6 @@ def waiting(tmp_path: Path) -> Iterator[tuple[Turns, list[str]]]:
         rig.commit()
     again = new_ids(77)
     yield Turns(Client(rig)), [format_message_id(next(again)) for _ in range(100)]
-    gc.unfreeze()
     rig.close()
 
 
