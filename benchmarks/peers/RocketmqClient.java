@@ -3,6 +3,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Random;
@@ -42,6 +43,8 @@ public class RocketmqClient {
   private static final int LISTENED_AT_ONCE = 100;
   private static final int FIRST_SENDS = 20;
   private static final int BODIES = 4096;
+  private static final int QUEUES = 4;
+  private static final byte[] PROBE = "probe".getBytes(StandardCharsets.US_ASCII);
   private static final AtomicInteger NAMES = new AtomicInteger();
   private static final String GROUP = "board";
   /** What is ended after an answer, so that nobody waits for it. */
@@ -105,8 +108,8 @@ public class RocketmqClient {
       admin.start();
     }
     TopicConfig topic = new TopicConfig(subject);
-    topic.setReadQueueNums(4);
-    topic.setWriteQueueNums(4);
+    topic.setReadQueueNums(QUEUES);
+    topic.setWriteQueueNums(QUEUES);
     topic.setPerm(6);
     SubscriptionGroupConfig group = new SubscriptionGroupConfig();
     group.setGroupName(subject + GROUP);
@@ -193,15 +196,25 @@ public class RocketmqClient {
   private static String receive(String subject, int count) throws Exception {
     ConcurrentLinkedQueue<Double> ages = new ConcurrentLinkedQueue<>();
     CountDownLatch done = new CountDownLatch(count);
+    CountDownLatch attached = new CountDownLatch(QUEUES);
+    DefaultMQProducer producer = producer();
+    // One in each queue: a consumer that has seen them all sees what follows at once.
+    for (int i = 0; i < QUEUES; i++) accepted(producer.send(new Message(subject, PROBE)));
     DefaultMQPushConsumer consumer = consumer(subject, 2, 1, messages -> {
       for (MessageExt message : messages) {
-        ages.add(ageMs(message.getBody()));
-        done.countDown();
+        if (Arrays.equals(message.getBody(), PROBE)) {
+          attached.countDown();
+        } else {
+          ages.add(ageMs(message.getBody()));
+          done.countDown();
+        }
       }
     });
+    attached.await();
     out.println("\"begins\"");
     done.await();
     ENDING.add(consumer::shutdown);
+    ENDING.add(producer::shutdown);
     return list(ages.stream().mapToDouble(age -> age).toArray());
   }
 

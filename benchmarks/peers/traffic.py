@@ -25,6 +25,8 @@ READ_BYTES = 2 * 1024 * 1024
 _BODIES = 4_096
 _SEED = 7
 _STAMP_BYTES = 8
+#: What a reader sends to itself where only a message that came shows that it would see the next ones.
+PROBE = b"probe"
 #: Lone sends before those that count: connections, imports.
 FIRST_SENDS = 20
 

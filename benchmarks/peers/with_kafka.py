@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.traffic import READ, Begins, PlainSystem, Seen, Send, read, serve
+from benchmarks.peers.traffic import PROBE, READ, Begins, PlainSystem, Seen, Send, read, serve
 from benchmarks.worker import Control
 
 GROUP = "board"
@@ -36,7 +36,7 @@ class Kafka(PlainSystem):
         client.create_topics([NewTopic(subject, 1, 1)])[subject].result()
 
     def produce(self, subject: str, bodies: Iterator[bytes]) -> None:
-        producer = kafka.Producer({**self.servers, **PRODUCER})
+        producer = self.producer(subject)
         sent = accepted = 0
 
         def on_delivery(error: Any, _message: Any) -> None:
@@ -70,7 +70,10 @@ class Kafka(PlainSystem):
         consumer.close()
 
     def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
+        self.sender(subject)(PROBE)
         consumer = self.consumer(subject)
+        while (message := consumer.poll(0.05)) is None or value_of(message) != PROBE:
+            pass
         begins()
         got = 0
         while got < count:
@@ -96,7 +99,7 @@ class Kafka(PlainSystem):
         consumer.close()
 
     def sender(self, subject: str) -> Send:
-        producer = kafka.Producer({**self.servers, **PRODUCER, "linger.ms": 0})
+        producer = self.producer(subject, {"linger.ms": 0})
 
         def send(body: bytes) -> None:
             producer.produce(subject, body, on_delivery=refuse)
@@ -105,13 +108,19 @@ class Kafka(PlainSystem):
         return send
 
     def pacer(self, subject: str) -> tuple[Send, Callable[[], object]]:
-        producer = kafka.Producer({**self.servers, **PRODUCER})
+        producer = self.producer(subject)
 
         def send(body: bytes) -> None:
             producer.produce(subject, body, on_delivery=refuse)
             producer.poll(0)
 
         return send, producer.flush
+
+    def producer(self, subject: str, more: Mapping[str, object] | None = None) -> Any:
+        """One that knows already where messages of this subject go."""
+        producer = kafka.Producer({**self.servers, **PRODUCER, **(more or {})})
+        producer.list_topics(subject, _WAIT_S)
+        return producer
 
     def consumer(self, subject: str, *, commits: bool = False) -> Any:
         options = {"group.id": GROUP, "enable.auto.commit": commits, "fetch.min.bytes": 1}

@@ -22,30 +22,35 @@ from rocketmq import (
     PushConsumer,
 )
 
-from benchmarks.peers.traffic import IN_FLIGHT, Begins, PlainSystem, Seen, Send, serve
+from benchmarks.peers.traffic import IN_FLIGHT, PROBE, Begins, PlainSystem, Seen, Send, serve
 from benchmarks.worker import Control
 
 GROUP = "board"
-PROBE = b"probe"
+#: Of each subject, as the Java client makes it.
+QUEUES = 4
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # not installed where types are checked
-    """Counts what its threads see, but for a probe, which only shows that they see what is sent."""
+    """Counts what its threads see, but for probes: when all have come, those that follow will."""
 
     def __init__(self, count: int, seen: Seen) -> None:
         self.is_there = threading.Event()
         self.done = threading.Event()
         self._left = count
+        self._probes = QUEUES
         self._seen = seen
         self._lock = threading.Lock()
 
     def consume(self, message: Any) -> Any:
-        self.is_there.set()
-        if message.body == PROBE:
-            return ConsumeResult.SUCCESS
         with self._lock:
-            self._seen(message.body)
-            self._left -= 1
+            if message.body == PROBE:
+                self._probes -= 1
+            else:
+                self._probes = 0
+                self._seen(message.body)
+                self._left -= 1
+            if self._probes <= 0:
+                self.is_there.set()
             if not self._left:
                 self.done.set()
         return ConsumeResult.SUCCESS
@@ -67,8 +72,11 @@ class Rocketmq(PlainSystem):
         producer.shutdown()
 
     def consume(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
-        """A consumer is given its queues about a second after its start: it sees a probe of its own first."""
-        self.producer(subject).send(message_of(subject, PROBE))
+        """A consumer is given its queues about a second after its start: it sees a probe in each of them first."""
+        producer = self.producer(subject)
+        for _ in range(QUEUES):  # one after the other
+            producer.send(message_of(subject, PROBE))
+        producer.shutdown()
         listener = Listener(count, seen)
         consumer = PushConsumer(
             self.configuration, subject + GROUP, listener, {subject: FilterExpression()}
