@@ -39,7 +39,7 @@ FAULTS: Final = ("cut", "requests", "answers")
 PATIENCE: Final = {
     "QMQ_WATCHDOG_STATEMENT_S_MAX": "1",
     "QMQ_WATCHDOG_CONNECT_S_MAX": "1",
-    "QMQ_WATCHDOG_OUTAGE_S_MAX": "1",
+    "QMQ_WATCHDOG_OUTAGE_S_MAX": "0.1",
     "QMQ_WATCHDOG_POLL_S": "0.1",
     "QMQ_WATCHDOG_LEASE_MS": "1000",
 }

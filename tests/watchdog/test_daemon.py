@@ -182,6 +182,13 @@ def test_a_locked_database_is_swept_when_the_lock_is_gone(
     database.close()
 
 
+@pytest.mark.parametrize("outage_s_max", [0.01, 0.2, 1.0, 30.0])
+def test_W8_no_wait_for_what_is_away_is_longer_than_asked_for(outage_s_max: float) -> None:
+    backoff = DaemonOptions(outage_s_max=outage_s_max).backoff
+    waits_ms = [backoff.delay_ms(tries, 0.0) for tries in range(1, 20)]
+    assert max(waits_ms) == outage_s_max * 1000
+
+
 def test_W8_an_outage_of_the_broker_has_a_bounded_rate_of_tries_and_lines(
     database: Database, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

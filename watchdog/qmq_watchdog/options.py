@@ -44,5 +44,5 @@ class DaemonOptions:
     @property
     def backoff(self) -> Backoff:
         """The backoff for everything that is unreachable."""
-        max_ms = max(_FIRST_RETRY_MS, round(self.outage_s_max * 1000))
-        return Backoff(first_ms=_FIRST_RETRY_MS, max_ms=max_ms)
+        max_ms = max(1, round(self.outage_s_max * 1000))
+        return Backoff(first_ms=min(_FIRST_RETRY_MS, max_ms), max_ms=max_ms)
