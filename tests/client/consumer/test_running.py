@@ -209,7 +209,7 @@ def test_C8_an_async_handler_is_cancelled_at_the_deadline_and_its_message_given_
     consumers = Consumers([handler], MemoryTransport(broker))
     consumers.start()
     assert begun.wait(WAIT_S)
-    report = consumers.stop(5.0)
+    report = consumers.stop(2.0)
     assert ended == ["cancelled"]
     assert report.is_clean
     assert broker.in_flight(SUBJECT, GROUP) == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +18,7 @@ from qmq_client.testing import MemoryBroker, MemoryTransport
 from tests.client.outbox.test_web_loads import bodies
 from tests.client.outbox.web_server import (
     FLASK,
-    ROOT,
+    IMPORTED,
     TAKEN,
     Order,
     environment,
@@ -32,7 +30,9 @@ from tests.client.outbox.web_server import (
 from tests.client.truth import Truth
 from tests.client.world import OUTBOX, SUBJECT, set_up
 from tests.conftest import MakeDatabase, MakeServer
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
+from tests.kit.pairing import pairs
 from tests.kit.waiting import DEADLINE_S, wait_for
 from tests.services.databases import Database, Databases
 from tests.services.drivers import Driver, drivers
@@ -43,8 +43,8 @@ WORKERS: Final = 2
 MANY: Final = 20
 #: The command, and ways of an order in its application.
 SERVERS: Final = {
-    "uvicorn": (uvicorn, ("thread-thread", "awaited")),
     "gunicorn": (gunicorn, ("named", "told")),
+    "uvicorn": (uvicorn, ("thread-thread", "awaited")),
 }
 
 
@@ -61,11 +61,9 @@ def orders(way: str, prefix: str) -> list[Order]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each web server and each database server once; before a release each with each."""
     if "serve" in metafunc.fixturenames:
-        pairs = [("mysql", "gunicorn"), ("postgresql", "uvicorn")]
-        if metafunc.config.getoption("--release"):
-            pairs = [*product(("mysql", "postgresql"), SERVERS)]
-        given = [(kind, *SERVERS[name]) for kind, name in pairs]
-        metafunc.parametrize(("kind", "serve", "ways"), given, ids=map("-".join, pairs))
+        met = pairs(metafunc.config, ("mysql", "postgresql"), tuple(SERVERS))
+        given = [(kind, *SERVERS[name]) for kind, name in met]
+        metafunc.parametrize(("kind", "serve", "ways"), given, ids=map("-".join, met))
 
 
 @pytest.mark.timeout(600)
@@ -105,11 +103,9 @@ def unused_port() -> int:
 
 def flask_command(url: str, name: str) -> subprocess.CompletedProcess[str]:
     """A command of the shop on Flask, as a developer calls it."""
-    line = [sys.executable, "-m", "flask", "--app", FLASK, name]
     told = environment(url, "http://127.0.0.1:1")
-    return subprocess.run(
-        line, env=told, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    line = ["flask", "--app", FLASK, name]
+    return warm.run(line, env=told, imports=IMPORTED, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgresql"])

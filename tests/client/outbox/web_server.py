@@ -21,7 +21,8 @@ from tests.services.databases import for_asyncio
 ROOT: Final = Path(__file__).resolve().parents[3]
 FASTAPI: Final = "tests.client.outbox.fastapi_shop:app"
 FLASK: Final = "tests.client.outbox.flask_shop:create_app()"
-_IMPORTED: Final = ("fastapi", "flask", "gunicorn.app.wsgiapp", "sqlmodel", "uvicorn")
+#: What the servers and their applications import.
+IMPORTED: Final = ("fastapi", "flask", "gunicorn.app.wsgiapp", "sqlmodel", "uvicorn")
 #: The answer to an order that was taken, to one that the application refused, and to a send without a session.
 TAKEN, REFUSED, UNNAMED = 200, 409, 422
 
@@ -64,7 +65,7 @@ def serving(
     line = command(port, **more)
     with log.open("w") as output:
         files = output.fileno()
-        process = warm.start(line, env=told, stdout=files, stderr=files, imports=_IMPORTED)
+        process = warm.start(line, env=told, stdout=files, stderr=files, imports=IMPORTED)
     try:
         address = f"http://127.0.0.1:{port}"
         wait_for(lambda: process.poll() is not None or _answers(address), "it does not listen")
