@@ -89,7 +89,7 @@ def test_producer_watchdog_consumers_and_pulls_are_let_in(broker: BrokerProcess)
     received: list[str] = []
     is_done = threading.Event()
 
-    @consumer(SUBJECT, group="g", start="earliest")
+    @consumer(SUBJECT, group="g", start="earliest", wait_ms=100)
     def on_order(order: Message) -> None:
         received.append(str(order.body))
         if len(received) == 2:

@@ -22,6 +22,8 @@ from qmq_client.wire.record import encode_record
 from tests.kit.broker_process import BrokerProcess
 
 WAIT_S = 60.0
+#: A stop waits for a pull that waits at the broker.
+WAIT_MS = 50
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_S9_bodies_keys_tags_and_headers_reach_the_handler_as_they_were_given(
     got: list[Message] = []
     done = threading.Event()
 
-    @consumer("bytes", group="g")
+    @consumer("bytes", group="g", wait_ms=WAIT_MS)
     def handler(message: Message) -> None:
         got.append(message)
         if len(got) == len(given):
@@ -73,7 +75,7 @@ def test_C1_every_message_is_handled_and_acked_over_several_consumers(
     handled: list[int] = []
     done = threading.Event()
 
-    @consumer("many", group="g", concurrency=2, batch_size=50)
+    @consumer("many", group="g", concurrency=2, batch_size=50, wait_ms=WAIT_MS)
     def handler(bodies: list[int]) -> None:
         handled.extend(bodies)
         if len(handled) >= count:
@@ -97,7 +99,7 @@ def test_C4_a_rejected_and_a_failing_message_end_as_dead_letters_and_the_rest_co
     good: list[int] = []
     done = threading.Event()
 
-    @consumer("mixed", group="g", max_attempts=1)
+    @consumer("mixed", group="g", max_attempts=1, wait_ms=WAIT_MS)
     def handler(body: int) -> None:
         if body == 1:
             raise Reject("one")

@@ -77,7 +77,7 @@ def sent(broker: BrokerProcess, subject: str, count: int) -> list[str]:
 def rejected(broker: BrokerProcess, subject: str, group: str, count: int) -> None:
     """All messages of the subject are dead letters of the group."""
 
-    @consumer(subject, group=group)
+    @consumer(subject, group=group, wait_ms=100)
     def handler(delivery: Delivery) -> None:
         raise Reject(f"never {delivery.sequence}")
 

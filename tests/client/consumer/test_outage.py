@@ -214,7 +214,7 @@ def test_C9_consumers_continue_when_the_broker_is_back() -> None:
 def test_C9_consumers_continue_after_their_broker_was_killed_and_came_back(tmp_path: Path) -> None:
     handled = Queue[Any]()
 
-    @consumer(SUBJECT, group=GROUP)
+    @consumer(SUBJECT, group=GROUP, wait_ms=100)
     def handler(body: Any) -> None:
         handled.put(body)
 
