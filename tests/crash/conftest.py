@@ -9,6 +9,8 @@ import pytest
 from tests.crash.enumeration import CHECKED, SEED
 
 PROPERTY = "crash_states"
+#: A default run crashes recoveries and second lives in one of so many.
+OPENED = 2
 #: Such a test is up to a quarter of a minute of pure processor time, and waits for nobody.
 ENUMERATION_S_MAX = 600
 
@@ -24,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_in(request: pytest.FixtureRequest) -> int:
     """Of so many crash states one is checked; each of them before a release."""
     return 1 if request.config.getoption("--release") else CHECKED
+
+
+@pytest.fixture
+def sparser(one_in: int) -> int:
+    """Of so many openings one is crashed, beside what a test leaves out anyway."""
+    return min(one_in, OPENED)
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from tests.crash.campaign import Campaign, crash_seeds
 from tests.crash.enumeration import (
     SEED,
     Lived,
+    Sample,
     crash_again,
     crash_everywhere,
     crash_in_recovery,
+    quietly,
 )
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
@@ -44,7 +46,7 @@ CountStates: TypeAlias = Callable[[int], None]
 
 #: Random lives, in portions that several test processes can share.
 RANDOM_PORTIONS = 4
-STATES_OF_A_PORTION = 4_720
+STATES_OF_A_PORTION = 3_100
 #: Lives of the next seed, so that no portion reaches into another.
 SEEDS_OF_A_PORTION = 1_000
 #: Somewhat less than there are, so that they hold for other seeds too.
@@ -86,8 +88,7 @@ def test_B3_any_life_survives_a_power_cut_anywhere(
     assert lives < SEEDS_OF_A_PORTION
 
 
-#: Which crash states of a life are opened: every n-th before a release, else every n-th of these.
-SPARSER = 2
+#: Which crash states of a life are opened: every n-th, and in a default run every n-th of these.
 RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (first_start, 3),
     (rolls, 7),
@@ -100,11 +101,6 @@ RECOVERED: tuple[tuple[Scenario, int], ...] = (
     (keepers_by_force, 97),
     (kills_among_recycled_segments, 67),
 )
-
-
-@pytest.fixture
-def sparser(request: pytest.FixtureRequest) -> int:
-    return 1 if request.config.getoption("--release") else SPARSER
 
 
 def test_B3_a_power_cut_during_recovery_is_a_power_cut_like_any_other(
@@ -139,6 +135,21 @@ def test_B3_what_was_cut_never_comes_back_in_a_second_life(
     )
     count_states(states)
     assert states >= STATES_OF_SECOND_LIVES
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sample_has_one_of_each_so_many_in_turn(seed: int) -> None:
+    sample = Sample(10, seed=seed)
+    turns = [[sample.takes_next() for _ in range(10)] for _ in range(50)]
+    assert all(sum(turn) == 1 for turn in turns)
+    assert len({turn.index(True) for turn in turns}) > 5, "not always the same one"
+
+
+def test_each_state_is_checked_where_no_sample_is_asked_for() -> None:
+    with quietly():
+        life = Lived(rolls, RecordingDisk())
+        life.crash_everywhere()
+    assert life.census.checked == len(life.census) > STATES_OF_A_SCENARIO
 
 
 def test_second_lives_that_begin_after_the_same_operation_know_nothing_of_each_other() -> None:

@@ -48,6 +48,6 @@ def test_one_snapshot_that_is_not_synced_is_harmless(one_in: int) -> None:
         crash_everywhere(snapshots, disk, one_in=one_in)
 
 
-def test_B3_what_was_cut_in_a_recycled_segment_never_comes_back(one_in: int) -> None:
-    life = kills_among_recycled_segments
-    assert crash_again(life, RecordingDisk(), every=29, one_in=one_in) > 500
+def test_B3_what_was_cut_in_a_recycled_segment_never_comes_back(one_in: int, sparser: int) -> None:
+    life, every = kills_among_recycled_segments, 29 * sparser
+    assert crash_again(life, RecordingDisk(), every=every, one_in=one_in) > 500

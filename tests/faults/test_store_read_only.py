@@ -6,8 +6,6 @@ One that begins so under a broker ends it, and nothing is lost.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from qmq_client.wire.message_id import MessageIds
 from tests.faults.store_disk import check_and_mount_again, read_only, small_disk, stop_writes
 from tests.faults.store_judged import judged
 from tests.faults.store_life import Sent, StoreProcess, check_survivors, frame_of
+from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
 
 FRAMES = 10
@@ -29,8 +28,7 @@ REASONS = ("Input/output error", "Read-only file system")
 
 def _store(*arguments: str | Path) -> tuple[int, str]:
     """`qmq store` as a process, which keeps no file of the disk open; its exit code and output."""
-    command = [sys.executable, "-m", "qmq_client", "store", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = warm.run(["qmq_client", "store", *map(str, arguments)], timeout=60)
     return done.returncode, done.stdout + done.stderr
 
 
