@@ -234,8 +234,10 @@ def row_of(
     load = outcome.load
     count = {PRODUCE: load.stored, DRAIN: load.stored, BOTH: load.both, LONE: load.lone}
     unit = UNITS.get(what, "µs per message")
+    # Of ratios, that of rates goes without saying.
+    figure = ", ".join([work, f"{size} B", *([] if beside and what == RATE else [what])])
     return Row(
-        figure=f"{work}, {size} B, {what}{beside or f': {outcome.contender.key}'}",
+        figure=figure + (beside or f": {outcome.contender.key}"),
         unit="ratio" if beside else unit,
         samples=samples,
         conditions=Conditions(

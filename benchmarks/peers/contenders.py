@@ -67,14 +67,14 @@ class Contender:
     @property
     def is_java(self) -> bool:
         """Whether its client is."""
-        return self.name.endswith("Java client")
+        return self.name.endswith("(Java)")
 
 
 #: Name, engine, and how many messages each stores in a full round, durable and by default.
 _PEERS: Final = (
     ("Kafka", "kafka", 300_000, 300_000),
-    ("RocketMQ, Java client", "rocketmq", 300_000, 300_000),
-    ("RocketMQ, Python client", "rocketmq", 3_000, 3_000),
+    ("RocketMQ (Java)", "rocketmq", 300_000, 300_000),
+    ("RocketMQ (Python)", "rocketmq", 3_000, 3_000),
     ("Redis Streams", "redis", 150_000, 150_000),
     ("NATS JetStream", "nats", 20_000, 60_000),
     ("RabbitMQ", "rabbitmq", 30_000, 30_000),
