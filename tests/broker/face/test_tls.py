@@ -278,8 +278,9 @@ def test_clients_of_an_authority_that_was_replaced_are_let_in_no_longer(
 
 
 def test_B10_a_handshake_that_does_not_come_is_ended(tmp_path: Path, authority: Authority) -> None:
+    options = [*authority.server_options(), "--head-ms", "2000"]
     with (
-        BrokerProcess(tmp_path / "data", *authority.server_options()) as broker,
+        BrokerProcess(tmp_path / "data", *options, command=SERVE_WITH_FAULTS) as broker,
         broker.connection(timeout_s=30.0) as silent,
         broker.connection(timeout_s=30.0) as half,
     ):
