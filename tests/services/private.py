@@ -177,7 +177,8 @@ class PrivateServer:
             os.kill(self.process or 0, 0)
         except ProcessLookupError:
             return False
-        return _state(self.process or 0)[:1] != ["Z"]  # whoever adopted it may be slow to ask how it ended
+        # Whoever adopted it may be slow to ask how it ended.
+        return _state(self.process or 0)[:1] != ["Z"]
 
     def _stop_signal(self) -> signal.Signals:
         # PostgreSQL's «smart» shutdown would wait for every client.

@@ -308,7 +308,9 @@ class Written(NamedTuple):
 @pytest.fixture(scope="module")
 def million() -> list[Written]:
     """So many dead letters, block by block: one by one they take seconds in every test."""
-    letter = DeadLetter(sequence=0, attempts=1, reason=REJECTED, error="no", at_ms=FakeClock().now_ms())
+    letter = DeadLetter(
+        sequence=0, attempts=1, reason=REJECTED, error="no", at_ms=FakeClock().now_ms()
+    )
     pages = []
     for first in range(0, MILLION, BLOCK_LETTERS_MAX):
         sequences = range(first, min(first + BLOCK_LETTERS_MAX, MILLION))
