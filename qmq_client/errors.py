@@ -19,11 +19,11 @@
     └── TransportError                the broker did not accept
         ├── BrokerUnreachableError    no connection or no answer; outcome unknown, try again
         │   └── NotTheBrokerError     something else answered, like a proxy; try again
-        ├── BrokerBusyError           it takes nothing now; try again after `retry_after_s`
+        ├── BrokerBusyError           it accepts nothing now; try again after `retry_after_s`
         ├── BrokerRefusedError        it will never accept this request; carries the reason
         │   └── BrokerAccessError     it does not know the caller (401), or forbids the request (403)
         ├── BrokerOlderError          it does not know the request: it is older than this program
-        └── BrokerAnswerError         its answer makes no sense; outcome unknown, try again
+        └── BrokerAnswerError         its answer does not fit the request; outcome unknown, try again
 
 Exceptions of drivers and of the HTTP library are translated in one place and kept as the cause.
 """
@@ -94,7 +94,7 @@ class OutboxError(QmqError):
 class NoTransactionError(OutboxError):
     """There is no open transaction for the message to join.
 
-    Give `session=`, send inside `@transactional`, or use `send_now`, which has its own.
+    Pass `session=`, send inside `@transactional`, or use `send_now`, which opens its own transaction.
     """
 
     code = "no_transaction"
@@ -113,7 +113,7 @@ class WrongDatabaseError(OutboxError):
 
 
 class OutboxMissingError(OutboxError):
-    """The outbox or inbox table is missing, or not as this version needs it."""
+    """The outbox or inbox table is missing, or differs from what this version needs."""
 
     code = "outbox_missing"
 
@@ -121,8 +121,8 @@ class OutboxMissingError(OutboxError):
 class OutboxRowLostError(OutboxError):
     """A row written earlier in this transaction was gone before the commit.
 
-    The database undid part of the transaction behind the application's back (a swallowed error,
-    a deadlock). The commit was stopped: roll back and try the whole transaction again.
+    The database undid part of the transaction without the application's knowledge (a swallowed
+    error, a deadlock). The commit was stopped: roll back and try the whole transaction again.
     """
 
     code = "outbox_row_lost"
@@ -149,11 +149,11 @@ class InboxTransactionError(OutboxError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class InboxRowLostError(OutboxError):
-    """The database accepted an id for the inbox, or reported it as known, and has no row for it.
+    """The database accepted an id for the inbox, or reported it as known, but has no row with it.
 
-    A trigger or row security drops or alters it. Without its row an effect could happen twice or
-    never, so nothing of the handler's work is stored, if it was called at all; the message comes
-    again. `qmq doctor` looks for the cause.
+    A trigger or row security drops or alters the row. Without it the effect could happen twice or
+    never, so nothing that the handler did is committed, and the message is delivered again. `qmq
+    doctor` looks for the cause.
     """
 
     table: str
@@ -197,13 +197,13 @@ class BrokerUnreachableError(TransportError):
 class NotTheBrokerError(BrokerUnreachableError):
     """Something other than a broker answered at its address: a proxy, a gateway, another service.
 
-    No fault of the request, and nothing is known of the broker: an outage of the way to it. The text
-    names the address and the answer.
+    The request is not at fault, and the state of the broker is unknown: treat it as an outage of
+    the connection. The text names the address and the answer.
     """
 
     url: str
     answer: str
-    #: HTTP's, if it was HTTP.
+    #: The HTTP status, if the answer was HTTP.
     status: int = 0
     remedy: str = "Check the address, and the proxy or gateway in front of the broker."
 
@@ -212,7 +212,7 @@ class NotTheBrokerError(BrokerUnreachableError):
 
 
 class BrokerBusyError(TransportError):
-    """The broker takes nothing now (408, 429, 503, 507); nothing was accepted."""
+    """The broker accepts nothing now (408, 429, 503, 507); nothing was accepted of this request."""
 
     code = "broker_busy"
 
@@ -220,7 +220,7 @@ class BrokerBusyError(TransportError):
 class BrokerRefusedError(TransportError):
     """The broker will never accept this request as it is; nothing was accepted.
 
-    The text has what the broker said and its remedy; `answer` has both, and what is at fault, as fields.
+    The text holds the broker's reason and remedy; `answer` has both as fields, and the faulty part of the request.
     """
 
     code = "broker_refused"
@@ -229,7 +229,7 @@ class BrokerRefusedError(TransportError):
 
     def __init__(self, status: int, answer: ErrorAnswer) -> None:
         self.status = status
-        #: What the broker said.
+        #: The broker's answer.
         self.answer = answer
         super().__init__(
             answer.message,
@@ -249,8 +249,8 @@ class BrokerRefusedError(TransportError):
 class BrokerAccessError(BrokerRefusedError):
     """The broker does not know the caller (401), or forbids the request (403); nothing was accepted.
 
-    Use a token that it knows (`QMQ_BROKER_TOKEN`, `[broker] token_file`), or give the token the role
-    that is missing: the text and `answer` hold what the broker said.
+    Use a token that it knows (`QMQ_BROKER_TOKEN`, `[broker] token_file`), or give the token the
+    missing role: the text and `answer` hold the broker's reason.
     """
 
     code = "broker_access"

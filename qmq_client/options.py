@@ -55,16 +55,17 @@ class ProducerOptions:
     max_attempts: int = 50
     #: How long to wait between the attempts of one row.
     backoff: Backoff = field(default_factory=Backoff)
-    #: Consecutive requests without an answer after which the broker is left alone for a while.
+    #: Consecutive requests without an answer after which sending pauses.
     breaker_failures: int = 3
-    #: How long it is left alone the first time; doubles up to `breaker_max_ms`. Keep that below
-    #: `takeover_ms`, after which the watchdog takes over what was committed in the meantime.
+    #: The first pause; each later one is twice as long, up to `breaker_max_ms`. Keep that below
+    #: `takeover_ms`, after which the watchdog takes over the rows committed in the meantime.
     breaker_first_ms: int = 500
     breaker_max_ms: int = 3_000
     #: Size limits of messages and frames; must match those of the broker.
     limits: Limits = DEFAULT_LIMITS
-    #: Refuse to send in a session whose transaction also runs on another engine, because the two commits
-    #: are not one; and read each row back after its INSERT: one more statement, on MySQL two.
+    #: Refuse to send in a session whose transaction also runs on another engine, because the two
+    #: commits are not atomic; and read each row back after its INSERT: one more statement, on MySQL
+    #: two.
     strict: bool = False
     #: Messages of one subject and key are accepted in the order of their commits. Transactions that
     #: send with the same key then wait for each other, and a message that cannot be sent holds up

@@ -4,11 +4,11 @@
 
     QmqError                      (qmq_client.wire.errors)
     ├── StoreError                the data directory
-    │   ├── LockedError           another process has it; stop that one, or use another directory
-    │   ├── SharedFilesError      its files are those of another directory too; copy them for real
+    │   ├── LockedError           another process uses it; stop that process, or use another directory
+    │   ├── SharedFilesError      its files are hard links to those of another directory; copy them without links
     │   ├── UnknownFormatError    another version or another setting wrote it; nothing was touched
-    │   ├── CorruptionError       accepted data is damaged; nothing was touched, ask a person
-    │   ├── NoRoomError           nothing was written; when there is room it resumes by itself
+    │   ├── CorruptionError       accepted data is damaged; nothing was touched; an operator must decide
+    │   ├── NoRoomError           nothing was written; works again when there is room
     │   │   ├── DiskFullError     no room above the reserve; make room
     │   │   └── FilesFullError    no more files may be open; raise the limit of the process
     │   ├── DiskError             the operating system refused a call on a file
@@ -16,12 +16,12 @@
     │   ├── ClosedError           the store was closed
     │   └── HeldError             a damaged file may hide the message (service/delay/query.py)
     ├── ServiceError              a request that was understood and is refused
-    │   ├── BusyError             come back after `retry_after_s`
-    │   ├── UnavailableError      the broker does not do this in its present state
-    │   ├── NotFoundError         what the request names is not there
-    │   ├── NotEmptyError         what is to be removed is still used
+    │   ├── BusyError             try again after `retry_after_s`
+    │   ├── UnavailableError      the broker does not do this in its current state
+    │   ├── NotFoundError         the subject, group or message of the request does not exist
+    │   ├── NotEmptyError         the subject to be removed is still used
     │   ├── ConflictError         a message id stored before with other content
-    │   ├── GroupConflictError    a pull that says something else than its group keeps
+    │   ├── GroupConflictError    a pull whose filter or order differs from its group's
     │   ├── ConsumerReplacedError a pull of a broadcast whose name another process has taken over
     │   └── InvalidRecordError    one record of the request is damaged; names its message
     ├── RequestRefusedError       refused before its content was looked at (face/answers.py)
@@ -30,7 +30,7 @@
 
 An error that only one module raises, and none below it knows, is defined there and drawn here.
 
-Foreign exceptions (`OSError`) are translated at one door, `storage/files/disk_errors.py`.
+Exceptions of the system (`OSError`) are translated in one place, `storage/files/disk_errors.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qmq_client.wire.groups import REPLACED_REMEDY
 
 
 class StoreError(QmqError):
-    """Something about the data directory."""
+    """An error of the data directory."""
 
     code = "store"
     status = 503
@@ -50,10 +50,10 @@ class StoreError(QmqError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LockedError(StoreError):
-    """Another process works on this data directory; nothing of it was touched."""
+    """Another process uses this data directory; nothing was touched."""
 
     directory: str
-    #: What the holder wrote about itself: its pid.
+    #: The text that the holder wrote: its process id.
     holder: str
 
     code = "locked"
@@ -65,7 +65,7 @@ class LockedError(StoreError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SharedFilesError(StoreError):
-    """The data directory is a hard-linked copy, or has one; nothing of it was touched.
+    """The data directory is a hard-linked copy, or has one; nothing was touched.
 
     Remove the other directory, or copy this one without links (`cp -a`) and start on that copy.
     """
@@ -78,9 +78,9 @@ class SharedFilesError(StoreError):
     code = "shared_files"
     text = (
         "{path} has {names} names: another directory is a hard-linked copy of this one (cp -al, rsync "
-        "--link-dest), and what is written to one alters both. Remove the other one, or copy this one "
-        "without links (cp -a) and use that copy. `qmq store backup` makes copies that share nothing "
-        "that is written."
+        "--link-dest), and a write to one alters both. Remove the other one, or copy this one "
+        "without links (cp -a) and use that copy. `qmq store backup` makes copies that share only "
+        "files that never change."
     )
 
 
@@ -94,7 +94,7 @@ class UnknownFormatError(StoreError):
     setting: str
     found: str
     known: str
-    #: For what a later version wrote.
+    #: The remedy for data of a later version.
     remedy: str = "Start the version that wrote it, or a later one."
 
     code = "unknown_format"
@@ -103,21 +103,19 @@ class UnknownFormatError(StoreError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CorruptionError(StoreError):
-    """Data that had been accepted is not as it was written. Nothing was changed.
+    """Accepted data is damaged. Nothing was changed.
 
-    Restore a backup; or, when what is left is worth more than what is missing, copy the directory and
-    start with `--quarantine`. Nothing is to be cut by hand.
+    Restore a backup; or, to go on without the damaged part, copy the directory and start with
+    `--quarantine`. Do not cut files by hand.
     """
 
     #: Path of the file below the data directory.
     segment: str
-    #: Offset in the log (not in the file) of the first byte that is not as written.
+    #: Offset in the log (not in the file) of the first damaged byte.
     offset: int
     reason: str
     #: For callers over HTTP and for the log; `verify` has a remedy for each fault.
-    remedy: str = (
-        "Stop the broker, and run `qmq store verify`: it says what is lost and how to repair it."
-    )
+    remedy: str = "Stop the broker, and run `qmq store verify`: it reports the losses and how to repair the files."
 
     code = "corruption"
     status = 500
@@ -125,7 +123,7 @@ class CorruptionError(StoreError):
 
 
 class NoRoomError(StoreError):
-    """The machine has no room for this now. Nothing was written; try again when there is."""
+    """The machine has no room for this now. Nothing was written; try again when there is room."""
 
     code = "no_room"
 
@@ -138,7 +136,7 @@ class DiskFullError(NoRoomError):
 
 
 def disk_full(*, free_bytes: int, needed_bytes: int, reserve_bytes: int) -> DiskFullError:
-    """The refusal of what would take from the reserve."""
+    """The refusal of a request that would use the disk reserve."""
     return DiskFullError(
         f"{free_bytes} bytes are free; {needed_bytes} are needed above the reserve of {reserve_bytes}. "
         "Make room on the disk, or lower the reserve (--reserve-bytes).",
@@ -149,7 +147,7 @@ def disk_full(*, free_bytes: int, needed_bytes: int, reserve_bytes: int) -> Disk
 
 
 class FilesFullError(NoRoomError):
-    """The process, or the machine, may open no more files."""
+    """The process, or the machine, cannot open more files."""
 
     code = "files_full"
 
@@ -167,7 +165,7 @@ class DiskError(StoreError):
 
 
 class PoisonedError(StoreError):
-    """A write or sync of a log failed, so what is on the disk is not known any more.
+    """A write or sync of a log failed, so the content of the disk is unknown.
 
     Nothing more is written or acknowledged. Restart: the log is verified and its tail written again.
     """
@@ -182,34 +180,34 @@ class ClosedError(StoreError):
 
 
 class ServiceError(QmqError):
-    """The broker understood the request and refuses it; nothing of it was done."""
+    """The broker understood the request and refuses it; no part of it was carried out."""
 
     code = "refused"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BusyError(ServiceError):
-    """A bound is reached for the moment."""
+    """A limit is currently reached."""
 
     code = "busy"
-    #: 503 where the broker is behind, for every caller and every size.
+    #: The HTTP status; 503 if the broker is overloaded for all callers and sizes of requests.
     status: int = 429
 
 
 def being_removed(subject: str) -> BusyError:
-    """The refusal of what needs the subject while it is removed."""
+    """The refusal of a request for a subject that is being removed."""
     return BusyError(
         f"subject {subject} is being removed",
         field="subject",
         value=subject,
-        remedy="Try again when it is removed.",
+        remedy="Try again after it is removed.",
         retry_after_s=1.0,
     )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class UnavailableError(ServiceError):
-    """The broker does not do this in its present state."""
+    """The broker does not do this in its current state."""
 
     state: str
 
@@ -218,14 +216,14 @@ class UnavailableError(ServiceError):
 
 
 class NotFoundError(ServiceError):
-    """What the request names is not there."""
+    """The subject, group or message that the request names does not exist."""
 
     code = "not_found"
     status = 404
 
 
 def no_subject(subject: str) -> NotFoundError:
-    """The answer about a subject that the broker does not have."""
+    """The error for a subject that the broker does not have."""
     return NotFoundError(
         f"there is no subject {subject}",
         field="subject",
@@ -235,7 +233,7 @@ def no_subject(subject: str) -> NotFoundError:
 
 
 def no_group(group: str, subject: str) -> NotFoundError:
-    """The answer about a group that the subject does not have."""
+    """The error for a group that the subject does not have."""
     return NotFoundError(
         f"there is no group {group} on subject {subject}",
         field="group",
@@ -265,13 +263,13 @@ class ConflictError(ServiceError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GroupConflictError(ServiceError):
-    """A pull asks for another filter or order than its group has (`limit`); nothing was given."""
+    """A pull asks for another filter or order than its group has (`limit`); nothing was delivered."""
 
     subject: str
     group: str
     remedy: str = (
-        "Ask for the same in all consumers of the group; change its tags first "
-        "(POST /v1/groups/configure), or take another group."
+        "Use the same settings in all consumers of the group; change the group's tags first "
+        "(POST /v1/groups/configure), or use another group."
     )
 
     code = "group_conflict"
@@ -281,7 +279,7 @@ class GroupConflictError(ServiceError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ConsumerReplacedError(ServiceError):
-    """Another process pulls under the same name of a broadcast (`value`); nothing was given."""
+    """Another process pulls under the same name of a broadcast (`value`); nothing was delivered."""
 
     field: str = "consumer"
     limit: str = "one process"
@@ -292,7 +290,7 @@ class ConsumerReplacedError(ServiceError):
 
 
 class InvalidRecordError(ServiceError):
-    """One record of the request is not as its producer made it."""
+    """One record of the request was altered after its producer made it."""
 
     code = "invalid_record"
     status = 422

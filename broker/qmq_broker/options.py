@@ -1,4 +1,4 @@
-"""The settings of a broker, validated once when they are made.
+"""The settings of a broker, validated once at construction.
 
 File sizes belong to the format of the data directory: they are chosen when it is created, and other
 values are refused later (see `storage/files/format_file.py`).
@@ -15,13 +15,14 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 MINUTE_MS: Final = 60_000
-#: Frames and segments begin at multiples of eight; disk pages should not be shared.
+#: Frames begin at multiples of eight, and segments should not share disk pages.
 SEGMENT_MULTIPLE_BYTES: Final = 512
 #: Length of a commit log segment in a new directory, unless another is given.
 SEGMENT_BYTES: Final = GIB
-#: Segments are given up whole: longer ones would make retention too coarse.
+#: Retention deletes whole segments: longer ones would make it too coarse.
 SEGMENT_BYTES_MAX: Final = 64 * GIB
-#: Anything younger may still be on its way to a consumer that pulls at once; a century is forever.
+#: Bounds of `retain_ms`: younger messages may still be on their way to a consumer that pulls at
+#: once; a century means forever.
 RETAIN_MS_MIN: Final = 1_000
 RETAIN_MS_MAX: Final = 366 * 100 * 24 * 3_600_000
 
@@ -32,7 +33,7 @@ def room_for_a_frame_bytes(limits: Limits) -> int:
     return multiples * SEGMENT_MULTIPLE_BYTES
 
 
-# Stands first because the defaults below are made, and validated, when this module is loaded.
+# Defined first because the defaults below are validated when this module is loaded.
 def _check_range(options: object, field: str, lowest: int, highest: int) -> None:
     value = getattr(options, field)
     if not lowest <= value <= highest:
@@ -41,12 +42,12 @@ def _check_range(options: object, field: str, lowest: int, highest: int) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How a data directory is laid out and how much of it is kept ready."""
+    """The layout of a data directory, its retention and its buffers."""
 
     #: Length of a commit log segment; its files are named by multiples of it. 0 means the length
     #: the directory was made with, `SEGMENT_BYTES` for a new one.
     segment_bytes: int = 0
-    #: The same for the action log.
+    #: Length of an action log segment.
     action_segment_bytes: int = 64 * MIB
     #: Space for a segment is allocated in steps of this, so that an idle broker stays small.
     growth_bytes: int = 16 * MIB
@@ -65,24 +66,24 @@ class StoreOptions:
     #: Log bytes after which entries of consume queues move from their journal to their files, with
     #: one sync per subject; the log is kept that far back.
     queue_flush_bytes: int = GIB
-    #: A segment of the commit log is given up when all of it is older than this …
+    #: A segment of the commit log is deleted when all of it is older than this …
     retain_ms: int = 72 * 3_600_000
-    #: … or when the log is longer than this without it; 0 for no bound.
+    #: … or when the log is longer than this without it; 0 for no limit.
     retain_bytes: int = 0
-    #: Give up even what a group has not got yet.
+    #: Delete even messages that a group has not received yet.
     force_retention: bool = False
-    #: Action log bytes after which the groups are saved, if that is not less than an eighth of what
-    #: they take on the disk; a restart replays that much.
+    #: Action log bytes after which a snapshot of the groups is written, but at least an eighth of
+    #: the snapshot's length; a restart replays that much.
     snapshot_bytes: int = 4 * MIB
-    #: Given-up segments of the commit log that are kept to be written again.
+    #: Deleted segments of the commit log that are kept as spares.
     spare_segments: int = 2
     #: Entries in one file of the key index: 42 MB; 20,000,000 for 420 MB; 0 for no key index.
     index_entries: int = 2_000_000
-    #: Files of the key index; the oldest go first.
+    #: Files of the key index; the oldest are removed first.
     index_files: int = 1_000
     #: Delayed messages are kept in files by due time: each for a span of this length …
     bucket_ms: int = 3_600_000
-    #: … and removed this long after its end, when nothing in it waits any more.
+    #: … and removed this long after its end, when no message in it waits any more.
     bucket_grace_ms: int = 3_600_000
     #: Consume queue files kept open at once.
     open_files: int = 256
@@ -134,19 +135,19 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Where a broker listens and what it keeps."""
+    """The address, data directory and security settings of a broker process."""
 
     #: The data directory.
     directory: str
     host: str = "127.0.0.1"
     port: int = 9470
-    #: Callers without a token from this file are refused; empty to take everybody.
+    #: Callers without a token from this file are refused; empty to accept all callers.
     tokens_file: str = ""
     #: None for plain HTTP.
     tls: TlsOptions | None = None
     #: Serve only pulls and settlements.
     is_read_only: bool = False
-    #: Give up damaged ranges of the logs at the start, after a copy and a report.
+    #: Discard damaged ranges of the logs at the start, after a copy and a report.
     is_quarantining: bool = False
     #: How long a stop waits for requests in progress.
     drain_ms: int = 10_000

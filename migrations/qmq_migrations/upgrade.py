@@ -116,7 +116,7 @@ def upgrade_sql(dialect_name: str, *, schema: str | None = None, prefix: str = "
 def current_revision(
     engine: sa.Engine, *, schema: str | None = None, prefix: str = "qmq_"
 ) -> str | None:
-    """The revision that the database's version table records; None without one."""
+    """The revision in the database's version table; None without one."""
     with engine.connect() as connection:
         return _revision(connection, schema, prefix)
 

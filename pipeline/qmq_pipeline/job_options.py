@@ -1,4 +1,4 @@
-"""The options that commands of the pipeline share, and which of them need another one."""
+"""The options that the commands of the pipeline share, and the check of options that need another option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qmq_pipeline.places.outage import WAIT_S, WAIT_S_MAX
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SECONDS_MAX: Final = 100 * 365 * 86_400.0
-#: One of them says where the logs are.
+#: The options that name the source of the logs.
 LOG_OPTIONS: Final = ("--path", "--broker")
 
 
@@ -30,7 +30,7 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Raises click's error for a wrong call; click itself takes "nan" to be within any range."""
+        """Raises click's usage error. Not left to click, which accepts "nan" in any range."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value} is not a number of seconds; write one like 300.", param, ctx)
@@ -41,16 +41,16 @@ class DependentOption(click.Option):
     """An option that has an effect only together with another one: without it, `JobCommand` refuses it."""
 
     def __init__(self, *declared: Any, needs: tuple[str, ...], **named: Any) -> None:
-        """`needs`: one of these must be given, like `--path` or, with its value, `--as iceberg`."""
+        """`needs`: options of which one must be given, like `--path`, or `--as iceberg` with its value."""
         super().__init__(*declared, **named)
         self.needs = needs
 
 
 class JobCommand(click.Command):
-    """A command with the options of a job: the broker is the configured one if no place is named."""
+    """A command with the options of a job; without a source among its options it reads from the configured broker."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Raises click's error for a wrong call, and `ConfigurationError`."""
+        """Raises click's usage error, and `ConfigurationError`."""
         if ctx.params["path"] is None and ctx.params["broker_url"] is None:
             ctx.params["broker_url"] = _configured_broker(ctx.params["config_file"])
         for option in self.params:
@@ -91,13 +91,13 @@ def _table_options() -> tuple[Callable[[_Function], _Function], ...]:
             "--namespace",
             default="",
             metavar="NAME",
-            help="Namespace of the session's catalog that is to have the tables.",
+            help="Namespace for the tables in the session's catalog.",
         ),
     )
 
 
 def job_options(function: _Function) -> _Function:
-    """Options that every job has, so that one set of them fits all jobs."""
+    """Options that every job has, so that the same options can be passed to all jobs."""
     for option in reversed(
         (
             click.option(
@@ -170,8 +170,12 @@ def audit_options(function: _Function) -> _Function:
                 help="A message that was stored longer than this after its commit is late.",
                 **seconds,
             ),
-            click.option("--since", metavar="TIME", help="Judge what was committed from then on."),
-            click.option("--until", metavar="TIME", help="Judge what was committed before."),
+            click.option(
+                "--since", metavar="TIME", help="Judge messages committed at or after this time."
+            ),
+            click.option(
+                "--until", metavar="TIME", help="Judge messages committed before this time."
+            ),
             click.option(
                 "--rows-kept",
                 is_flag=True,
@@ -195,7 +199,7 @@ def skip_option(function: _Function) -> _Function:
         cls=DependentOption,
         needs=LOG_OPTIONS,
         is_flag=True,
-        help="Continue after what retention has deleted.",
+        help="Continue after the range that retention has deleted.",
     )(function)
 
 

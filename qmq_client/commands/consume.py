@@ -30,7 +30,7 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.wire.shown import shorten
 
 _LOG: Final = logging.getLogger(__name__)
-#: Lines of code shown for a failed import: the failing one and its nearest callers.
+#: Lines of code shown for a failed import: the failing line and its nearest callers.
 _PLACES_MAX: Final = 3
 #: Enough for a sentence; some libraries raise errors a page long.
 _REASON_CHARACTERS_MAX: Final = 300
@@ -47,7 +47,7 @@ def load_target(target: str) -> object:
         name = module_name.replace("\\", "/").rpartition("/")[2].removesuffix(".py").strip(".")
         raise ConfigurationError(
             setting="handlers",
-            value=f"{shorten(target)} is a path, not the name of a module",
+            value=f"{shorten(target)} is a path, not a module name",
             remedy=f"Change to its directory and give {name or 'MODULE'}, or give a dotted name.",
         )
     if "" not in sys.path:

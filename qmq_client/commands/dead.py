@@ -1,6 +1,6 @@
-"""`qmq dead list | show | replay | purge`: messages that a group does not get again.
+"""`qmq dead list | show | replay | purge`: messages that a group gave up.
 
-A replay delivers them again, to their own group only. Replay and purge say what they would do, and do
+A replay delivers them again, to their own group only. Replay and purge print what they would do, and do
 it only with `--yes`.
 """
 
@@ -29,16 +29,16 @@ from qmq_client.wire.shown import printable
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _COLUMNS: Final = ("sequence", "attempts", "reason", "at", "error")
-#: The broker lists no more at once.
+#: Most dead letters in one answer of the broker.
 _LISTED_MAX: Final = 1_000
-#: Requests of one command, in case the broker always reports more.
+#: Most requests of one command, in case the broker reports more each time.
 _REQUESTS_MAX: Final = 10_000
 _DONE: Final = {"replay": "replayed", "purge": "purged"}
 
 
 @click.group()
 def dead() -> None:
-    """Look after a group's dead letters."""
+    """List, replay and purge the dead letters of a group."""
 
 
 @dead.command(name="list")
@@ -98,7 +98,7 @@ def show(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show one dead letter: its message, why it died, and each attempt.
+    """Show one dead letter: its message, the reason, and each attempt.
 
     Exit code 1 when there is none with this sequence.
     """
@@ -175,7 +175,7 @@ def _lines(letter: Mapping[str, Any]) -> Iterator[str]:
 
 
 def attempt_text(past: Mapping[str, Any]) -> str:
-    """One attempt of the past, on one line."""
+    """One earlier attempt, on one line."""
     ended = time_text(past["ended_at_ms"]) if past.get("ended_at_ms") else "?"
     error = f": {past['error']}" if past.get("error") else ""
     return (
@@ -230,12 +230,12 @@ def _preview(change: str, letters: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _carry_out(address: BrokerAddress, change: str, body: Mapping[str, object]) -> tuple[int, int]:
-    """Change the whole range, request by request; how many were changed, and how many are gone."""
+    """Change the whole range, request by request; returns how many were changed and how many are gone."""
     count = gone = 0
     for _ in range(_REQUESTS_MAX):
         answer = post_json(address, f"/v1/dead/{change}", body, known=("count",))
         count += answer["count"]
-        gone = answer.get("gone", 0)  # they stay, so each request meets them again
+        gone = answer.get("gone", 0)  # they stay, so each request reports them again
         if not answer.get("has_more") or not answer["count"]:
             break
     return count, gone

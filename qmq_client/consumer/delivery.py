@@ -1,4 +1,4 @@
-"""One delivery of a message: what was received, its outcome, and the object that a handler settles it with.
+"""One delivery of a message: the received message, its outcome, and the object with which a handler settles it.
 
 `Received` is what the threads pass to each other, `Outcome` what the ledger keeps, `Delivery` what a
 handler may ask for.
@@ -25,7 +25,7 @@ from qmq_client.wire.record import record_message_id
 
 
 class Received(msgspec.Struct, eq=False, gc=False):
-    """A message as the broker delivered it. One object for its whole stay in this process.
+    """A message as the broker delivered it; the same object is used until the message is settled.
 
     A struct, as are the others that are made for every message: a dataclass costs several times as much.
     """
@@ -38,15 +38,15 @@ class Received(msgspec.Struct, eq=False, gc=False):
     #: From 1.
     attempt: int
     record: bytes
-    #: Monotonic second after which it may belong to another consumer.
+    #: Monotonic second after which the message may belong to another consumer.
     lease_ends_at_s: float
-    #: Whether an outcome went to the ledger, or the lease was given up.
+    #: Whether an outcome was passed to the ledger, or the lease was given up.
     is_settled: bool = False
     #: In a batch with an inbox: the outcome that the handler set, for when the batch is committed.
     outcome: Outcome | None = None
-    #: Whether the handler may still set it.
+    #: Whether the handler may still set the outcome.
     takes_outcome: bool = False
-    #: Whether the handler was called with it.
+    #: Whether a handler was called with the message.
     is_begun: bool = False
 
     @property
@@ -58,7 +58,7 @@ class Received(msgspec.Struct, eq=False, gc=False):
 def received_of(deliveries: Deliveries, lease_ends_at_s: float) -> list[Received]:
     """The messages of one answer, whose leases begin together."""
     subject, token = deliveries.head.subject, deliveries.head.token
-    # By position: by name it takes twice as long, for every message.
+    # Positional arguments: keyword arguments take twice as long, for every message.
     return [
         Received(
             subject,
@@ -74,7 +74,7 @@ def received_of(deliveries: Deliveries, lease_ends_at_s: float) -> list[Received
 
 
 class Verdict(Enum):
-    """What may become of a delivery."""
+    """The possible outcomes of a delivery."""
 
     ACK = "ack"
     NACK = "nack"
@@ -90,11 +90,11 @@ class Outcome:
     delay_ms: int | None = None
     #: Error of a NACK, reason of a REJECT.
     text: str = ""
-    #: Only for NACK; False: no handler could show whether it fails, so this was no attempt.
+    #: Only for NACK; False if no handler ran to its end, so that the delivery does not count as an attempt.
     was_tried: bool = True
 
     def is_dead_letter(self, attempt: int, max_attempts: int) -> bool:
-        """Whether the message becomes one by this outcome of this attempt."""
+        """Whether this outcome makes the message a dead letter at this attempt."""
         if self.verdict is Verdict.NACK:
             return self.was_tried and attempt >= max_attempts
         return self.verdict is Verdict.REJECT
@@ -109,7 +109,7 @@ def nacked(error: object, delay_ms: int | None = None) -> Outcome:
 
 
 def nacked_untried(error: str, delay_ms: int | None = 0) -> Outcome:
-    """A NACK of what no handler began with, or what a stop ended: no attempt."""
+    """A NACK for a message that no handler started, or whose handler a stop ended; it is not an attempt."""
     text = reason_text(error)
     return Outcome(verdict=Verdict.NACK, delay_ms=delay_ms, text=text, was_tried=False)
 
@@ -120,9 +120,9 @@ def rejected(reason: object) -> Outcome:
 
 
 def unreadable(error: ProtocolError) -> Outcome:
-    """What becomes of a message that cannot be read: no further delivery would change it.
+    """The outcome of a message that cannot be read: a REJECT, because another delivery would fail too.
 
-    Only one of another version is returned; a consumer of that version may be in the group.
+    A message of another version is nacked instead: a consumer of that version may be in the group.
     """
     text = f"malformed: {error_text(error)}"
     return nacked(text) if isinstance(error, UnknownVersionError) else rejected(text)
@@ -142,7 +142,7 @@ class Settler:
     ) -> None:
         self.settle = settle
         self.extend = extend
-        #: What to do instead, where nothing may be settled by hand.
+        #: The remedy in the error, where a handler may not settle its messages itself.
         self.refusal = refusal
 
 
@@ -161,9 +161,9 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """How often the message was delivered to this group, this time included.
+        """Number of deliveries of the message to this group, including this one.
 
-        Without the times that it was returned before a handler could show whether it fails.
+        Deliveries that were returned before a handler ran to its end do not count.
         """
         return self._received.attempt
 
@@ -179,7 +179,7 @@ class Delivery:
     def nack(
         self, *, after: float | timedelta | None = None, error: str | BaseException = ""
     ) -> bool:
-        """Give the message back; it comes again after `after` or the group's backoff."""
+        """Return the message; it is delivered again after `after` or the group's backoff."""
         return self._settle(nacked(error, Retry(after).after_ms))
 
     def reject(self, reason: str | BaseException = "") -> bool:

@@ -1,15 +1,15 @@
-"""`@consumer` marks a function as the handler of a subject for a group; middleware goes around its calls.
+"""`@consumer` marks a function as the handler of a subject for a group; middleware wraps its calls.
 
-The function itself stays as it is and can be called and tested like any other. What the decorator
-learned about it is kept in an attribute of the function until `Consumers` collects it.
+The function itself does not change and can be called and tested like any other. The decorator
+stores the handler in an attribute of the function, where `Consumers` finds it.
 
 A middleware is a function from a `HandlerCall` to a context manager, most easily written with
-`@contextmanager`: what stands before the `yield` runs before the handler, what follows it runs
+`@contextmanager`: the code before the `yield` runs before the handler, the code after it runs
 afterwards. The middleware of `Consumers` is outside that of the handler, and the first of a list is
 outermost. It runs where the handler runs (the same thread or task, inside the message's headers, the
-open transaction of an inbox and the timeout): what it raises counts as raised by the handler, and what
-it sends joins its transaction. One that swallows the handler's error makes the call count as returned.
-Asynchronous context managers go around asynchronous handlers only, plain ones around both.
+open transaction of an inbox and the timeout): its exceptions count as the handler's, and its
+messages join the transaction. If it swallows the handler's error, the call counts as returned.
+Asynchronous context managers wrap asynchronous handlers only, plain ones wrap both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    """The handler call that a middleware goes around."""
+    """The handler call that a middleware wraps."""
 
     subject: str
     group: str
@@ -55,7 +55,7 @@ Middleware = Callable[[HandlerCall], AbstractContextManager[Any] | AbstractAsync
 
 
 def as_middleware(middleware: object) -> tuple[Middleware, ...]:
-    """One, or each of several, as a tuple; raises `ConfigurationError` for what is none."""
+    """One middleware or several, as a tuple; raises `ConfigurationError` for other objects."""
     if callable(middleware):
         return (middleware,)
     listed = tuple(middleware) if isinstance(middleware, Iterable) else (middleware,)
@@ -66,14 +66,14 @@ def as_middleware(middleware: object) -> tuple[Middleware, ...]:
 
 
 def check_plain(middleware: Iterable[Middleware], name: str) -> None:
-    """Raise `ConfigurationError` when one cannot go around the plain handler of this name."""
+    """Raise `ConfigurationError` if one of them cannot wrap the plain handler of this name."""
     for one in middleware:
         if inspect.isasyncgenfunction(inspect.unwrap(one)):
             raise _refuse(one, f"is asynchronous, the handler of {name} is not")
 
 
 def plain_manager(middleware: Middleware, call: HandlerCall) -> AbstractContextManager[Any]:
-    """What goes around this call of a plain handler; raises `ConfigurationError`."""
+    """The context manager for this call of a plain handler; raises `ConfigurationError`."""
     manager = middleware(call)
     if isinstance(manager, AbstractContextManager):
         return manager
@@ -97,7 +97,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleDelivery:
-    """An outcome that the broker refused: the lease had ended, so others may have the message."""
+    """An outcome that the broker refused: the lease had ended, so another consumer may have the message."""
 
     subject: str
     group: str
@@ -114,7 +114,7 @@ OnStale = Callable[[tuple[StaleDelivery, ...]], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """A function and how it wants its messages."""
+    """A function with its subject, group and settings."""
 
     function: Callable[..., Any]
     options: ConsumerOptions
@@ -128,13 +128,13 @@ class Handler:
     middleware: tuple[Middleware, ...] = ()
 
     def inside(self, middleware: tuple[Middleware, ...]) -> Handler:
-        """This handler with more middleware around it; raises `ConfigurationError`."""
+        """This handler wrapped in more middleware; raises `ConfigurationError`."""
         if not self.is_async:
             check_plain(middleware, self.options.name)
         return replace(self, middleware=(*middleware, *self.middleware))
 
 
-#: What `Consumers` takes: handlers, or one handler or module by itself.
+#: The first argument of `Consumers`: a list of handlers or modules, or a single one.
 HandlerSource = Iterable[object] | Callable[..., object] | ModuleType | Handler
 
 
@@ -171,31 +171,30 @@ def consumer(
 ) -> Callable[[_Function], _Function]:
     """Make a function, sync or async, the handler of `subject` for `group`.
 
-    Returning acks the message; raising gives it back with a growing delay, and raising `Retry` or
-    `Reject` says more exactly what is to happen. With `inbox` (a sessionmaker or an engine; an async
+    Returning acks the message; raising nacks it with a growing delay, and raising `Retry` or `Reject`
+    sets the delay or makes it a dead letter. With `inbox` (a sessionmaker or an engine; an async
     handler may also have an asynchronous one) the effect in that database happens once. `on_stale` is
-    called with outcomes that came too late. `middleware` goes around each call, the first outermost
+    called with outcomes that came too late. `middleware` wraps each call, the first outermost
     (see `middleware.py`). The other settings, with their defaults:
 
     - `concurrency=1`: handler calls that may run at the same time in this process
     - `max_attempts=16`: deliveries of one message before it becomes a dead letter
     - `lease_ms=30_000`: how long the broker waits for a sign of life
-    - `lease_ms_max=600_000`: a handler that runs longer loses its message, which is delivered again
-    - `timeout_ms=0`: after this long, the messages of a call are returned; 0 for no such limit
+    - `lease_ms_max=600_000`: the lease of a handler that runs longer ends, and its message is delivered again
+    - `timeout_ms=0`: longest run of a call, whose messages are then nacked; 0 for no limit
     - `batch_size=1`: messages per call; above 1 the handler takes a list
     - `max_wait_ms=0`: how long messages may wait for a batch to fill
     - `wait_ms=1_000`: how long a pull waits at the broker for messages
-    - `prefetch_max=0`: most messages pulled ahead; 0 for 1,000, for large batches up to 3,000, with
-      `at_most_once` for only as many as can begin at once
+    - `prefetch_max=0`: most prefetched messages; 0 for the default: 1,000, up to 3,000 with large
+      batches, and with `at_most_once` only as many as can start at once
     - `start="earliest"`: where a new group begins; or "latest", a `datetime`, a sequence
     - `auto_ack=True`: False to settle each `Delivery` by hand
     - `tags=()`: only messages with at least one of these tags
     - `all_tags=()`: only messages with all of these tags
-    - `ordered=False`: True to begin a message only when the previous one of its key is done
-    - `at_most_once=False`: True to ack messages before they are handled: each comes once or is lost
-    - `broadcast=False`: True to give every message to every consumer; "named" to keep them for
-      consumers that come back
-    - `backoff=None`: a `Backoff`: how long the group waits before a message comes again
+    - `ordered=False`: True to start a message only when the previous one of its key is settled
+    - `at_most_once=False`: True to ack messages before they are handled: each is delivered once or lost
+    - `broadcast=False`: True to give every message to every consumer; "named" to keep them for consumers that restart
+    - `backoff=None`: a `Backoff`: how long the group waits before it redelivers a message
 
     Raises `ConfigurationError` when a setting or a parameter of the function cannot work. See
     `parameters.py` for the parameters that a function may have.
@@ -224,11 +223,11 @@ def _check_with_inbox(options: ConsumerOptions) -> None:
     remedies = {
         "auto_ack": (
             options.auto_ack,
-            "With an inbox the ack follows the commit; leave it at True.",
+            "With an inbox a message is acked after the commit; leave it at True.",
         ),
         "at_most_once": (
             not options.at_most_once,
-            "An inbox is for messages that may come again; leave one of the two out.",
+            "An inbox is for messages that may be delivered again; leave one of the two out.",
         ),
         "broadcast": (
             not options.broadcast,
@@ -262,7 +261,7 @@ def make_handler(
 
 
 def collect_handlers(sources: HandlerSource) -> list[Handler]:
-    """The handlers of functions and modules; raises `ConfigurationError` when one has none."""
+    """The handlers of functions and modules; raises `ConfigurationError` for a module without handlers."""
     handlers: list[Handler] = []
     for source in _listed(sources):
         found = _handlers_of(source)
@@ -289,7 +288,7 @@ def collect_handlers(sources: HandlerSource) -> list[Handler]:
 
 
 def _listed(sources: object) -> Iterable[object]:
-    # A text is no list of its letters: it is a name, or the broker's address in the wrong place.
+    # A text must not count as a list of its letters: it is a module name, or the broker's address in the wrong place.
     if isinstance(sources, Iterable) and not isinstance(sources, str):
         return sources
     return (sources,)
@@ -307,7 +306,7 @@ def _handlers_of(source: object) -> list[Handler]:
 
 
 def _marked(value: object) -> list[Handler]:
-    # Only functions: other objects may answer any attribute.
+    # Only functions: other objects may have any attribute.
     if not inspect.isroutine(value):
         return []
     marks = getattr(value, _MARK, ())
@@ -315,7 +314,7 @@ def _marked(value: object) -> list[Handler]:
 
 
 def _bound(handler: Handler, function: Callable[..., Any]) -> Handler:
-    """The handler as it was given: as the method of its object, and inside of decorators above the mark."""
+    """The handler with its function as passed in: a bound method, or the function with further decorators."""
     is_bound = inspect.ismethod(function)
     if is_bound == handler.parameters.is_method:
         is_async = handler.is_async or inspect.iscoroutinefunction(function)

@@ -1,7 +1,7 @@
-"""Turns what a consumer was given as `inbox=` into the inbox itself.
+"""Makes the inbox of a consumer from its argument `inbox=`.
 
-The kind of object is checked at decoration; whether it leads to a database only when consumers are
-made, because a session maker may be bound in between.
+The kind of object is checked at decoration; its database is only checked when consumers are made,
+because a session maker may be bound in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_source(source: object) -> None:
 def make_inbox(
     source: InboxSource | None, options: ConsumerOptions, *, is_async: bool, session_kind: str = ""
 ) -> Inbox | AsyncInbox | None:
-    """The inbox of a handler, sync or async; raises `ConfigurationError` if it does not fit the handler.
+    """The inbox of a handler, sync or async; raises `ConfigurationError` if it does not suit the handler.
 
     `session_kind`: the class that the handler has annotated its session with, if it has.
     """
@@ -102,7 +102,7 @@ def _made(source: Any, options: ConsumerOptions) -> Inbox | AsyncInbox:
 
 
 def _is_engine_or_inbox_of_a_loop(source: object) -> bool:
-    # Both exist only where SQLAlchemy's part for loops was imported, which needs an extra.
+    # Both exist only if SQLAlchemy's asyncio extension was imported, which needs an extra.
     engines = sys.modules.get("sqlalchemy.ext.asyncio")
     inboxes = sys.modules.get("qmq_client.inbox.async_inbox")
     return (engines is not None and isinstance(source, engines.AsyncEngine)) or (
@@ -114,7 +114,7 @@ def _makes_async_sessions(source: object) -> bool:
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is None or not callable(source):
         return False
-    # A session that was never used has nothing to close.
+    # An unused session has nothing to close.
     return isinstance(source, module.async_sessionmaker) or isinstance(
         source(), module.AsyncSession | module.async_scoped_session
     )

@@ -1,10 +1,10 @@
-"""Outcomes of messages on their way to the broker: collected, joined to ranges, sent, sent again.
+"""The outcomes that a consumer still has to send to the broker: collected, joined to ranges, sent and repeated.
 
-Any thread may add outcomes at any time; `drain` takes out what one request can carry, and `put_back`
-returns what could not be sent. When an answer was lost, the broker may have applied the outcomes: they
-are sent again, and a refusal as stale then proves nothing and is not reported. Otherwise stale
-outcomes are reported to the handler's owner, and new dead letters are logged. A request that is
-refused for its content is halved until the bad outcome stands alone.
+Any thread may add outcomes at any time; `drain` takes out the entries of one request, and
+`put_back` returns those that could not be sent. When an answer was lost, the broker may have
+applied the outcomes: they are sent again, and a refusal as stale then proves nothing and is not
+reported. Otherwise stale outcomes are reported to the handler's owner, and new dead letters are
+logged. A request that is refused for its content is halved until only the invalid outcome is left.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def _backoff(options: ConsumerOptions) -> requests.Backoff | UnsetType:
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: Statuses that are about the settlements themselves, not about who sends them where.
+#: Statuses caused by the settlements themselves, not by the sender or the address.
 _NEVER_TAKEN: Final = frozenset({400, 413, 422})
 
 
 class Settling:
-    """How one consumer settles. Thread safe."""
+    """Sends the outcomes of one consumer. Thread safe."""
 
     def __init__(
         self, handler: Handler, ledger: Ledger, *, counters: Counters, identity: Identity
@@ -115,10 +115,9 @@ class Settling:
         self._identity = identity
 
     def send(self, transport: Transport, outgoing: Outgoing) -> int:
-        """Send outcomes; how many were taken. Raises `TransportError` when they are to be sent again.
+        """Send outcomes; returns how many were sent. Raises `TransportError` if they must be sent again.
 
-        Those that the broker will never take are given up: their leases end, and the messages come
-        again.
+        Outcomes that the broker never accepts are dropped: the leases end, and the messages are redelivered.
         """
         request = settle_request(self._options, self._identity.name, outgoing.settlements)
         try:
@@ -143,7 +142,7 @@ class Settling:
         return len(outgoing.entries)
 
     def put_back(self, outgoing: Outgoing, error: TransportError) -> None:
-        """Keep what could not be sent."""
+        """Keep the outcomes that could not be sent."""
         is_uncertain = not isinstance(error, BrokerBusyError | BrokerRefusedError)
         self._ledger.put_back(outgoing, is_uncertain=is_uncertain)
 
@@ -159,7 +158,7 @@ class Settling:
     def _call_on_stale(self, on_stale: OnStale, stale: tuple[StaleDelivery, ...]) -> None:
         try:
             on_stale(stale)
-        except Exception as error:  # the owner's code, and the last thing this pass does
+        except Exception as error:  # the application's code, called last
             _LOG.warning(
                 "on_stale_failed consumer=%s error=%s", self._options.name, error_text(error)
             )
@@ -179,7 +178,7 @@ class Settling:
 def log_answer(
     options: ConsumerOptions, sent: Outgoing, stale: Sequence[tuple[int, int, int]]
 ) -> tuple[list[Entry], list[Entry]]:
-    """Log what an answer means; returns the outcomes and the extensions that came too late."""
+    """Log the refused outcomes of an answer; returns the outcomes and the extensions that came too late."""
     outcomes, extensions = stale_entries(sent, stale)
     for what, entries in (("stale_outcomes", outcomes), ("lost_leases", extensions)):
         if entries:
@@ -200,7 +199,7 @@ def log_answer(
 
 
 def _log_dead(options: ConsumerOptions, taken: Sequence[Entry]) -> None:
-    """A line for each message that its group gets no more, with the broker's word for why."""
+    """A line for each new dead letter, with the broker's reason."""
     for entry in taken:
         received, outcome = entry.received, entry.outcome
         if outcome is None or not outcome.is_dead_letter(received.attempt, options.max_attempts):
@@ -227,13 +226,13 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     received: Received
     outcome: Outcome | None
     lease_ms: int = 0
-    #: Sent before, and no answer came.
+    #: Whether it was sent before without an answer.
     is_uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """What one request carries."""
+    """The entries of one request."""
 
     entries: tuple[Entry, ...]
     settlements: tuple[requests.Settlement, ...]
@@ -255,18 +254,18 @@ class Ledger:
     """Outcomes of one consumer that the broker has not confirmed. Thread safe."""
 
     def __init__(self, *, is_kept: bool = True) -> None:
-        """`is_kept` False: outcomes are counted and not sent; for at most once."""
+        """`is_kept` False: outcomes are counted but not sent, for at most once delivery."""
         self._is_kept = is_kept
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
-        #: For the settling thread.
+        #: Wakes the settling thread.
         self._has_entries = threading.Event()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, received: Iterable[Received], outcome: Outcome) -> int:
-        """Note the outcome of deliveries; those that have one already are left out. How many."""
+        """Record the outcome of deliveries that have none yet; returns how many."""
         count = 0
         with self._lock:
             for one in received:
@@ -288,7 +287,7 @@ class Ledger:
             self._notify()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to send, or for `wake`; whether there is."""
+        """Wait until there is something to send, or for `wake`; returns whether there is."""
         self._has_entries.wait(timeout_s)
         return bool(self._entries)
 
@@ -297,7 +296,7 @@ class Ledger:
         self._has_entries.set()
 
     def drain(self) -> Outgoing:
-        """Take out what one request can carry, oldest first."""
+        """Take out the entries of one request, oldest first."""
         if not self._entries:
             return NOTHING
         with self._lock:
@@ -305,12 +304,12 @@ class Ledger:
             del self._entries[:_ENTRIES_PER_REQUEST_MAX]
             if not self._entries:
                 self._has_entries.clear()
-        # A lease need not be prolonged when its outcome is known by now.
+        # A lease need not be extended once its outcome is known.
         taken = [entry for entry in taken if entry.outcome or not entry.received.is_settled]
         return as_outgoing(taken)
 
     def put_back(self, unsent: Outgoing, *, is_uncertain: bool) -> None:
-        """Keep what could not be sent for the next request."""
+        """Keep unsent entries for the next request."""
         if not unsent.entries:
             return
         for entry in unsent.entries:
@@ -325,16 +324,16 @@ class Ledger:
 
 
 def as_outgoing(entries: Sequence[Entry]) -> Outgoing:
-    """These entries as one request carries them."""
+    """These entries in the form of one request."""
     return Outgoing(entries=tuple(entries), settlements=_settlements(entries))
 
 
 def stale_entries(
     sent: Outgoing, stale: Sequence[tuple[int, int, int]]
 ) -> tuple[list[Entry], list[Entry]]:
-    """Of what was sent, the outcomes and the extensions that were refused because too late.
+    """The sent outcomes and extensions that were refused because they came too late.
 
-    Uncertain ones are left out, and extensions of what has an outcome by now.
+    Leaves out uncertain ones, and extensions of deliveries that have an outcome by now.
     """
     refused = {
         (token, pull_sequence)

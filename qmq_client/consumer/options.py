@@ -1,4 +1,4 @@
-"""The settings of one handler and where a new group begins, checked once, when they are made."""
+"""The settings of one handler and of the start of a new group, checked once at construction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.names import check_name, check_not_own
 from qmq_client.wire.shown import shorten
 
-#: A word, a time, or a sequence.
+#: Where a new group begins: a word, a time, or a sequence.
 Start = str | datetime | int
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ _REMEDY: Final = 'Give "earliest", "latest", a datetime with a zone, or a sequen
 
 
 def start_text(start: Start) -> str:
-    """The text of `wire/start.py`; raises `ConfigurationError`."""
+    """The start as a text in the form of `wire/start.py`; raises `ConfigurationError`."""
     try:
         return str(wire.parse_start(_text(start)))
     except InvalidMessageError as error:
@@ -47,16 +47,16 @@ def _wrong(start: object) -> ConfigurationError:
 
 CONCURRENCY_MAX: Final = 256
 BATCH_SIZE_MAX: Final = 1_000
-#: More than this is never pulled ahead: it bounds memory and what a crash returns.
+#: Most prefetched messages: bounds memory, and how many messages a crash returns.
 PREFETCH_MAX: Final = 1_000
-#: The broker's bounds.
+#: The broker's limits.
 ATTEMPTS_MAX: Final = 1_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 12 * 3_600_000
 WAIT_MS_MAX: Final = 50_000
 BACKOFF_MS_MAX: Final = 24 * 3_600_000
 
-#: A filter of more than this is a subject of its own.
+#: Most tags of a filter; beyond that use a separate subject.
 FILTER_TAGS_MAX: Final = 16
 
 _FLAGS: Final = ("auto_ack", "ordered", "at_most_once")
@@ -85,19 +85,19 @@ class ConsumerOptions:
     max_attempts: int = 16
     #: How long the broker waits for a sign of life; extended while the handler runs.
     lease_ms: int = 30_000
-    #: A handler that runs longer loses its message, which is delivered again.
+    #: The lease of a handler that runs longer is no longer extended, and its message is delivered again.
     lease_ms_max: int = 600_000
-    #: After this long the messages of a handler call are returned with that reason. An asynchronous
-    #: call is then cancelled; a plain one cannot be. 0 for no such limit.
+    #: Longest run of a handler call; then its messages are nacked with that reason. An asynchronous
+    #: call is cancelled; a plain one cannot be. 0 for no limit.
     timeout_ms: int = 0
     #: Messages per handler call; above 1 the handler takes a list.
     batch_size: int = 1
     #: How long messages may wait for a batch to fill: half the lease at most.
     max_wait_ms: int = 0
-    #: Long poll. A stop waits for the poll under way, so that what it brings can be returned at once.
+    #: Duration of a long poll. A stop waits for a running poll, so that its messages can be returned at once.
     wait_ms: int = 1_000
-    #: Most messages pulled ahead, however fast the handler is; 0 for 1,000, for large batches up to
-    #: 3,000, with `at_most_once` for only as many as can begin at once.
+    #: Most prefetched messages, even for a fast handler. 0 for the default: 1,000, up to 3,000 with
+    #: large batches, and with `at_most_once` only as many as can start at once.
     prefetch_max: int = 0
     #: Where a new group begins: "earliest", "latest", a `datetime`, or a sequence.
     start: Start = "earliest"
@@ -107,13 +107,13 @@ class ConsumerOptions:
     tags: tuple[str, ...] = ()
     #: … and with all of these. Both are kept with the group.
     all_tags: tuple[str, ...] = ()
-    #: Begin a message only when the previous one of its key is done.
+    #: Start a message only when the previous one of its key is settled.
     ordered: bool = False
-    #: Ack messages before they are handled: each comes once or, if the process dies, is lost.
+    #: Ack messages before they are handled: each is delivered once or, if the process dies, lost.
     at_most_once: bool = False
     #: Every consumer gets every message: True while it runs; "named" also those stored while it was stopped.
     broadcast: bool | Literal["named"] = False
-    #: How long the group waits before a message comes again; None for the broker's default.
+    #: How long the group waits before it redelivers a message; None for the broker's default.
     backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class ConsumerOptions:
                     setting=setting, value=shorten(value), remedy="Give True or False."
                 )
         if not isinstance(self.broadcast, bool) and self.broadcast != "named":
-            remedy = 'Give True, or "named" for consumers that come back under their consumer_id.'
+            remedy = 'Give True, or "named" for consumers that restart under their consumer_id.'
             raise ConfigurationError(
                 setting="broadcast", value=shorten(self.broadcast), remedy=remedy
             )
@@ -196,7 +196,7 @@ class ConsumerOptions:
 
     @property
     def working_set(self) -> int:
-        """How many messages keep every worker busy with none left waiting."""
+        """How many messages keep every worker busy while none waits."""
         return self.concurrency * self.batch_size
 
     @property
@@ -206,7 +206,7 @@ class ConsumerOptions:
             return self.prefetch_max
         if self.at_most_once:
             return self.working_set
-        # Of large batches one with each worker, one that waits, and one that is being pulled.
+        # With large batches: one batch for each worker, one that waits, and one that is being pulled.
         return min(max(PREFETCH_MAX, 3 * self.working_set), 3 * PREFETCH_MAX)
 
     @property
@@ -232,7 +232,7 @@ def _as_tags(setting: str, tags: object) -> tuple[str, ...]:
 
 
 def check_settings(names: Iterable[str], known: Collection[str] = ()) -> None:
-    """Raise `ConfigurationError` for a name that is no setting of a consumer, or none of `known`."""
+    """Raise `ConfigurationError` for a name that is not a setting of a consumer, or not in `known`."""
     if not known:
         own = {each.name for each in fields(ConsumerOptions)} - {"subject", "group"}
         known = own | {"inbox", "on_stale", "middleware"}
@@ -242,7 +242,7 @@ def check_settings(names: Iterable[str], known: Collection[str] = ()) -> None:
             hint = f"Did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(
                 setting=name,
-                value="no setting of a consumer",
+                value="not a setting of a consumer",
                 remedy=f"{hint}All are listed in help(qmq_client.consumer): "
                 f"{', '.join(sorted(known))}.",
             )

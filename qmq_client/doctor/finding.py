@@ -1,4 +1,4 @@
-"""One finding, with the value that was read and how to fix it."""
+"""One finding of the doctor, with the value that was read and the fix."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Finding:
     severity: Severity
     #: Id of the promise that is broken or at risk; empty for a note.
     promise: str
-    #: What was read, with names and values.
+    #: The settings that were read, with names and values.
     read: str
-    #: What it means.
+    #: The meaning of the finding.
     meaning: str
     #: The statement or command that fixes it; several are separated by "; ".
     fix: str
@@ -53,13 +53,13 @@ def found(id_: str, read: str, fix: str) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Above these values something is a finding."""
+    """Limits above which a value becomes a finding."""
 
     #: A transaction open for longer.
     transaction_s_max: float = 300.0
     #: A prepared transaction that is open for longer.
     prepared_s_max: float = 60.0
-    #: A row overdue for longer; a watchdog takes one within seconds.
+    #: A row that is overdue for longer; a watchdog claims one within seconds.
     overdue_s_max: float = 30.0
     #: A message waiting for longer.
     unsent_s_max: float = 600.0

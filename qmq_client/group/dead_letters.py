@@ -1,4 +1,4 @@
-"""The dead letters of a group: messages that it does not get again, each with the reason.
+"""The dead letters of a group: messages that the group gave up, each with the reason.
 
 A group may have millions. Each letter is kept in the encoding of a snapshot, in blocks of
 neighbouring sequences. The sequence and the time of death of every letter stay in memory. A buffer
@@ -28,9 +28,9 @@ EXPIRED: Final = "expired"
 #: longer letter has a block to itself.
 BLOCK_LETTERS_MAX: Final = 1_024
 BLOCK_BYTES_MAX: Final = 256 * 1024
-#: Letters that one call of `first_since` looks at: about ten milliseconds.
+#: Letters that one call of `first_since` checks: about ten milliseconds.
 LEAVING_MAX: Final = 10_000
-#: Blocks that one change may have to read at once: some ten milliseconds.
+#: Blocks that one change may read at once: some ten milliseconds.
 _BLOCKS_AT_ONCE: Final = 50
 #: Memory of one letter whose block is paged out: sequence, time, and spare room of the arrays.
 LETTER_BYTES: Final = 20
@@ -83,11 +83,13 @@ class Pool(Protocol):
     """Knows which blocks are in memory, and pages out the least recently used."""
 
     def used(self, block: Block) -> None:
-        """Take note that this block is in memory and was just read or changed."""
+        """Record that this block is in memory and was just read or changed."""
         ...
 
     def forget(self, block: Block) -> None:
-        """Free this block, which is no longer used. May be done later: freeing many takes long."""
+        """Free this block, which is no longer used. The pool may free it later, because freeing
+        many blocks takes long.
+        """
         ...
 
 
@@ -120,7 +122,7 @@ class Block:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has reached a limit and takes no further letter."""
+        """Whether the block has reached a limit and accepts no further letter."""
         return len(self.sequences) >= BLOCK_LETTERS_MAX or self.encoded_bytes >= BLOCK_BYTES_MAX
 
     def index(self, sequence: int) -> int | None:
@@ -130,7 +132,7 @@ class Block:
         return index if is_there else None
 
     def loaded(self) -> list[bytes]:
-        """Its letters, read into memory if they were paged out; raises what `Page.read` raises."""
+        """Its letters, read into memory if they were paged out; raises the errors of `Page.read`."""
         if self.letters is None:
             assert self.page is not None
             self.letters = [bytes(one) for one in _PARTS.decode(self.page.read())]
@@ -149,7 +151,7 @@ class Block:
         return self.page
 
     def put(self, sequence: int, encoded: bytes, at_ms: int) -> None:
-        """Add a letter, or replace the one with this sequence; raises what `Page.read` raises."""
+        """Add a letter, or replace the one with this sequence; raises the errors of `Page.read`."""
         letters = self.loaded()
         index = bisect_left(self.sequences, sequence)
         if index < len(letters) and self.sequences[index] == sequence:
@@ -164,7 +166,7 @@ class Block:
         self.page = None
 
     def take(self, index: int) -> None:
-        """Remove the letter at this index; raises what `Page.read` raises."""
+        """Remove the letter at this index; raises the errors of `Page.read`."""
         self.encoded_bytes -= len(self.loaded().pop(index))
         del self.sequences[index], self.at_ms[index]
         self.page = None
@@ -184,8 +186,8 @@ class Block:
 class DeadLetters(MutableMapping[int, DeadLetter]):
     """The dead letters of one group, by sequence.
 
-    Retention asks each second for the first letter that it must wait for. Each letter that it need
-    not wait for is looked at only once.
+    Each second, retention asks for the first letter whose message it must keep. Each letter whose
+    message may be deleted is checked only once.
     """
 
     __slots__ = (
@@ -205,12 +207,12 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         self._count = 0
         #: Bytes of all letters, in memory or not.
         self.encoded_bytes = 0
-        #: Retention waits for no letter with a lower sequence.
+        #: Retention need not keep the messages of letters with a lower sequence.
         self._needed_from = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Roughly the memory that they take even when all blocks are paged out."""
+        """Roughly the memory of the letters even when all blocks are paged out."""
         return LETTER_BYTES * self._count + BLOCK_BYTES * len(self._blocks)
 
     @property
@@ -263,7 +265,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
             self._forget(block)
 
     def died_ms(self, sequence: int) -> int | None:
-        """When this message died; None if it is no dead letter. Reads no page."""
+        """When this message died; None if it is not a dead letter. Reads no page."""
         found = self._find(sequence)
         return None if found is None else found[0].at_ms[found[1]]
 
@@ -274,7 +276,7 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
     def load(self, first: int, next_: int) -> None:
         """Load the blocks of this range, so that changing its letters reads no page.
 
-        Raises what `Page.read` raises, with nothing changed.
+        Raises the errors of `Page.read`, with nothing changed.
         """
         low, high = max(0, self._place(first)), self._place(next_ - 1)
         for block in self._blocks[low : max(low, high) + 1]:
@@ -322,8 +324,9 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
         """Add the letters of a page after all others.
 
         With `is_kept` the page stays readable, so its block need not be written again. Raises
-        `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are no such page, `ValueError`
-        if it is empty or a sequence is not higher than all before it, and what `Page.read` raises.
+        `msgspec.MsgspecError` or `UnicodeDecodeError` for bytes that are not a page, `ValueError`
+        if it is empty or a sequence is not higher than all before it, and the errors of
+        `Page.read`.
         """
         encoded, block = page.read(), Block()
         letters = letters_of(encoded)
@@ -348,9 +351,9 @@ class DeadLetters(MutableMapping[int, DeadLetter]):
     ) -> int | None:
         """The lowest sequence from `first_sequence` on that died at this time or later, or None.
 
-        One call looks at `LEAVING_MAX` letters. If it finds none, it returns the next one to look
-        at, and the next call continues there. Requires: from call to call `at_ms` never decreases,
-        and no sequence leaves `without`.
+        One call checks `LEAVING_MAX` letters. If it finds none, it returns the next one to check,
+        and the next call continues there. Requires: from call to call `at_ms` never decreases, and
+        no sequence leaves `without`.
         """
         first = max(self._needed_from, first_sequence)
         for looks, sequence in enumerate(self._in_order(first, None, since_ms=at_ms)):

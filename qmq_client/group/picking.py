@@ -1,13 +1,15 @@
 """The selection of messages for a pull: redeliveries that are due, then new ones, within its limits.
 
-Decides only, besides what it passes over on the way: reads the state of a group and the queue of its subject.
-Redeliveries go first, but one place in four is kept for new messages if there are any, so a backlog of failing
-messages slows the others down and never stops them. Suspects are delivered one by one (`suspects.py`).
+Only decides, and writes the messages that it skips: reads the state of a group and the queue of its subject.
+Redeliveries go first, but one place in four is kept for new messages if there are any, so a backlog
+of failing messages slows the others down but never stops them. Suspects are delivered one by one
+(`suspects.py`).
 
-Messages are selected by sequence and tag hash, then read: those whose tags do not match after all are passed over;
-expired ones, and those whose attempts are used up because the group's number of them was lowered meanwhile, become
-dead letters. An ordered group is fed: it reaches messages in order, and each is delivered when it is the first of
-its key. All passes are bounded: a pull that found nothing in them must be repeated at once (`is_unfinished`).
+Messages are selected by sequence and tag hash, then read: messages whose tags do not match are
+skipped; expired ones, and those with no attempts left because the group's limit was lowered, become
+dead letters. An ordered group reads messages ahead in order (*feeding*), and each is delivered when
+it is the first of its key. All passes are bounded: a pull that found nothing in them must be
+repeated at once (`is_unfinished`).
 """
 
 from __future__ import annotations
@@ -36,46 +38,46 @@ from qmq_client.wire.requests import PullRequest
 NEW_SHARE: Final = 4
 #: Entries read in one step: a pull of large messages stops long before its count is reached.
 ENTRIES_PER_READ: Final = 512
-#: Entries that one scan looks at: about a millisecond. A tag hash that it meets for the first time counts as
-#: `TagFilter.cost` more, so that a filter of many tags takes no longer.
+#: Entries that one scan checks: about a millisecond. A new tag hash counts as `TagFilter.cost`
+#: more, so that a filter of many tags takes no longer.
 SCANNED_MAX: Final = 4_096
 _RECORD_BYTES: Final = itemgetter(1)
-#: Runs of redeliveries that one pull is given, and of new messages: each is a lease of its own, and all of them
-#: take some ten milliseconds. Messages that failed one by one come back as many runs.
+#: Most runs of redeliveries, and of new messages, for one pull: each is a separate lease, and all
+#: of them take some ten milliseconds. Messages that failed one by one are redelivered as many runs.
 RUNS_MAX: Final = 500
 #: Passes of one pull before other pulls are served.
 PASSES_MAX: Final = 8
-#: Messages that one pass looks at one by one, and how many of them may die in one pull.
+#: Messages that one pass checks one by one, and how many of them may become dead letters in one pull.
 LOOKED_MAX: Final = 500
 DEAD_MAX: Final = 250
-#: Messages that an ordered group reaches in one step, and their bytes: whole records are read for their
-#: keys, and all steps of a pull may read about as much as a pull may bring.
+#: Messages that an ordered group reaches in one step, and their bytes: whole records are read for
+#: their keys, and all steps of a pull may read about as much as a pull may return.
 FED_MAX: Final = 256
 FED_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a pull will be given: runs and, for each message, where its record is."""
+    """The messages of a pull: runs and, for each message, the place of its record."""
 
     runs: tuple[DeliveryRun, ...]
     entries: list[Place]
-    #: The next sequences, if they are lost for good and nothing comes before them.
+    #: The next sequences, if they are lost and no message comes before them.
     lost: tuple[int, int] | None = None
-    #: How far the group gets with this; None if that is the last message in it.
+    #: The group cursor after this selection; None if it follows the last message in it.
     passed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much one pull may be given."""
+    """The limits of one pull."""
 
     now_ms: int
     messages: int
     bytes: int
-    #: Messages that the group may get beyond those in flight or waiting.
+    #: Most new messages, given the group's limit on messages in flight or waiting.
     new_messages: int
-    #: Whether the pull gets one suspect and nothing else.
+    #: Whether the pull gets only one suspect.
     is_for_suspect: bool = False
 
 
@@ -105,7 +107,7 @@ def select(state: GroupState, quota: NewQuota, queue: GroupQueue, room: Room) ->
     found = state.redeliveries.due(room.now_ms, room.messages, runs_max=RUNS_MAX)
     due, messages = [_again(run) for run in found], room.messages
     due_count = sum(run.count for run in due)
-    if len(due) == RUNS_MAX:  # more may be due: new messages get their share and no more
+    if len(due) == RUNS_MAX:  # more redeliveries may be due: new messages get only their share
         messages = min(messages, due_count * NEW_SHARE // (NEW_SHARE - 1))
     if due and new_count and due_count + new_count > messages:
         share = min(new_count, quota.new_share(messages))
@@ -127,9 +129,9 @@ def _again(run: Redelivery) -> DeliveryRun:
 def _fresh(
     state: GroupState, queue: GroupQueue, room: Room
 ) -> tuple[list[DeliveryRun], int | None]:
-    """Messages that were never delivered, and how far the group gets with all of them.
+    """Messages that were never delivered, and the group cursor after them.
 
-    None if that is the last of them.
+    None if it follows the last of them.
     """
     if state.by_key is not None:
         return _runs_of(state.by_key.ready(min(room.messages, SCANNED_MAX))), None
@@ -144,7 +146,7 @@ def _fresh(
 def _matching(
     first: int, wanted: TagFilter, queue: GroupQueue, messages_max: int
 ) -> tuple[list[DeliveryRun], int | None]:
-    """The next messages whose tag hash fits, and how far the scan went."""
+    """The next messages whose tag hash matches, and the sequence that the scan reached."""
     found: list[int] = []
     known: dict[int, bool] = {}
     sequence, left = first, SCANNED_MAX
@@ -158,7 +160,7 @@ def _matching(
             if fits is None:
                 fits = known[hash_] = wanted.may_match(hash_)
                 left -= wanted.cost
-            # A lost one may have been for the group: it is counted where it is met.
+            # A lost message may have matched the group's filter, so it is counted as lost here.
             if fits or not record_bytes:
                 found.append(number)
         left -= len(step)
@@ -220,7 +222,7 @@ def _fit(runs: Sequence[DeliveryRun], queue: GroupQueue, bytes_max: int) -> Sele
 def _fitting(
     run: DeliveryRun, queue: GroupQueue, room_bytes: int, *, is_first: bool
 ) -> tuple[list[Place], int]:
-    """The first entries of `run` that fit, and the room left if all of it fits."""
+    """The first entries of `run` that fit, and the bytes left if the whole run fits."""
     fits: list[Place] = []
     sequence, next_sequence = run.first_sequence, run.first_sequence + run.count
     while sequence < next_sequence:
@@ -270,22 +272,22 @@ def _first_of(run: DeliveryRun, count: int) -> DeliveryRun:
 
 @dataclass(slots=True, kw_only=True)
 class Picked:
-    """What one pull will be given; not delivered yet."""
+    """The result for one pull; not delivered yet."""
 
     runs: tuple[DeliveryRun, ...] = ()
     records: Records = field(default_factory=lambda: Records.of([]))
-    #: To be written before the delivery: messages that are not delivered, and why.
+    #: Actions to write before the delivery: skipped messages, with the reason.
     actions: list[Action] = field(default_factory=list)
-    #: To be written after it, if the group has come further than the last message given.
+    #: Actions to write after it, if the cursor moves beyond the last delivered message.
     passed: Passed | None = None
-    #: Whether nothing was found yet and there is more to look through.
+    #: Whether nothing was found yet and there are more entries to search.
     is_unfinished: bool = False
-    #: Whether this consumer gets nothing, whatever there is: others may.
+    #: Whether this consumer may get no message now, although others may.
     is_held_back: bool = False
 
 
 class Picker:
-    """Picks for the pulls of one group; belongs to its thread."""
+    """Selects the messages for the pulls of one group; owned by its thread."""
 
     __slots__ = ("_quota", "_unsettled_max", "_write", "state", "suspects")
 
@@ -296,7 +298,7 @@ class Picker:
         *,
         unsettled_max: int,
     ) -> None:
-        """`write` applies actions to the state, after it has made them durable where that is promised."""
+        """`write` applies actions to the state, and first makes them durable where that is promised."""
         self.state = state
         self.suspects = Suspects(state)
         self._quota = NewQuota()
@@ -304,9 +306,9 @@ class Picker:
         self._unsettled_max = unsettled_max
 
     def pick(self, queue: GroupQueue | None, consumer: str, lease_ms: int, room: Room) -> Picked:
-        """What this pull is given: a suspect alone, or others.
+        """Select the messages of this pull: one suspect, or others.
 
-        What is passed over on the way is written.
+        Messages skipped on the way are written as actions.
         """
         suspects = self.suspects
         suspects.look(room.now_ms)
@@ -364,7 +366,7 @@ class Picker:
         if not (is_checked or may_expire):
             return Picked(runs=selection.runs, records=records)
         if len(selection.entries) > LOOKED_MAX:
-            # Each may die: the rest is looked at in another turn.
+            # Each may become a dead letter: the rest is checked in another pass.
             selection = first_of(selection, LOOKED_MAX)
             records = queue.read(selection.entries)
         picked = Picked()
@@ -378,7 +380,7 @@ class Picker:
         )
         dead_max = state.dead.changed_at_once(DEAD_MAX)
         for (run, sequence), record in zip(numbered, records, strict=True):
-            if len(picked.actions) >= dead_max:  # the rest is looked at in another turn
+            if len(picked.actions) >= dead_max:  # the rest is checked in another pass
                 selection = replace(selection, passed=None)
                 break
             if sequence >= state.cursor:
@@ -402,7 +404,7 @@ class Picker:
         return picked
 
     def _feed(self, queue: GroupQueue, room: Room) -> None:
-        """Let an ordered group reach messages until enough are ready, a bounded number."""
+        """Read messages ahead for an ordered group until enough are ready; bounded."""
         state = self.state
         assert state.by_key is not None
         for _ in range(PASSES_MAX):
@@ -449,9 +451,9 @@ class Picker:
         return state.by_key is not None and has_room and state.cursor < queue.next_sequence
 
     def skip_what_is_gone(self, first_sequence: int, now_ms: int) -> None:
-        """Skip what was given up by force before this group got it, and count it as lost.
+        """Skip messages that were deleted by force before this group got them, and count them as lost.
 
-        `first_sequence` is where the group's queue begins.
+        `first_sequence` is the first sequence of the group's queue.
         """
         state = self.state
         waiting = next(state.redeliveries.runs(), None)
@@ -516,7 +518,7 @@ def _dead(state: GroupState, run: DeliveryRun, sequence: int, reason: str, now_m
 def hand_out(
     state: GroupState, request: PullRequest, picked: Picked, token: int, now_ms: int
 ) -> list[Action]:
-    """The actions of an answer to a pull; they are written before it leaves."""
+    """The actions of an answer to a pull; they are written before the answer is sent."""
     first = state.next_pull_sequence(request.consumer)
     pulled = Pulled(
         at_ms=now_ms,

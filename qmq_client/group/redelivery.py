@@ -1,8 +1,8 @@
 """Messages of one group that wait for their next delivery.
 
 A nack or the end of a lease puts a run of sequences here. Bodies are never copied, and other groups
-notice nothing. Runs come out when they are due, in the order of their times; those that may have
-crashed their consumer are kept apart (`suspects.py`).
+are not affected. Due runs are taken in the order of their times; messages that may have crashed
+their consumer are kept separately (`suspects.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from qmq_client.group.ranges import Spans
 #: The heap is rebuilt when it holds this many times more entries than there are runs.
 _STALE_ENTRIES_FACTOR: Final = 4
 _STALE_ENTRIES_MIN: Final = 64
-#: A message is a suspect if its lease ended without a word at this many deliveries. Once may be
-#: chance: such a message is delivered with others.
+#: A message is a suspect if the leases of this many deliveries ended without an outcome. A single
+#: case may be chance: such a message is delivered together with others.
 SUSPECT_AFTER: Final = 2
 #: Memory of one run without its errors, and of one entry in a heap by time.
 _RUN_BYTES: Final = 288
@@ -34,21 +34,21 @@ class Redelivery:
     first: int
     #: One after the last sequence.
     next: int
-    #: Deliveries so far, without those that came back untried.
+    #: Deliveries so far, without those that were returned untried.
     attempts: int
     #: Wall-clock milliseconds from which they may be delivered again.
     retry_at_ms: int
-    #: What the last consumer that tried said, or that its lease ended.
+    #: The error of the last consumer that tried, or that its lease ended.
     error: str
     #: The attempts so far.
     history: History = ()
-    #: How often it came back untried since the last attempt.
+    #: How often it was returned untried since the last attempt.
     untried: int = 0
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may have crashed its consumer, and is to be delivered alone."""
-        # Anyone who gives a message back with this very text gets it alone; no harm is done.
+        """Whether it may have crashed its consumer, and must be delivered alone."""
+        # A consumer that nacks with this exact text gets the message alone, which is harmless.
         return self.error == LEASE_ENDED and self.attempts >= SUSPECT_AFTER
 
     @property
@@ -71,7 +71,7 @@ class RedeliveryHeap(Generic[R]):
 
     def __init__(self) -> None:
         self._runs: Spans[R] = Spans()
-        #: No run is due later than this; may exceed the time of the last one.
+        #: Upper bound of the times of all runs.
         self.latest_ms = 0
         #: (retry_at_ms, first sequence); entries whose run is gone or moved are skipped.
         self._by_time: list[tuple[int, int]] = []
@@ -85,7 +85,7 @@ class RedeliveryHeap(Generic[R]):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all that waits, roughly."""
+        """The memory of all waiting runs, roughly."""
         entries = len(self._by_time) + len(self._suspects_by_time)
         return self._runs.memory_bytes + _ENTRY_BYTES * entries
 
@@ -98,7 +98,7 @@ class RedeliveryHeap(Generic[R]):
         return self._runs.at(sequence)
 
     def add(self, run: R) -> None:
-        """Let a run wait. Requires: none of its messages waits already."""
+        """Add a run. Requires: none of its messages waits already."""
         self._runs.add(run)
         self.latest_ms = max(self.latest_ms, run.retry_at_ms)
         self._note_time(run)
@@ -112,7 +112,7 @@ class RedeliveryHeap(Generic[R]):
             heapify(self._suspects_by_time)
 
     def take(self, first: int, next_: int) -> list[R]:
-        """Remove these sequences; returns what waited."""
+        """Remove these sequences; returns the runs that waited."""
         taken = self._runs.take(first, next_)
         rest = self._runs.at(next_)
         if taken and rest is not None:  # the rest of a cut run has a new first sequence
@@ -136,7 +136,7 @@ class RedeliveryHeap(Generic[R]):
         return suspect_ms is not None and suspect_ms <= now_ms
 
     def suspect(self, now_ms: int) -> R | None:
-        """The first suspect that is due, as one message; it stays."""
+        """The first due suspect, as one message; it is not removed."""
         if not self.has_suspect(now_ms):
             return None
         first = self._suspects_by_time[0][1]
@@ -144,7 +144,7 @@ class RedeliveryHeap(Generic[R]):
         return None if run is None else run.cut(first, first + 1)
 
     def due(self, now_ms: int, messages_max: int, *, runs_max: int | None = None) -> list[R]:
-        """Runs that are due, oldest first, at most so many and of `messages_max` messages; they stay.
+        """Due runs, oldest first, at most `runs_max` with `messages_max` messages; they are not removed.
 
         Without suspects.
         """
@@ -169,7 +169,7 @@ class RedeliveryHeap(Generic[R]):
         return due
 
     def far(self, after_ms: int, messages_max: int) -> list[R]:
-        """Runs due later than `after_ms`, at most `messages_max` messages; they stay."""
+        """Runs due later than `after_ms`, at most `messages_max` messages; they are not removed."""
         if self.latest_ms <= after_ms:
             return []
         found: list[R] = []

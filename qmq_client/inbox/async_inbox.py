@@ -1,4 +1,4 @@
-"""The inbox for asynchronous sessions: it promises what `Inbox` promises and never blocks the loop.
+"""The inbox for asynchronous sessions: it keeps the promises of `Inbox` and never blocks the loop.
 
 An engine's connections belong to the loop that opened them. A consumer runs its handlers on a loop
 of its own, so give its inbox an engine of its own; `close` closes the connections on that loop.
@@ -41,7 +41,7 @@ class AsyncInbox:
         if isinstance(session_factory, AsyncEngine):
             session_factory = async_sessionmaker(session_factory)
         self._session_factory = session_factory
-        session = session_factory()  # it has opened no connection, so it need not be closed
+        session = session_factory()  # no connection was opened, so there is nothing to close
         engine = session.sync_session.get_bind(clause=table).engine
         self._notes = Notes(engine, table, group)
         self.group = self._notes.group

@@ -1,4 +1,4 @@
-"""The translation of failures over HTTP into the leaves of `TransportError`.
+"""Translates failures of HTTP requests into subclasses of `TransportError`.
 
 The only place that knows httpx's errors and HTTP's status codes.
 """
@@ -30,18 +30,18 @@ from qmq_client.wire.requests import (
 )
 from qmq_client.wire.shown import printable, shorten
 
-#: What a broker asks for by `Retry-After` is believed up to here.
+#: The longest wait that a broker may request by `Retry-After`.
 RETRY_AFTER_S_MAX: Final = 300.0
 _RETRY_AFTER_S: Final = 1.0
 #: 408: the body came too slowly; 429: too many; 503: not now; 507: the disk's reserve is reached.
 _BUSY: Final = frozenset({408, 429, 503, 507})
-#: 401: the broker does not know who is asking; 403: it does, and does not let it.
+#: 401: the broker does not know the client; 403: it knows the client and does not allow the request.
 _ACCESS: Final = frozenset({401, 403})
-#: In which a broker says why it does not do what it was asked.
+#: Content types in which a broker gives the reason of a refusal.
 _ERROR_TYPES: Final = (FRAME_CONTENT_TYPE, JSON_CONTENT_TYPE)
-#: Of a reason that the broker gave: some of them are an operator's words.
+#: Longest reason of the broker that is shown: some reasons are texts of an operator.
 _SAID_CHARACTERS_MAX: Final = 1_000
-#: What OpenSSL says, before 3.5 and since, when the peer answers a handshake in plain text.
+#: The reasons of OpenSSL, before 3.5 and since, when the peer answers a handshake in plain text.
 _SAID_WITHOUT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 #: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OUT_OF_DATE_CODES: Final = (9, 10)
@@ -49,21 +49,21 @@ _OUT_OF_DATE: Final = "Renew it at the broker; or this machine's clock is wrong.
 _OF_ANOTHER: Final = (
     "Give the authority that signed it (broker.ca_file), and the host name that it names."
 )
-#: What the system numbers, and where a library's source says it: of no use to who reads an error.
+#: Error numbers and source lines of libraries: of no use to the reader of an error.
 _REASON: Final = re.compile(r"^\[Errno -?\d+\] | \(_ssl\.c:\d+\)$")
 
 
 class Status(Protocol):
-    """What is looked at of an answer before its body."""
+    """The parts of an answer that are checked before its body is read."""
 
     @property
     def status_code(self) -> int:
-        """Of HTTP."""
+        """The HTTP status code."""
         ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By names in small letters."""
+        """Headers by lower-case names."""
         ...
 
 
@@ -75,12 +75,12 @@ def as_transport_error(
     certificate: str = "",
     has_connected: bool = True,
 ) -> TransportError:
-    """Which of our errors an error of the HTTP library is.
+    """Translate an error of the HTTP library.
 
-    A protocol error of a peer that hung up is a lost connection; of one that continued talking, the
-    answer of something other than a broker. Everything else is trouble with the connection.
-    `certificate` is the file of the one that was shown, if any was; on a connection that is older than
-    the call, the peer has nothing against it.
+    A protocol error of a peer that closed the connection is a lost connection; that of any other peer
+    is the answer of something other than a broker. All other errors are failures of the connection.
+    `certificate` is the file of the client certificate that was presented in a handshake for this
+    call, if any; a connection that is older than the call has already passed its handshake.
     """
     import httpx
 
@@ -103,7 +103,7 @@ def as_transport_error(
         httpx.TooManyRedirects,
         httpx.HTTPStatusError,
     )
-    is_silent = "without sending" in str(error)  # nothing answered at all
+    is_silent = "without sending" in str(error)  # there was no answer
     if isinstance(error, nonsense) and not was_closed_by_peer and not is_silent:
         return NotTheBrokerError(url=url, answer=f"{type(error).__name__}: {shorten(str(error))}")
     return BrokerUnreachableError(text)
@@ -112,7 +112,7 @@ def as_transport_error(
 def check_head(response: Status, wanted_type: str, url: str) -> None:
     """Raise `NotTheBrokerError` for an answer that no broker gives, before its body is read.
 
-    A broker encodes nothing, and answers with the wanted type or says in one of two why it does not.
+    A broker's answer has no content encoding, and has the requested type or one of the two types of an error.
     """
     types = (wanted_type,) if response.status_code == 200 else _ERROR_TYPES
     encoding = response.headers.get("content-encoding", "identity").lower()
@@ -121,10 +121,10 @@ def check_head(response: Status, wanted_type: str, url: str) -> None:
 
 
 def check_status(response: Status, data: bytes, url: str) -> None:
-    """Raise what a status other than 200 means.
+    """Raise the error for a status other than 200.
 
-    One that does not speak our language comes from something else at this address: believing it
-    would give up good messages.
+    An answer in another form comes from something else at this address: treating it as a refusal
+    would park valid messages.
     """
     status = response.status_code
     if status == 200:
@@ -138,7 +138,7 @@ def check_status(response: Status, data: bytes, url: str) -> None:
 
 
 def refusal(status: int, answer: ErrorAnswer, retry_after: str = "") -> TransportError:
-    """Which of our errors a broker's refusal is."""
+    """The error for a broker's refusal."""
     if status in _BUSY:
         text = f"{status}: {said(answer.message)}"
         return BrokerBusyError(text, retry_after_s=_retry_after_s(retry_after))
@@ -147,7 +147,9 @@ def refusal(status: int, answer: ErrorAnswer, retry_after: str = "") -> Transpor
 
 
 def _not_the_broker(response: Status, url: str) -> TransportError:
-    """Names what answered. It is distinguished from a broker, but may ask for time like one."""
+    """The error for an answer of something other than a broker; its status may ask for a later
+    attempt, like a broker's.
+    """
     status, headers = response.status_code, response.headers
     kind = shorten(_content_type(response)) if _content_type(response) else "unknown"
     shown = f"status {status} of type {kind}"
@@ -165,13 +167,13 @@ def _content_type(response: Status) -> str:
 
 
 def said(text: str) -> str:
-    """What the broker said, printable and bounded."""
+    """The broker's text, printable and bounded."""
     shown = printable(text[:_SAID_CHARACTERS_MAX])
     return shown if len(text) <= _SAID_CHARACTERS_MAX else f"{shown}…"
 
 
 def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Why TLS did not take the peer's certificate, when that is what went wrong."""
+    """Why TLS rejected the peer's certificate; None if another error occurred."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return error
@@ -180,9 +182,9 @@ def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerification
 
 
 def _may_be_our_certificate(error: Exception) -> bool:
-    """Whether the peer hung up as one does that was shown no certificate that it accepts.
+    """Whether the peer closed the connection like one that got no acceptable client certificate.
 
-    With TLS 1.3 it does so after a handshake that was fine for us, and what it says may be lost.
+    With TLS 1.3 it does so after the handshake succeeded on our side, and its alert may be lost.
     """
     import httpx
 
@@ -192,9 +194,9 @@ def _may_be_our_certificate(error: Exception) -> bool:
 
 
 def _connection_hint(error: BaseException) -> str:
-    """What to do about a connection that did not come about."""
+    """The remedy for a failed connection."""
     if any(said in str(error) for said in _SAID_WITHOUT_TLS):
-        return "What listens there speaks no TLS: its address begins with http://."
+        return "The server there does not speak TLS: begin the address with http://."
     return "Start a broker there, or give the address of a running one."
 
 

@@ -1,7 +1,6 @@
-"""HTTP requests of commands and the doctor, answered in JSON; the transport sends messages instead.
+"""HTTP requests with JSON answers, for commands and the doctor; messages are sent by the transport.
 
-Like the transport, it bounds the answer and uses neither content encodings nor proxies of the
-environment.
+Like the transport, it bounds the length of an answer and uses neither content encodings nor proxies of the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ def ask(
     answer_bytes_max: int,
     **request: Any,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer, also of a refusal; `request` has further arguments of httpx.
+    """Send a request; returns status and body of the answer, also of a refusal. `request` has
+    further arguments of httpx.
 
     `answer_s_max` bounds the connect, each write, each read of the head, and the whole body. Raises
     `ConfigurationError` for a malformed address, otherwise a `TransportError`.
@@ -43,7 +43,7 @@ def ask(
             for part in response.iter_raw():
                 data += part
                 if SYSTEM_CLOCK.monotonic_s() > end_s:
-                    raise httpx.ReadTimeout(f"no whole answer within {answer_s_max:g} s")
+                    raise httpx.ReadTimeout(f"no complete answer within {answer_s_max:g} s")
                 if len(data) > answer_bytes_max:
                     raise BrokerAnswerError(
                         f"{url}: the answer is longer than {answer_bytes_max} bytes"

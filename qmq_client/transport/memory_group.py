@@ -1,7 +1,7 @@
 """One consumer group of the in-memory broker: the state machine of the broker (`qmq_client.group`).
 
-What the broker writes to its action log before it changes a group is only applied here. No files, no bounds, no
-threads (the caller holds a lock), time as an argument.
+The broker writes an action to its action log before it applies it; here it is only applied. No
+files, no limits, no threads (the caller holds a lock), and time is an argument.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qmq_client.wire.record import joined_tags_hash
 from qmq_client.wire.record_parts import record_tags
 from qmq_client.wire.requests import ErrorAnswer, PullRequest, Settlement
 
-#: Nothing is drawn by lot here: a test knows when a message comes back.
+#: No jitter: a test can predict when a message is delivered again.
 _BACKOFF: Final = ExponentialBackoff(jitter=0.0)
-#: However often it is extended, a lease ends so long after the message was given, as at the broker.
+#: The longest a lease can be extended after the delivery, as at the broker.
 _HELD_MS: Final = 24 * 3_600_000
 _UNBOUNDED: Final = 2**63
 
@@ -62,12 +62,12 @@ class MemoryGroup:
 
     def __init__(self, defined: GroupDefined) -> None:
         self.state = new_state(defined)
-        #: Of a broadcast: which process it is.
+        #: The processes of a broadcast consumer.
         self.instances = Instances()
         self._picker = Picker(self.state, self._write, unsettled_max=_UNBOUNDED)
 
     def write(self, actions: Iterable[Action]) -> None:
-        """Apply what the broker would write to its log."""
+        """Apply the actions that the broker would write to its log."""
         for action in actions:
             apply_action(self.state, action)
 
@@ -75,7 +75,9 @@ class MemoryGroup:
         self.write(actions)
 
     def agree(self, request: PullRequest, now_ms: int) -> None:
-        """Take over what a pull may change; raises `BrokerRefusedError` if it contradicts the group's settings."""
+        """Take over the settings that a pull may change; raises `BrokerRefusedError` if it
+        contradicts the group's settings.
+        """
         state, has = self.state, self.state.settings
         where = (now_ms, state.subject, state.group)
         if conflict := conflict_of(has, request):
@@ -87,12 +89,12 @@ class MemoryGroup:
             self.write([Configured(*where, msgspec.structs.replace(has, backoff=backoff))])
 
     def step(self, now_ms: int) -> None:
-        """End the leases whose time is over."""
+        """End the leases whose deadline has passed."""
         ended = self.state.deadlines.ended(now_ms, _UNBOUNDED)
         self.write(plan_ended_leases(self.state, ended, self._terms(now_ms)))
 
     def take(self, request: PullRequest, queue: MemoryQueue, *, token: int, now_ms: int) -> Picked:
-        """Hand out what is due."""
+        """Deliver due messages."""
         self.step(now_ms)
         room = Room(
             now_ms=now_ms,
@@ -115,7 +117,7 @@ class MemoryGroup:
         return plan
 
     def lag(self, records: Sequence[bytes]) -> int:
-        """Messages for the group that are neither acked nor given up."""
+        """Messages for the group that are neither acked nor dead letters."""
         state, wanted = self.state, self.state.filter
         to_come = records[state.cursor :]
         new = len(to_come) if wanted is None else sum(map(wanted.matches, to_come))
@@ -134,6 +136,6 @@ class MemoryGroup:
 def refused(
     status: int, code: str, message: str, message_id: bytes | None = None
 ) -> BrokerRefusedError:
-    """A refusal as the broker gives it."""
+    """The error for a refusal, as the broker would answer it."""
     text = "" if message_id is None else format_message_id(message_id)
     return BrokerRefusedError(status, ErrorAnswer(code=code, message=message, message_id=text))

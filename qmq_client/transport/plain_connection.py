@@ -1,9 +1,9 @@
 """One connection to the broker, for one call at a time.
 
-The broker's answers have one plain form: HTTP/1.1, a short head, a length. Reading only that takes
-a tenth of the time of a full HTTP parser, and the body is received directly into its final memory,
-where it would otherwise be copied four times. An answer of any other form, including a malformed
-one, is passed with all bytes received so far to httpcore's connection, which judges it.
+The broker's answers have one plain form: HTTP/1.1, a short head, a content length. Reading only
+this form takes a tenth of the time of a full HTTP parser, and the body is received directly into
+its final memory instead of being copied four times. An answer of any other form, including a
+malformed one, is passed with all bytes received so far to httpcore's connection, which judges it.
 
 Not for: the deadline of a call, and writing head and body together (`http_connections.py`).
 """
@@ -19,43 +19,43 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import httpcore
 
-#: The head of an answer comes with its first read, and most answers come whole.
+#: The first read gives the head of an answer, and mostly the whole answer.
 _FIRST_READ_BYTES: Final = 16 * 1024
-#: Up to this length a body is received into one piece of memory, allocated in advance.
+#: A body up to this length is received into one piece of memory, allocated in advance.
 _PART_BYTES_MAX: Final = 2 * 1024 * 1024
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _PLAIN_HEAD: Final = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9]) [\t\x20-\x7e]*\r\n((?:" + _TOKEN + rb":[\t\x20-\x7e]*\r\n)+)\r\n"
 )
 _HEADER: Final = re.compile(rb"(" + _TOKEN + rb"):[\t ]*([\t\x20-\x7e]*?)[\t ]*\r\n")
-#: Up to a petabyte; longer numbers are not believed.
+#: Content lengths up to a petabyte; longer numbers are invalid.
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}\Z")
 #: Allowed characters of a request's header: no value can end its line, or add another header.
 _SENT_NAME: Final = re.compile(_TOKEN + rb"\Z")
 _SENT_VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff]+(?:[\t ]+[\x21-\x7e\x80-\xff]+)*)?\Z")
-#: Answers without a body, whatever length they state.
+#: Answers without a body, even if they state a length.
 _BODILESS: Final = frozenset({204, 304})
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Stream(Protocol):
-    """The connected socket, held to the deadline of the call."""
+    """The connected socket; each of its operations ends at the deadline of the call."""
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write all of it."""
         ...
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """What has come, or a part of it; empty at the end."""
+        """The received bytes, or some of them; empty at the end."""
         ...
 
     def receive(self, count: int) -> bytes:
-        """The same, never more than `count`."""
+        """Like `read`, but at most `count` bytes."""
         ...
 
     def receive_into(self, view: memoryview) -> int:
-        """The same, into this memory; 0 at the end."""
+        """Like `read`, but into this memory; returns the count, 0 at the end."""
         ...
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Stream(Protocol):
         ...
 
     def get_extra_info(self, info: str) -> Any:
-        """As httpcore's streams."""
+        """Like the method of httpcore's streams."""
         ...
 
 
@@ -76,10 +76,10 @@ class Opening(Protocol):
 
 
 class Call(NamedTuple):
-    """What all POSTs to one route have in common; made by `make_call`."""
+    """The parts that all POSTs to one route share; made by `make_call`."""
 
     url: httpcore.URL
-    #: The head as it is written, without the length of the body.
+    #: The encoded head, without the content length.
     head: bytes
 
 
@@ -98,7 +98,7 @@ class PlainConnection:
         self._stream = stream
         #: Whether the previous answer was read to its end, so that another request may follow.
         self._is_idle = True
-        #: Reads the answer if it is not of the plain form.
+        #: The httpcore connection that reads an answer of another form.
         self._other: httpcore.HTTP11Connection | None = None
         self._other_response: httpcore.Response | None = None
 
@@ -106,7 +106,7 @@ class PlainConnection:
         """Send a request and read the head of its answer. Raises errors of httpcore, and closes."""
         self._is_idle = False
         try:
-            # A peer that refuses a request may say why before it has read all of it.
+            # A peer that refuses a request may send its reason before it has read the whole request.
             with suppress(httpcore.WriteError):
                 self._stream.write(b"%bcontent-length: %d\r\n\r\n" % (call.head, len(body)))
                 self._stream.write(body)
@@ -118,11 +118,11 @@ class PlainConnection:
             raise
 
     def has_ended(self) -> bool:
-        """Whether the peer has closed it, or sent something unasked. Requires: it is idle."""
+        """Whether the peer has closed the connection, or sent bytes without a request. Requires: it is idle."""
         return bool(self._stream.get_extra_info("is_readable"))
 
     def finish(self) -> bool:
-        """The call is over; whether the connection can carry another one."""
+        """End the call; returns whether the connection can carry another one."""
         if self._other is not None and self._other_response is not None:
             self._other_response.close()
             self._is_idle = self._other.is_idle()
@@ -176,8 +176,8 @@ class PlainConnection:
 
     def _fill(self, view: memoryview, first: int, before: int, body_bytes: int) -> None:
         while first < len(view):
-            # Released before an error leaves here: what holds the error would hold the memory too, and since
-            # Python 3.13 a `BytesIO` that is collected with such a view prints a warning.
+            # Released before an error is raised: the error's traceback would keep the memory alive,
+            # and since Python 3.13 a `BytesIO` that is collected with such a view prints a warning.
             with view[first:] as room:
                 count = self._stream.receive_into(room)
             if not count:
@@ -190,14 +190,14 @@ class PlainConnection:
     def _other_answer(self, call: Call, data: bytes) -> Answer:
         """The answer that begins with `data`, as httpcore reads it."""
         self._other = httpcore.HTTP11Connection(call.url.origin, _Replay(data, self._stream))
-        # The request was sent already: this one only stands for it, and is not sent.
+        # The request was already sent: this object only represents it and is not sent.
         again = httpcore.Request("POST", call.url, headers=[(b"host", b"broker")])
         response = self._other_response = self._other.handle_request(again)
         return Answer(response.status, list(response.headers), iter(response.iter_stream()))
 
 
 class _Replay(httpcore.NetworkStream):
-    """A stream of which a part was read already; discards what is written to it."""
+    """A stream that first returns bytes read earlier; it discards writes."""
 
     def __init__(self, data: bytes, stream: Stream) -> None:
         self._parts = [data]
@@ -207,7 +207,7 @@ class _Replay(httpcore.NetworkStream):
         return self._parts.pop() if self._parts else self._stream.read(max_bytes)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Discards the request, which was sent before."""
+        """Discards the request, which was already sent."""
 
     def close(self) -> None:
         self._stream.close()

@@ -1,7 +1,7 @@
-"""TLS of a transport's connections: a context that is made again when its files change.
+"""The TLS context of a transport's connections, which is created again when its files change.
 
-A certificate that was renewed counts for new connections. Files that cannot be read leave the context
-before in place, with a line in the log.
+New connections use a renewed certificate. If the files cannot be read, the previous context stays
+in use, and a line is logged.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from qmq_client.errors import ConfigurationError
 from qmq_client.transport.address import BrokerAddress
 
 _log: Final = logging.getLogger("qmq.transport")
-#: Inode, length, times of writing and of a change of its rights.
+#: Inode, length, and times of the last change of content and of metadata.
 _Stamp = tuple[int, int, int, int]
 
 
 class ClientTls:
-    """How to speak TLS with one broker. May be asked from any thread."""
+    """TLS settings for one broker. Safe for any thread."""
 
     def __init__(self, address: BrokerAddress) -> None:
         """Raises `ConfigurationError` for files that cannot be used."""
         self._address = address
-        #: Replaced together: of two threads that read the files, the one that read the older may be last.
+        #: Replaced together: of two threads that read the files, the one with the older version may be last.
         self._loaded = self._look(), address.ssl_context()
         self._log_time()
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection."""
+        """The context for the next connection."""
         stamps, (known, context) = self._look(), self._loaded
         if stamps == known:
             return context
         try:
             context = self._address.ssl_context()
         except ConfigurationError as error:
-            _log.error("certificate is not taken, the one before stays: %s", error)
+            _log.error("new certificate is not usable, the previous one stays in use: %s", error)
         else:
             self._log_time()
         self._loaded = stamps, context
@@ -57,7 +57,7 @@ class ClientTls:
 
 
 def certificate_fault(cert_file: str) -> str:
-    """Why the time of this certificate is wrong; empty if it is right, or cannot be read."""
+    """Why this certificate is not valid now; empty if it is valid, or cannot be read."""
     try:
         validity = validity_of(Path(cert_file).read_text("ascii", "replace"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """The answer to a pull: delivered messages, as one DELIVERIES frame.
 
 Body: length 4 and MessagePack of `DeliveriesHead`; then record lengths (4 n) and the records as
-they stand in the commit log. What differs per run (sequence, attempt) stands in the head once per
+they are in the commit log. Values that differ per run (sequence, attempt) are in the head once per
 run, so nothing is encoded per message. Pull sequences are dense from `first_pull_sequence` in the
 order of the records.
 """
@@ -29,12 +29,12 @@ class DeliveryRun(msgspec.Struct, frozen=True, array_like=True):
 
     first_sequence: Natural
     count: Natural
-    #: Which delivery of these messages to this group this is, from 1.
+    #: The attempt: how many times these messages were delivered to this group, including this one.
     attempt: Natural
 
 
 class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What all messages of one answer have in common."""
+    """Values that all messages of one answer share."""
 
     subject: str
     #: The broker's token at the delivery; settlements name it.
@@ -49,7 +49,7 @@ class DeliveriesHead(msgspec.Struct, frozen=True, kw_only=True):
 class Delivered(msgspec.Struct, frozen=True, gc=False):
     """One message of an answer, still encoded; a struct, because one is made for every message.
 
-    It holds nothing that could hold it, so the collector need not look at it.
+    It is not tracked by the garbage collector, because it cannot be part of a reference cycle.
     """
 
     sequence: int
@@ -67,7 +67,7 @@ class Deliveries:
 
 
 class Records(Sequence[bytes]):
-    """Encoded records in the order they were asked for; single records are cut out only when taken."""
+    """Encoded records in the order they were asked for; a single record is sliced only when it is accessed."""
 
     __slots__ = ("_counts", "lengths", "parts")
 
@@ -83,7 +83,7 @@ class Records(Sequence[bytes]):
 
     @classmethod
     def of(cls, records: Sequence[bytes]) -> Records:
-        """These records, each as a part of its own."""
+        """A `Records` of these records, one part for each."""
         return cls(records, [1] * len(records), list(map(len, records)))
 
     def __len__(self) -> int:
@@ -148,7 +148,9 @@ def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
     """The messages of an answer; raises `ProtocolError` and nothing else."""
     header = parse_frame(data, frame_bytes_max=frame_bytes_max)
     if header.kind is not FrameKind.DELIVERIES:
-        raise ProtocolError(f"a frame of kind {header.kind.name} is no answer to a pull", offset=5)
+        raise ProtocolError(
+            f"a frame of kind {header.kind.name} is not an answer to a pull", offset=5
+        )
     content = sized_part(data, header.head_bytes)
     head = decode_msgpack(content, DeliveriesHead)
     record_count = header.record_count
@@ -162,7 +164,7 @@ def parse_deliveries(data: bytes, *, frame_bytes_max: int) -> Deliveries:
     fill_bytes = len(data) - first_position - sum(lengths)
     if not 0 <= fill_bytes < FRAME_ALIGNMENT_BYTES or any(data[len(data) - fill_bytes :]):
         raise ProtocolError("record lengths do not add up to the answer", offset=position)
-    # A message of nothing would cost its reader far more memory than the four bytes it came in.
+    # An empty record would cost the reader far more memory than the four bytes of its length.
     if lengths and min(lengths) < RECORD_FIXED_BYTES:
         raise ProtocolError(f"record shorter than {RECORD_FIXED_BYTES} bytes", offset=position)
     return Deliveries(head=head, messages=tuple(_messages(data, head, lengths, first_position)))
@@ -176,7 +178,7 @@ def _messages(
     remaining = iter(lengths)
     for run in head.runs:
         attempt = run.attempt
-        # By position: by name it takes half as long again, for every message.
+        # Positional arguments: keyword arguments take half as long again, for every message.
         for sequence, length in zip(count(run.first_sequence), islice(remaining, run.count)):
             after = first + length
             messages.append(Delivered(sequence, pull_sequence, attempt, data[first:after]))

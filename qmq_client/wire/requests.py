@@ -4,12 +4,12 @@ One schema, two encodings: JSON (`application/json`) for people and other langua
 frame around MessagePack (`application/vnd.qmq.frame`) with the frame's checksum. A send request is
 a message frame itself and a pull's answer is a DELIVERIES frame (see `deliveries.py`).
 
-Ranges are half open pairs of pull sequences. A *token* stands for the opening of the broker's store
-that handed out: together with the pull sequence it names one delivery permanently, also across restarts
-of the broker, and at no other broker.
+Ranges are half open pairs of pull sequences. A *token* identifies the run of the broker that
+delivered the messages: together with the pull sequence it identifies one delivery, also across
+restarts and among all brokers.
 
 Fields that came after the first version are left out of the bytes unless they are set (`UNSET`), so
-that an older broker is asked nothing it does not know.
+that an older broker gets no unknown field.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from qmq_client.wire.shown import shorten
 FRAME_CONTENT_TYPE: Final = "application/vnd.qmq.frame"
 JSON_CONTENT_TYPE: Final = "application/json"
 CONTROL_BYTES_MAX: Final = 1024 * 1024
-#: With more, the second wait would be the longest one.
+#: With a larger factor, the second wait would already be the longest one.
 BACKOFF_FACTOR_MAX: Final = 100
 
 _LENGTH: Final = struct.Struct(">I")
 
 #: A count, sequence, offset or time: never negative, always within a signed 64-bit field.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-#: Forms of texts, for JSON schemas only: who decodes them checks them with an error that says more.
+#: Patterns of texts, for JSON schemas only: the decoder checks them with a more precise error.
 NAME_FORM: Final = {"pattern": f"^{NAME_PATTERN}$", "maxLength": NAME_BYTES_MAX}
 MESSAGE_ID_FORM: Final = {"pattern": "^[0-9a-f]{32}$"}
 START_FORM: Final = {"pattern": "^(earliest|latest|(time|sequence):[0-9]{1,18})$"}
@@ -49,15 +49,15 @@ Range = tuple[Natural, Natural]
 
 
 class Nack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Give messages back for redelivery."""
+    """Return messages for redelivery."""
 
     range: Range
     #: Wait before the next delivery; None for the group's backoff.
     delay_ms: Natural | None = None
-    #: Why, for the history of the message; bounded by the broker.
+    #: The reason, for the history of the message; the broker shortens it.
     error: str = ""
-    #: False: no handler began with them, or a stop of the consumer came before it was done. This
-    #: delivery is no attempt. The second one of a message waits a second at least.
+    #: False: no handler started, or a stop of the consumer interrupted it, so this delivery is not
+    #: an attempt. From the second such return of a message on, it waits at least a second.
     was_begun: bool | UnsetType = UNSET
 
 
@@ -86,42 +86,42 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which messages a group wants: those with one at least of `any` and with all of `all`."""
+    """The filter of a group: messages with at least one tag of `any` and with all of `all`."""
 
-    #: Empty: whichever.
+    #: Empty: any message.
     any: tuple[Name, ...] = ()
     all: tuple[Name, ...] = ()
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a group waits before it gives a message again: grows with each attempt, bounded."""
+    """The wait of a group before it redelivers a message: grows with each attempt, bounded."""
 
     first_ms: Natural = 1_000
-    #: Each wait is so many times the one before.
+    #: Each wait is the previous one multiplied by this.
     factor: Annotated[float, msgspec.Meta(ge=1, le=BACKOFF_FACTOR_MAX)] = 2.0
     max_ms: Natural = 600_000
 
 
-#: A consumer that is a group of its own: gone soon after its last sign of life, or kept for days.
+#: Whether the group of a broadcast consumer is removed minutes after its last sign of life, or kept for days.
 Broadcast = Literal["ephemeral", "named"]
 
 
 class BroadcastMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same, and which process it is: two that run under one name would share its messages."""
+    """The same with the identity of the process: two processes with one name would share its messages."""
 
     kind: Broadcast
-    #: Made up by each process when it starts.
+    #: Random; each process chooses it when it starts.
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one consumer of a group did with what it was given."""
+    """Settlements and extensions by one consumer of a group."""
 
     subject: Name
     group: Name
     consumer: Name
     settlements: tuple[Settlement, ...]
-    #: As in the pull that gave the messages.
+    #: As in the pull that delivered the messages.
     broadcast: Broadcast | UnsetType = UNSET
 
 
@@ -135,38 +135,37 @@ class SettleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ask for messages; may carry settlements of earlier ones."""
 
-    # Fifteen fields and no more: with sixteen every request begins with another byte, whatever is
-    # said in it. Later fields go into a struct of their own.
+    # At most fifteen fields: from sixteen on MessagePack begins with another byte, even for fields
+    # that are left out. Further fields go into a nested struct.
 
     subject: Name
     group: Name
     consumer: Name
     max_messages: Natural = 100
     max_bytes: Natural = 1024 * 1024
-    #: How long the broker may hold the request while there is nothing to give.
+    #: How long the broker may hold the request while there is no message.
     wait_ms: Natural = 0
     #: How long the messages stay with this consumer without a sign of life.
     lease_ms: Natural = 30_000
-    #: Hand-outs of one message before it becomes a dead letter of the group.
+    #: Deliveries of one message before it becomes a dead letter of the group.
     max_attempts: Natural = 16
-    #: Where a group that does not exist yet begins.
+    #: The starting point of a group that does not exist yet.
     start: StartText = "earliest"
     settlements: tuple[Settlement, ...] = ()
-    #: Kept with the group: naming another filter than it has is refused, and naming none takes the
-    #: one that it has.
+    #: Stored with the group: a pull with another filter is refused, and a pull without one uses the stored filter.
     tags: Tags | UnsetType = UNSET
-    #: Of messages with one key, give the next only when the one before is done; kept with the group.
+    #: Deliver the next message of a key only when the previous one is settled; stored with the group.
     ordered: bool | UnsetType = UNSET
-    #: Take messages as acked before they are given: each at most once, some perhaps never.
+    #: Ack messages before delivery: each is delivered at most once, some perhaps never.
     at_most_once: bool | UnsetType = UNSET
-    #: Let this consumer be a group of its own: every consumer gets every message.
+    #: Make this consumer a group of its own: every consumer gets every message.
     broadcast: Broadcast | BroadcastMember | UnsetType = UNSET
-    #: Kept with the group; the last one named holds.
+    #: Stored with the group; the latest value counts.
     backoff: Backoff | UnsetType = UNSET
 
 
 class SubjectPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the records of one subject of a request were put."""
+    """Where the records of one subject of a request were stored."""
 
     subject: str
     first_sequence: Natural
@@ -178,9 +177,9 @@ class SendAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Body CRC of the accepted frame: names the request that this answers, with all its ids.
     frame_crc: Natural
-    #: Messages accepted; those already there from an earlier request count too.
+    #: Accepted messages, including those that an earlier request had stored.
     count: Natural
-    #: How many of them were already there and were not stored again.
+    #: How many of them were already stored and were not stored again.
     duplicates: Natural
     physical_offset: Natural
     stored_at_ms: Natural
@@ -191,13 +190,13 @@ class SendAnswer(msgspec.Struct, frozen=True, kw_only=True):
     message_ids: tuple[str, ...] = ()
 
 
-#: Status and code of the answer to a path, or a method of it, that the broker does not have. A caller that
-#: meets one is newer than the broker; what a request names and is not there has another code.
+#: Status and code of the answer to an unknown path, or to an unknown method of a path. A client
+#: that receives one is newer than the broker; a missing subject or group has another code.
 UNKNOWN_ROUTES: Final = {404: "unknown_path", 405: "method_not_allowed"}
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request was refused; nothing of it was done."""
+    """Why a request was refused; no part of it was carried out."""
 
     code: str
     message: str
@@ -205,7 +204,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     limit: str = ""
     value: str = ""
     remedy: str = ""
-    #: The one message at fault, when it was one.
+    #: The invalid message, if a single one is the cause.
     message_id: str = ""
 
 
@@ -225,7 +224,7 @@ def decode_control(data: bytes, kind: type[T]) -> T:
     """A request or answer of type `kind` from a CONTROL frame; raises `ProtocolError`."""
     header = parse_frame(data, frame_bytes_max=CONTROL_BYTES_MAX)
     if header.kind is not FrameKind.CONTROL:
-        raise ProtocolError(f"a frame of kind {header.kind.name} is no request", offset=5)
+        raise ProtocolError(f"a frame of kind {header.kind.name} is not a request", offset=5)
     return decode_msgpack(sized_part(data, header.head_bytes), kind)
 
 
@@ -273,8 +272,8 @@ def sized_part(data: bytes, position: int) -> bytes:
     return data[first : first + length]
 
 
-#: Their annotations are read by the one thread that imports this: msgspec does it at the first use
-#: otherwise, and a second thread there at the same time ends the process (see `qmq_client/typed.py`).
+#: Annotations are resolved at import, in one thread: msgspec would do it at the first use, and two
+#: threads that do it at the same time end the process (see `qmq_client/typed.py`).
 _READ_NOW: Final = [
     msgspec.json.Decoder(kind)
     for kind in (SettleRequest, SettleAnswer, PullRequest, SendAnswer, ErrorAnswer)

@@ -161,7 +161,7 @@ def test_a_head_with_a_number_that_is_none_is_refused(field: str, value: object)
 
 @pytest.mark.parametrize("kind", set(FrameKind) - {FrameKind.DELIVERIES, FrameKind.PADDING})
 def test_a_frame_of_another_kind_is_no_answer(kind: FrameKind) -> None:
-    with pytest.raises(ProtocolError, match=f"of kind {kind.name} is no answer to a pull"):
+    with pytest.raises(ProtocolError, match=f"of kind {kind.name} is not an answer to a pull"):
         parse_deliveries(build_frame(kind, b""), frame_bytes_max=BYTES_MAX)
 
 

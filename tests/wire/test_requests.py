@@ -144,7 +144,7 @@ def test_a_control_frame_is_as_long_as_its_limit_and_not_longer() -> None:
 
 @pytest.mark.parametrize("kind", set(FrameKind) - {FrameKind.CONTROL, FrameKind.PADDING})
 def test_a_frame_of_another_kind_is_no_request(kind: FrameKind) -> None:
-    with pytest.raises(ProtocolError, match=f"of kind {kind.name} is no request"):
+    with pytest.raises(ProtocolError, match=f"of kind {kind.name} is not a request"):
         decode_control(build_frame(kind, b""), PullRequest)
 
 

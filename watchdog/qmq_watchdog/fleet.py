@@ -1,9 +1,9 @@
-"""The databases that the daemon has, compared with those it should have, as files and rows change.
+"""The set of swept databases, updated when the configuration file or the registry changes.
 
-A database that was removed is given up after its current sweep, a changed one is opened again, and
-one whose settings cannot be right is refused with a reason and leaves the others alone.
+A removed database is closed after its current sweep, a changed one is opened again, and one with
+invalid settings is refused with a reason, without affecting the others.
 
-The registry is read as one of the daemon's jobs, so that it may hang without harm. While the registry is
+The registry is read by a job like the others, so that it may hang without harm. While the registry is
 unreachable, the databases it held when last read are still swept.
 """
 
@@ -33,7 +33,7 @@ class Fleet:
         self._configured: tuple[DatabaseSection, ...] = ()
         self._registered: tuple[DatabaseSection, ...] = ()
         self._current: dict[str, DatabaseSection] = {}
-        #: Whether changes are logged: the caller logs those of the start in one line.
+        #: Whether changes are logged: at the start the caller logs all databases in one line.
         self._is_started = False
         #: Why each database was refused, so that it is logged once.
         self._refused: dict[str, str] = {}
@@ -100,7 +100,7 @@ REGISTRY_JOB: Final = "[registry]"
 
 
 class RegistryJob:
-    """Reads the registry and tells the fleet. One thread at a time."""
+    """Reads the registry and updates the fleet. One thread at a time."""
 
     def __init__(
         self,

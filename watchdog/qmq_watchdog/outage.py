@@ -1,11 +1,11 @@
 """Outages of a database or of the broker: how often to try, and how often to log.
 
 Both rates are bounded for an outage of any length: waits grow to a maximum, and a line is logged
-when the trouble begins, changes its kind, doubles its count of failures, or ends.
+when an outage begins, changes its kind, has doubled its count of failures, or ends.
 
 The circuit breaker of the broker is shared by all databases of one watchdog: without it hundreds of
 them would claim rows, try, and return them for as long as the outage lasts. With it one database at a
-time tries, at growing intervals, and the others leave their rows alone until one request succeeds.
+time probes the broker, at growing intervals, and the others leave their rows alone until one request succeeds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from qmq_client.clock import SYSTEM_CLOCK, Clock
 from qmq_client.errors import QmqError
 from qmq_client.retry import Backoff
 
-#: One failure may be the fault of one batch; the next is not.
+#: A single failure may be caused by one batch; a second one in a row is an outage.
 _FAILURES_MAX: Final = 2
-#: How often the others check whether the one that tries got through: it has as soon as one batch
-#: has.
+#: How often the others check whether the probe succeeded: it has when one batch was accepted.
 _LOOK_S: Final = 2.0
-#: When another may try although the first has reported nothing: far longer than a request may take.
+#: When another database may probe although the first has reported nothing: far longer than a request may take.
 _TRY_S_MAX: Final = 60.0
 
 
@@ -40,11 +39,11 @@ class BrokerGate:
         self._lock = threading.Lock()
         self._failures = 0
         self._shut_until_s = 0.0
-        #: A thread is trying, and is waited for until then.
+        #: A thread probes; the others wait for it until this time.
         self._tried_until_s = 0.0
 
     def wait_s(self) -> float:
-        """0 to go ahead; otherwise how long to leave the broker and the rows alone."""
+        """0 to send; otherwise how long to send nothing and claim no rows."""
         with self._lock:
             if self._failures < _FAILURES_MAX:
                 return 0.0
@@ -53,20 +52,20 @@ class BrokerGate:
                 return min(_LOOK_S, self._tried_until_s - now_s)
             left_s = self._shut_until_s - now_s
             if left_s <= 0:
-                self._tried_until_s = now_s + _TRY_S_MAX  # this caller tries for all
+                self._tried_until_s = now_s + _TRY_S_MAX  # this caller probes for all
                 return 0.0
             return left_s * (1.0 + 0.1 * self._random())
 
     def on_nothing(self) -> None:
-        """The one that went ahead had nothing to send: let another try."""
+        """The probing caller had nothing to send: let another one probe."""
         with self._lock:
             self._tried_until_s = 0.0  # the wait set by another's failure stays
 
     def on_failure(self, *, at_least_s: float = 0.0) -> None:
-        """The broker gave no answer, or asks to be left alone for this long.
+        """The broker gave no answer, or asked for a pause of this length.
 
-        Requests that were under way when the gate was shut fail with it. They are no further tries, or a
-        moment's outage would be waited for like a long one.
+        Requests that were under way when the gate was shut fail with it. They do not count as
+        further probes, otherwise a short outage would cause a long wait.
         """
         with self._lock:
             now_s = self._clock.monotonic_s()
@@ -81,22 +80,22 @@ class BrokerGate:
                 self._shut_until_s = now_s + max(delay_s, at_least_s)
 
     def on_success(self) -> None:
-        """The broker took something."""
+        """The broker accepted a batch."""
         with self._lock:
             self._failures = 0
             self._shut_until_s = self._tried_until_s = 0.0
 
     @property
     def is_shut(self) -> bool:
-        """Whether the broker is being left alone, except for one try at a time."""
+        """Whether the gate is shut, so that only one probe at a time is sent."""
         return self._failures >= _FAILURES_MAX
 
 
-#: Kinds of trouble, as the log, the metrics and /healthz show them.
+#: Kinds of failure, as the log, the metrics and /healthz show them.
 BROKER_UNREACHABLE: Final = "broker_unreachable"
 READ_ONLY: Final = "read_only"
 FAULT: Final = "fault"
-#: How databases say that they cannot be written to.
+#: Error texts of databases that cannot be written to.
 _READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 
 
@@ -104,7 +103,7 @@ _READ_ONLY_TEXTS: Final = ("read-only", "readonly")
 class Failure:
     """What to do after a failure."""
 
-    #: How long to wait before the next try.
+    #: Wait before the next attempt.
     delay_s: float
     #: Whether it is worth a line in the log.
     is_news: bool
@@ -117,11 +116,11 @@ class Outage:
         self._backoff = backoff
         self._random = random
         self._kind = ""
-        #: Failures since the last success; 0 while all is well.
+        #: Failures since the last success; 0 without an outage.
         self.failures = 0
 
     def on_failure(self, kind: str, *, at_least_s: float = 0.0) -> Failure:
-        """Count a failure; `kind` tells one trouble from another."""
+        """Count a failure; `kind` tells one outage from another."""
         self.failures += 1
         is_news = kind != self._kind or self.failures & (self.failures - 1) == 0
         self._kind = kind
@@ -130,17 +129,17 @@ class Outage:
 
     @property
     def kind(self) -> str:
-        """The kind of the last trouble; empty while all is well."""
+        """The kind of the current outage; empty without one."""
         return self._kind
 
     def on_success(self) -> int:
-        """All is well; returns how many failures that ends."""
+        """End an outage; returns its number of failures."""
         ended, self.failures, self._kind = self.failures, 0, ""
         return ended
 
 
 def kind_of(error: QmqError) -> str:
-    """One of a few words for what a database did not do."""
+    """The kind of a database's failure, one of a few words."""
     if any(text in str(error) for text in _READ_ONLY_TEXTS):
         return READ_ONLY
     return error.code

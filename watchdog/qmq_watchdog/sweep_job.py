@@ -1,8 +1,8 @@
-"""The sweeps of one database, the waits between them, its retention, and what was done so far.
+"""The sweeps of one database, the waits between them, its retention, and its totals.
 
-A sweep follows at once while rows are left, after the poll time if there was nothing, later if
-there has been nothing for a while, and later and later during an outage. Rows are decided in
-`sweep.py`, threads in `workers.py`.
+The next sweep follows at once while rows are left, after the poll interval if nothing was due,
+after the longer idle interval if nothing was due for a minute, and at growing intervals during an
+outage. `sweep.py` decides about rows, `workers.py` about threads.
 
 Retention deletes expired rows that were kept for an audit, and expired ids of the inbox, in a bounded
 number of small transactions at a time. Any number of watchdogs may do this together; at worst one of them
@@ -31,13 +31,13 @@ from qmq_watchdog.outage import BROKER_UNREACHABLE, FAULT, BrokerGate, Outage, k
 from qmq_watchdog.sweep import COUNTED_ROWS_MAX, Sweep, SweepCounts
 
 ROWS_PER_TRANSACTION: Final = 500
-#: Transactions of one kind in one pass; the rest waits for the next.
+#: Most transactions of one kind in one pass; the rest waits for the next pass.
 _TRANSACTIONS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceCounts:
-    """What was deleted."""
+    """Counts of deleted rows."""
 
     sent_purged: int = 0
     inbox_purged: int = 0
@@ -67,7 +67,9 @@ def maintain(
 
 def _batches(batch: Callable[[], int], is_stopped: Callable[[], bool]) -> Iterator[int]:
     for _ in range(_TRANSACTIONS_MAX):
-        count = repeat_when_undone(batch)  # a consumer may be noting the same ids at the same time
+        count = repeat_when_undone(
+            batch
+        )  # a consumer may be inserting the same ids at the same time
         yield count
         if count < ROWS_PER_TRANSACTION or is_stopped():
             return
@@ -85,9 +87,9 @@ def _purge_inbox(database: Database) -> int:
     )
 
 
-#: A poll wait may be shorter by up to this share, so that several watchdogs spread out.
+#: A poll wait is shortened at random by up to this share, so that several watchdogs do not sweep in step.
 _POLL_JITTER: Final = 0.2
-#: The database's clock and ours may run apart by this much while the broker is unreachable.
+#: The clocks of the database and of this process may drift apart by this much while the broker is unreachable.
 _CLOCKS_APART_S: Final = 1.0
 
 
@@ -107,7 +109,7 @@ class Totals:
     errors: Counter[str] = field(default_factory=Counter)
     #: Monotonic time of the last sweep that the database did not interrupt; None before the first.
     well_at_s: float | None = None
-    #: Monotonic time and result of the last look.
+    #: Monotonic time and result of the last sample.
     sampled_at_s: float | None = None
     oldest_unsent_ms: int | None = None
     rows: OutboxCounts | None = None
@@ -123,7 +125,7 @@ class Totals:
         self.sweeps += 1
 
     def oldest_unsent_s(self, now_s: float) -> float:
-        """Age of the oldest unsent row at the last look, plus the time since; 0 if none."""
+        """Age of the oldest unsent row at the last sample, plus the time since; 0 if none."""
         if self.oldest_unsent_ms is None or self.sampled_at_s is None:
             return 0.0
         return self.oldest_unsent_ms / 1000 + now_s - self.sampled_at_s
@@ -153,12 +155,12 @@ class SweepJob:
         self._budget = budget
         self._outage = Outage(options.backoff, random)
         self._failed_at_s = -math.inf
-        #: Whether another process has sent what this job could not.
+        #: Whether another process has sent the rows that this job could not send.
         self._was_overtaken = False
         self._busy_at_s = self._maintained_at_s = clock.monotonic_s()
         #: Wait before the next sweep.
         self.delay_s = 0.0
-        #: Whether the database did what was asked of it.
+        #: Whether the database carried out the last requests.
         self.is_well = True
         self.totals = Totals()
 
@@ -169,7 +171,7 @@ class SweepJob:
 
     @property
     def trouble(self) -> str:
-        """What is wrong; empty while all is well."""
+        """The kind of the current failure; empty without one."""
         return self._outage.kind
 
     def step(self, is_stopped: Callable[[], bool]) -> SweepCounts:
@@ -181,7 +183,7 @@ class SweepJob:
         self.is_well = counts.error is None
         if counts.error is not None:
             self._fail(counts, kind_of(counts.error))
-        elif wait_s > 0:  # how late messages are is reported even while none can be sent
+        elif wait_s > 0:  # the lateness of messages is reported even while none can be sent
             self.delay_s = min(wait_s, self._options.sample_s or wait_s)
         elif counts.unreachable:
             self._fail(counts, BROKER_UNREACHABLE)
@@ -205,7 +207,7 @@ class SweepJob:
     def _visit(
         self, counts: SweepCounts, is_stopped: Callable[[], bool], *, is_to_sweep: bool
     ) -> None:
-        """Do whatever needs the database's connections."""
+        """Do the work that needs the database's connections."""
         try:
             with self.database.lock:
                 if self._budget is not None:
@@ -220,7 +222,7 @@ class SweepJob:
 
     def _do_sweep(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
         started_s = self._clock.monotonic_s()
-        # After one batch, the job that tries for all tells the others whether they may continue.
+        # The job that probes the broker tells the others after its first batch whether they may continue.
         is_trial = self._gate is not None and self._gate.is_shut
         try:
             self._sweep.step(lambda: is_trial or is_stopped(), counts)
@@ -247,7 +249,7 @@ class SweepJob:
             self._gate.on_nothing()
 
     def _look_after(self, counts: SweepCounts, is_stopped: Callable[[], bool]) -> None:
-        """What is not done in each sweep: retention, and a look for the metrics."""
+        """Work that is due less often than a sweep: retention, and the sample for the metrics."""
         now_s = self._clock.monotonic_s()
         self.totals.well_at_s = now_s
         if counts.claimed:
@@ -305,8 +307,8 @@ class SweepJob:
         )
 
     def _succeed(self, counts: SweepCounts) -> None:
-        # What the broker took shows that it is back, also what it took from another watchdog or from
-        # the sender; if nothing was due, it was not asked.
+        # Accepted rows show that the broker is back, also those that another watchdog or the sender
+        # sent; a sweep without due rows did not ask the broker.
         is_over = counts.sent > 0 or self._outage.kind != BROKER_UNREACHABLE or self._was_overtaken
         if is_over and (ended := self._outage.on_success()):
             log_event("sweep.recovered", database=self.name, failures=ended)

@@ -1,11 +1,10 @@
-"""The threads that sweep: few, fair, and never all blocked by what hangs.
+"""The threads that sweep: a fixed number, shared fairly, and never all blocked by hanging databases.
 
-Jobs wait in the order in which they came and each runs for a bounded share, so hundreds of
-databases go round and round on a handful of threads. A run that takes too long is *isolated*: a spare
-thread takes its place, and the next run of that job starts among the isolated ones, of which there is
-a bounded number. A server on which run after run fails is isolated as a whole, with two of its
-databases at a time, until one of them succeeds: however many databases died with it, the others go
-round as before. Promise W3 depends on this module.
+Jobs wait in order of arrival, and each runs for a bounded time, so a few threads serve hundreds of
+databases in turn. A run that takes too long is *isolated*: a spare thread takes its place, and the
+next run of that job starts among the isolated ones, whose number is bounded. A server on
+which run after run fails is isolated as a whole, with two of its databases at a time, until one of
+them succeeds: databases on other servers are swept as before. Promise W3 depends on this module.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ RUNS_PER_SERVER_ISOLATED: Final = 2
 
 
 class Work(Protocol):
-    """What the workers need to know about a job."""
+    """The interface of a job."""
 
     @property
     def name(self) -> str:
@@ -36,7 +35,7 @@ class Work(Protocol):
 
     @property
     def server(self) -> str:
-        """Databases of one server are unreachable together."""
+        """The database's server: its databases fail together."""
         ...
 
 
@@ -53,14 +52,14 @@ class _Run:
     is_isolated: bool
     #: Whether it has been found to take too long.
     is_slow: bool = False
-    #: Whether it was offered again meanwhile.
+    #: Whether the job was offered again meanwhile.
     is_wanted_again: bool = False
 
 
 class Workers(Generic[_Work]):
     """Runs jobs on a bounded number of threads. Safe for any number of callers.
 
-    `run` does one share of a job and returns whether its database was well. It must not raise. A
+    `run` runs a job for its share of time and returns whether its database worked. It must not raise. A
     job never runs twice at once: if it is offered during its run it waits for the end, and a
     waiting job is not queued again.
     """
@@ -86,20 +85,20 @@ class Workers(Generic[_Work]):
         self._ended = threading.Condition(self._lock)
         self._brisk: deque[_Work] = deque()
         self._isolated: deque[_Work] = deque()
-        #: Identities of the jobs in either of the two.
+        #: Identities of the jobs in either queue.
         self._waiting: set[int] = set()
         self._running: dict[int, _Run] = {}
         self._suspects: set[str] = set()
         self._server_failures: Counter[str] = Counter()
         self._thread_count = 0
-        #: The system had no thread to give when one was last wanted.
+        #: Whether the system refused to start the last thread.
         self._lacks_thread = False
-        #: Waiting threads that were not woken yet.
+        #: Waiting threads that are not yet woken.
         self._idle_count = 0
         self._is_stopped = False
 
     def offer(self, job: _Work) -> None:
-        """Let `job` run when its turn comes; dropped if the workers have been stopped."""
+        """Queue `job`; it is dropped if the workers have been stopped."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -109,7 +108,7 @@ class Workers(Generic[_Work]):
             self._line_up(job)
 
     def forget(self, job: _Work) -> None:
-        """It will not be offered again."""
+        """Forget a job that will not be offered again."""
         with self._lock:
             self._suspects.discard(job.name)
 
@@ -130,11 +129,13 @@ class Workers(Generic[_Work]):
                 if not run.is_isolated and self._count(is_isolated=True) < self._isolated_max:
                     run.is_isolated = True
                     self._start_or_wake()
-            if self._lacks_thread:  # also if none is needed: else its end would not be noticed
+            if (
+                self._lacks_thread
+            ):  # even if none is needed: otherwise the end of the shortage would not be noticed
                 self._start_thread()
 
     def stop(self) -> None:
-        """Drop what waits; runs under way continue to their end."""
+        """Drop waiting jobs; runs under way continue to their end."""
         with self._lock:
             self._is_stopped = True
             self._brisk.clear()
@@ -144,7 +145,7 @@ class Workers(Generic[_Work]):
             self._ended.notify_all()
 
     def wait_idle(self, deadline_s: float) -> bool:
-        """Wait until nothing is under way or waiting; returns whether that happened in time."""
+        """Wait until no job runs or waits; returns whether that happened in time."""
         with self._lock:
             return self._ended.wait_for(
                 lambda: not (self._running or self._brisk or self._isolated), deadline_s
@@ -182,7 +183,7 @@ class Workers(Generic[_Work]):
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """One more, if the system has one to give; otherwise the next `look` asks again."""
+        """Start one more thread; if the system refuses, the next `look` tries again."""
         name = f"qmq-watchdog-{self._thread_count + 1}"
         try:
             threading.Thread(target=self._loop, name=name, daemon=True).start()
@@ -264,10 +265,10 @@ class Workers(Generic[_Work]):
     def _end(self, job: _Work, is_well: bool) -> None:
         with self._lock:
             run = self._running.pop(id(job))
-            if is_well or not run.is_slow:  # that it is slow was noted when it was found out
+            if is_well or not run.is_slow:  # it was counted as slow when it was isolated
                 self._note(run.name, run.server, is_well=is_well)
             if run.is_slow:
-                self._suspects.add(run.name)  # isolated, it must prove that it is quick
+                self._suspects.add(run.name)  # an isolated job must first prove that it is quick
             if run.is_wanted_again and not self._is_stopped:
                 self._line_up(job)
             self._ended.notify_all()

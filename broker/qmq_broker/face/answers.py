@@ -1,7 +1,7 @@
-"""Errors as answers: which HTTP status says what, and the body that explains it.
+"""Errors as HTTP answers: the status of each error, and the body that explains it.
 
-The one place where the broker's errors meet HTTP. An unforeseen error becomes a 500 without any
-detail; the detail goes to the log.
+The only place that maps the broker's errors to HTTP. An unforeseen error becomes a 500 without
+details; they are logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_broker.errors import StoreError
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.requests import ErrorAnswer
 
-#: A full disk, or a broker that restarts, is not asked again at once.
+#: After a full disk, or while a broker restarts, clients should wait before they try again.
 _STORE_RETRY_AFTER_S: Final = 5.0
 
 INTERNAL: Final = ErrorAnswer(
@@ -26,7 +26,7 @@ INTERNAL: Final = ErrorAnswer(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RequestRefusedError(QmqError):
-    """An HTTP request was refused before its content was looked at."""
+    """An HTTP request was refused before its content was read."""
 
     status: int
     code: str = "request"
@@ -45,7 +45,7 @@ def refuse(
     remedy: str = "",
     retry_after_s: float = 0.0,
 ) -> RequestRefusedError:
-    """A refusal by the face itself."""
+    """A refusal by the HTTP layer itself."""
     return RequestRefusedError(
         message,
         status=status,
@@ -59,7 +59,7 @@ def refuse(
 
 
 def busy(field: str, value: int, limit: int) -> RequestRefusedError:
-    """The refusal of what would exceed a bound of all callers for the moment."""
+    """The refusal of a request that would exceed a limit shared by all callers."""
     return refuse(
         503,
         "busy",
@@ -73,7 +73,7 @@ def busy(field: str, value: int, limit: int) -> RequestRefusedError:
 
 
 def error_answer(error: QmqError) -> ErrorAnswer:
-    """The explanation of a foreseen error."""
+    """The answer for a known error."""
     if error.status == 500 and not isinstance(error, StoreError | RequestRefusedError):
         return INTERNAL
     return ErrorAnswer(
@@ -104,7 +104,7 @@ def error_headers(error: QmqError) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def retry_after(error: QmqError) -> bytes | None:
-    """The value of `Retry-After` in whole seconds; None if coming back does not help."""
+    """The value of `Retry-After` in whole seconds; None if a later attempt would not help."""
     seconds = error.retry_after_s
     if not seconds and error.status in (503, 507):
         seconds = _STORE_RETRY_AFTER_S

@@ -1,7 +1,8 @@
-"""The broker's application: from a request to the row of the table of routes that serves it.
+"""The broker's HTTP application: finds the route of each request and answers it.
 
-The three hot routes read and answer for themselves; the others are a Starlette application. The last line of
-defence: an unforeseen error is logged with its place and answered with a 500 that says nothing about the inside.
+The three hot routes read requests and write answers themselves; the others are a Starlette
+application. An unforeseen error is logged with its place in the code and answered with a 500 that
+reveals no internals.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ class App:
         self._hot = HotRoutes(
             broker, limits, self._room, self._authenticator, self._faults, instance=instance
         )
-        # Pulls that wait ask again whether they may
+        # Waiting pulls check again whether their token is still valid
         self._authenticator.on_changed = broker.delivery.waiting.wake_all
         self._refused = broker.metrics.refused
         self._admin = self._admin_app(Handlers(broker, has_tokens=self._authenticator.has_tokens))
         self._failures = Repeats()
 
     async def serve(self, request: RequestResponse) -> None:
-        """Authenticate the caller, let the route answer, and answer whatever goes wrong."""
+        """Authenticate the client, let the route answer, and answer errors."""
         scope = request.scope
         try:
             self._authenticator.authenticate(scope, is_open=scope["path"] in _OPEN)
@@ -109,7 +110,7 @@ class App:
                 await request.answer(500, Encoding.JSON, encode(Encoding.JSON, INTERNAL))
 
     async def _ask_admin(self, request: RequestResponse) -> None:
-        """Let Starlette answer, if there is room for its answer."""
+        """Let Starlette answer, if there is memory for its answer."""
         start: Message = {}
         parts: list[bytes] = []
 
@@ -129,11 +130,11 @@ class App:
             await request.respond(start["status"], body, headers)
 
     def take_dropped(self) -> int:
-        """How many clients were dropped since the last call: others needed the room of their answers."""
+        """How many clients were dropped since the last call, because others needed the memory of their answers."""
         return self._room.take_dropped()
 
     def _admin_app(self, handlers: Handlers) -> Starlette:
-        """The routes of people and tools."""
+        """The routes for people and tools."""
         application = Starlette(
             routes=[
                 StarletteRoute(
@@ -143,7 +144,7 @@ class App:
             ],
             exception_handlers={QmqError: self._on_refused, HTTPException: _on_http},
         )
-        # A redirect would lead to whatever host the request named
+        # A redirect would lead to the host that the request named
         application.router.redirect_slashes = False
         return application
 

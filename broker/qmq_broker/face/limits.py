@@ -1,4 +1,4 @@
-"""Bounds of the network face, each with its name, unit and reason. Printed at start."""
+"""Limits of the HTTP layer, each with its name, unit and reason. Printed at start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaceLimits:
-    """What untrusted clients may take of this process."""
+    """The resources that untrusted clients may use."""
 
     #: Open connections; each costs a descriptor and some kilobytes.
     connections: int = 2_000
@@ -19,19 +19,19 @@ class FaceLimits:
     bodies_bytes: int = 256 * 1024 * 1024
     #: Bytes of all answers that clients have not read yet.
     answers_bytes: int = 256 * 1024 * 1024
-    #: When there is no room for an answer, those are dropped who have taken longer than this to read theirs:
-    #: one client with some thirty connections could hold all of the room.
+    #: If there is no room for an answer, clients are dropped that have taken longer than this to
+    #: read theirs: otherwise one client with some thirty connections could hold all of the room.
     unread_wanted_ms: int = 5_000
-    #: A request in JSON: parsing it blocks all other requests, and frames are there for more.
+    #: Length of a request in JSON: parsing it blocks all other requests; use frames for more.
     json_bytes: int = 2 * 1024 * 1024
     #: Request line and headers of one request.
     head_bytes: int = 16 * 1024
     #: Headers of one request; ordinary clients send about ten.
     headers: int = 100
-    #: Requests of one connection that wait for the answer to one before them; a read has a thousand.
+    #: Requests of one connection that wait for the answer to an earlier one; one read may contain a thousand.
     pipelined: int = 100
-    #: From the first byte (or the connection) to the end of the headers: with the two passes that it
-    #: takes to be sure, a connection that is only half open costs five seconds.
+    #: From the first byte (or the connection) to the end of the headers: as two passes of the check
+    #: are needed, a half-open connection lasts five seconds.
     head_ms: int = 4_500
     #: From the first byte to the end of the body: 8 MiB at 280 kB/s.
     request_ms: int = 30_000

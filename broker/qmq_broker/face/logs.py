@@ -1,7 +1,7 @@
 """Log lines: an event name and its fields as `key=value`, one line each, control characters escaped.
 
-Bodies of messages are never logged. A thread writes the lines: a slow reader of standard error may stop reading, and
-no other thread waits for that. Lines that do not fit meanwhile are dropped and counted.
+Bodies of messages are never logged. A thread writes the lines: if the reader of standard error
+stops reading, no other thread waits. Lines that do not fit into the buffer are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable, utc_text
 
 _LOG: Final = logging.getLogger(__name__)
-#: Characters shown of one value.
+#: Most characters of one value.
 _VALUE_CHARACTERS_MAX: Final = 2_000
 #: Lines that wait to be written: a second of a busy log, and at most some megabytes.
 LINES_WAITING_MAX: Final = 1_000
-#: At its end a process waits this long for its last lines to be written.
+#: How long a process waits at its end for its last lines to be written.
 _FLUSH_S: Final = 2.0
 #: A line that is repeated is logged at once, then after this time, then after twice as long …
 _REPEATED_AFTER_S: Final = 1.0
@@ -75,7 +75,7 @@ def show(value: object) -> str:
 
 def start_logging(level: int) -> None:
     """Send every log line of this process to standard error."""
-    # Not through its buffer: a thread that is stuck in there would keep the process from ending.
+    # Not through its buffer: a thread that is stuck in it would prevent the process from ending.
     raw = getattr(sys.stderr.buffer, "raw", sys.stderr.buffer)
     handler = LogWriter(raw.write)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -98,10 +98,10 @@ def dropped_lines() -> int:
 
 
 class LogWriter(logging.Handler):
-    """Writes log lines in a thread of its own; for any thread, and none of them waits for it."""
+    """Writes log lines in a separate thread. Any thread may log, and none waits."""
 
     def __init__(self, write: Callable[[bytes], int | None]) -> None:
-        """`write` writes some of the bytes, and says how many; it may block."""
+        """`write` writes some of the bytes and returns how many; it may block."""
         super().__init__()
         self._write = write
         self._lines: deque[str] = deque()
@@ -116,7 +116,7 @@ class LogWriter(logging.Handler):
         threading.Thread(target=self._run, name="qmq-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Let this line be written, or count it as dropped."""
+        """Queue this line, or count it as dropped."""
         line = self.format(record)
         with self._changed:
             if len(self._lines) >= LINES_WAITING_MAX:
@@ -126,7 +126,7 @@ class LogWriter(logging.Handler):
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything was written, but not for a reader that reads no more."""
+        """Wait until all lines are written, but not for a reader that has stopped reading."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._is_writing, _FLUSH_S)
 
@@ -173,7 +173,7 @@ class _Repeated:
 
 
 class Repeats:
-    """Says when a line that may be repeated without end is logged: at once, and then at doubling intervals.
+    """Limits a line that may be repeated without end: logged at once, then at doubling intervals.
 
     Belongs to one thread. Requires: the kinds are few.
     """
@@ -182,7 +182,7 @@ class Repeats:
         self._kinds: dict[Hashable, _Repeated] = {}
 
     def due(self, kind: Hashable, now_s: float, count: int = 1) -> int:
-        """How many to log now: those of this call and of the calls not logged; 0 for no line."""
+        """The number of occurrences to log now, including earlier unlogged ones; 0 for no line."""
         known = self._kinds.get(kind)
         if known is None:
             if not count:
@@ -217,7 +217,7 @@ class FaultLog:
 
 
 class _Formatter(logging.Formatter):
-    """One line per record, whatever other libraries put into it."""
+    """One line per record, even if other libraries put line breaks into it."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return utc_text(record.created)

@@ -1,8 +1,8 @@
-"""Byte budgets that fit the memory which this process may have.
+"""Byte budgets scaled to the memory that this process may use.
 
 The defaults of `ServiceLimits` and `FaceLimits` suit a machine with 2.3 GB or more. With less, or in a control group
 with less, all of them are scaled down alike, so that their sum is about half of it, but none below
-`BUDGET_BYTES_MIN`; what else a broker needs takes the other half. Budgets that were given are not touched.
+`BUDGET_BYTES_MIN`; the other half is for the rest of the broker. Budgets set by the operator do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qmq_broker.face.authentication.outside_files import read_bounded
 from qmq_broker.face.limits import FaceLimits
 from qmq_broker.service.limits import ServiceLimits
 
-#: Their sum is what callers may take of the memory; a token's part of one is not in it.
+#: Their sum is the memory that requests may use; the share of a single token is part of one of them.
 SERVICE_BUDGETS: Final = ("commit_queue_bytes", "groups_bytes")
 FACE_BUDGETS: Final = ("bodies_bytes", "answers_bytes")
 _PARTS: Final = ("groups_bytes_per_token", "dead_letters_memory_bytes")
@@ -41,7 +41,7 @@ def memory_bytes(read: Read = _read) -> int:
 
 
 def _allowed(read: Read) -> Iterator[int]:
-    """What each control group above this process allows (cgroups(7), version 2 and 1)."""
+    """The limit of each control group of this process (cgroups(7), version 2 and 1)."""
     try:
         lines = read("/proc/self/cgroup").splitlines()
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _allowed(read: Read) -> Iterator[int]:
 def fit_budgets(
     service: ServiceLimits, face: FaceLimits, memory: int
 ) -> tuple[ServiceLimits, FaceLimits]:
-    """The same bounds with budgets that take about half of so many bytes of memory."""
+    """The same limits with budgets that take about half of this memory."""
     budgets = [getattr(service, name) for name in SERVICE_BUDGETS]
     budgets += [getattr(face, name) for name in FACE_BUDGETS]
     share = memory / 2 / sum(budgets)

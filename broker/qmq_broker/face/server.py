@@ -1,8 +1,8 @@
-"""The broker's process: open the store, listen, stop in an orderly way, and say how it ended.
+"""The broker's process: open the store, listen, stop in an orderly way, and return the exit code.
 
-The first SIGTERM or SIGINT stops the broker: no more messages are taken, waiting pulls are
+The first SIGTERM or SIGINT stops the broker: no more messages are accepted, waiting pulls are
 answered, accepted requests are committed and answered, and the store is closed with its clean mark.
-A second one ends the process at once. `exit_codes.py` lists how it can end.
+A second one ends the process at once. `exit_codes.py` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def serve(
         try:
             there = disk or OsDisk(options.directory)
             if options.is_quarantining:
-                check_format(there, options.store)  # before any data is given up
+                check_format(there, options.store)  # before any data is deleted
                 for report in quarantine_damage(there, clock, check_groups=check_groups):
                     _log_quarantined(report)
             store = Store.open(there, clock, options.store, check_groups=check_groups)
@@ -251,7 +251,7 @@ class _Process:
         return {name: limits[name] for name in _LIMITS_LOGGED}
 
     async def _tick(self, broker: Broker, server: BrokerServer, face: App) -> None:
-        """Advance everything that depends on time."""
+        """Run all time-dependent work."""
         loop = asyncio.get_running_loop()
         next_sweep_s = loop.time()
         while True:

@@ -1,6 +1,6 @@
 """The broker without its network face: intake, writer, delivery and queries over one store.
 
-Belongs to one event loop, given as `post` (run this function in the loop thread). Four threads work
+Owned by one event loop; `post` runs a function in its thread. Four threads work
 outside the loop: the writer, the sync of the action log, the indexer, and the release of delayed
 messages. One more waits for the disk while delayed messages are copied or old segments are removed.
 
@@ -45,7 +45,7 @@ DURABLE = "durable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """How one broker serves."""
+    """Settings of the service."""
 
     wire: Limits = DEFAULT_LIMITS
     limits: ServiceLimits = field(default_factory=ServiceLimits)
@@ -127,9 +127,9 @@ class Broker:
         return replayed
 
     def step(self) -> None:
-        """One bounded pass of everything that depends on time.
+        """One bounded pass of all time-dependent work.
 
-        Call it again and again, in the loop thread.
+        Call it repeatedly, in the loop thread.
         """
         now_ms = self.time.now_ms()
         self.long_retries.step(now_ms)
@@ -138,7 +138,7 @@ class Broker:
 
     @property
     def disk(self) -> Disk:
-        """The store's files, for those that read them next to it."""
+        """The store's files, for readers outside the store."""
         return self._store.disk
 
     @property
@@ -148,11 +148,11 @@ class Broker:
 
     @property
     def durable_offsets(self) -> tuple[int, int]:
-        """How far the commit log and the action log survive a power cut."""
+        """The offsets up to which the commit log and the action log survive a power cut."""
         return self._store.durable_offset, self._store.actions.log.durable_offset
 
     def sync_actions(self) -> None:
-        """Make everything decided so far durable. Blocks; call from any thread."""
+        """Make all actions so far durable. Blocks; call from any thread."""
         try:
             self._store.actions.sync()
         except Exception as error:
@@ -180,7 +180,7 @@ class Broker:
         return frame
 
     def set_read_only(self, is_read_only: bool, reason: str) -> bool:
-        """Stop or resume taking messages; returns whether that changed anything.
+        """Stop or resume accepting messages; returns whether that was a change.
 
         Holds until the next start, which follows its own options. Raises `UnavailableError` while
         the broker is stopping.
@@ -200,7 +200,7 @@ class Broker:
         return woken
 
     def drain(self, reason: str) -> int:
-        """Take no more messages and answer all waiting pulls; returns how many there were."""
+        """Accept no more messages and answer all waiting pulls; returns how many there were."""
         self.serving.become(Serving.DRAINING, reason)
         return self.delivery.waiting.wake_all()
 
@@ -208,7 +208,7 @@ class Broker:
         """End the threads and close the store; returns whether that was clean.
 
         Blocks up to `deadline_s` for each thread. Do not call it in the loop thread, which must
-        answer what the writer still commits.
+        answer requests that the writer still commits.
         """
         self.delayed.releaser.stop()
         self.writer.stop()

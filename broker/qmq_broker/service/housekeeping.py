@@ -1,11 +1,11 @@
 """Periodic maintenance: retention, idle broadcast consumers, syncs of the action log, snapshots.
 
-Decided in the loop thread, where the groups live, and done elsewhere: segments by the writer,
-snapshots by the thread that syncs the action log. Files of delayed messages go by the log's own
-time; without sends, the writer is asked to advance it. A segment of the commit log may go if
-it is older than the retention, or the log too long, and if every group has got past it on every
-subject and every keeper has it. `force_retention` lifts the second condition; what a group or a
-keeper loses by that is counted.
+The loop thread, which owns the groups, decides; the writer deletes segments, and the thread that
+syncs the action log writes snapshots. Files of delayed messages are deleted by the log's own time;
+without sends, the writer is asked to advance it. A segment of the commit log may be deleted if it
+is older than the retention, or the log is too long, and if the cursor of every group is beyond it
+and every keeper has it. `force_retention` lifts the second condition; the losses of groups and
+keepers are counted.
 
 `ActionSync` syncs the action log at an interval, and writes its snapshots, in a thread of its own.
 Pulls and settlements are answered once they are written, before they are synced: a power cut takes
@@ -33,11 +33,11 @@ from qmq_client.group.dead_letters import Page
 
 
 class _StopError(Exception):
-    """The thread is to end before its snapshot is written."""
+    """The thread must end before its snapshot is written."""
 
 
 class ActionSync:
-    """The thread that syncs. Stop is idempotent and syncs a last time."""
+    """The thread that syncs the action log. Stop is idempotent and syncs a last time."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ActionSync:
     def _sync(self) -> int:
         if not self._journal.is_unsynced:
             return 0
-        # Cleared first: what is written during the sync is left to the next one.
+        # Cleared first: actions written during the sync are left to the next one.
         self._journal.is_unsynced = False
         began_s = self._clock.monotonic_s()
         self._store.actions.sync()
@@ -98,7 +98,7 @@ class ActionSync:
             pass
 
     def _synced_between(self, pages: Iterable[Page]) -> Iterator[Page]:
-        """These pages, and a sync at each interval: a long snapshot shall hold up neither syncs nor a stop."""
+        """Yield these pages, with a sync at each interval: a long snapshot must delay neither syncs nor a stop."""
         synced_s = self._clock.monotonic_s()
         for page in pages:
             if self._stopped.is_set():
@@ -125,7 +125,7 @@ class ActionSync:
         self._stopped.set()
 
 
-#: A snapshot is due after this part of its length in new actions.
+#: A snapshot is due when the new actions reach this part of its length.
 _SNAPSHOT_PART: Final = 8
 #: Nothing changes fast enough to be checked more often.
 INTERVAL_MS: Final = 1_000
@@ -157,7 +157,7 @@ class Housekeeping:
         self._is_marking = False
 
     def step(self, now_ms: int) -> bool:
-        """Check whether anything is due, once per `INTERVAL_MS`; returns whether it checked."""
+        """Check whether maintenance is due, once per `INTERVAL_MS`; returns whether it checked."""
         if now_ms < self._next_ms:
             return False
         self._next_ms = now_ms + INTERVAL_MS
@@ -174,7 +174,7 @@ class Housekeeping:
     def _end_idle(self, now_ms: int) -> None:
         try:
             self._delivery.registry.end_idle(now_ms)
-        except NoRoomError as error:  # the rest may make some
+        except NoRoomError as error:  # the other tasks may free some
             self._store.refusals.note("ends_of_idle_groups", error)
 
     def _note_groups(self, now_ms: int) -> None:
@@ -185,7 +185,7 @@ class Housekeeping:
         if new_bytes < due_bytes or self._action_sync.has_snapshot:
             return
         letters_bytes = self._delivery.budget.dead_letters_bytes
-        # The reserve is to stay free, or as much as a short snapshot takes.
+        # The reserve must stay free, or as much as a short snapshot takes.
         needed_bytes = letters_bytes + min(letters_bytes, self._options.reserve_bytes)
         free_bytes = self._store.disk.free_bytes()
         if free_bytes < needed_bytes:
@@ -199,7 +199,9 @@ class Housekeeping:
     def _make_room(self, now_ms: int) -> None:
         try:
             self._retain(now_ms)
-        except CorruptionError as error:  # of a queue: a restart makes it again, the rest continues
+        except (
+            CorruptionError
+        ) as error:  # a file of a queue: a restart rebuilds it, the other work continues
             self._store.refusals.note("retention", error)
 
     def _retain(self, now_ms: int) -> None:
@@ -225,7 +227,7 @@ class Housekeeping:
     def _give_up(self, offset: int) -> None:
         """In the writer's thread."""
         try:
-            # A power cut must not undo what lets the segment go, such as a long retry.
+            # A power cut must not undo the actions that allow the deletion, such as a long retry.
             self._store.actions.sync()
             self._store.give_up_below(offset)
         finally:

@@ -1,10 +1,10 @@
 """Background work: the key index, summaries of segments, and spare segments made ahead.
 
-The threads of this process share one interpreter, so every step saved here goes to the senders.
-While much is being written, and for a moment afterwards, the index is left behind up to a bound,
-and searches look through what is missing. Beyond the bound, and when little comes in, the work is
-done in small steps of a few hundred messages, each followed by a rest that is a multiple of the
-time it took. Nothing that goes wrong here ends the broker.
+The threads of this process share one interpreter, so work saved here leaves more time for senders.
+During heavy writes, and for a moment afterwards, the index may lag up to a limit, and searches scan
+the missing part of the log. Beyond the limit, and when few messages arrive, the work is done in
+small steps of a few hundred messages, each followed by a rest that is a multiple of the step's
+time. No failure here stops the broker.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from qmq_client.clock import Clock
 _log = logging.getLogger(__name__)
 #: Log bytes of one step, at least one frame: about a millisecond.
 STEP_BYTES: Final = 128 * 1024
-#: More log than this per second counts as much.
+#: More log than this per second counts as heavy writes.
 BUSY_BYTES_PER_S: Final = 4 * 1024 * 1024
-#: How far the index may fall behind while much is written: a search takes 0.1 s longer for it.
+#: How far the index may lag during heavy writes: a search then takes 0.1 s longer.
 LAG_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Rest after a step, as a multiple of its time: while much is written, a tenth of a processor is
-#: used.
+#: Rest after a step, as a multiple of its time: during heavy writes a tenth of a core is used.
 REST_WHILE_BUSY: Final = 9
 REST_WHILE_QUIET: Final = 1
 #: How long to rest when there is nothing to do, and the span over which the rate of writes is
 #: measured.
 IDLE_S: Final = 0.1
-#: For how long writers count as busy after a burst: otherwise each burst would find the index at
-#: work on the one before.
+#: How long writers count as busy after a burst: otherwise the index would work on one burst while the next one arrives.
 BUSY_S: Final = 1.0
 _REST_S_MIN: Final = 0.0005
 _REST_S_MAX: Final = 1.0
@@ -46,15 +44,15 @@ class Indexer:
         self._store = store
         self._clock = clock
         self._stopped = threading.Event()
-        #: When and where the present measurement of the rate of writes began.
+        #: Time and offset at which the current measurement of the write rate began.
         self._since_s = clock.monotonic_s()
         self._since_offset = store.written_offset
         self._busy_until_s = self._since_s
-        #: Whether much was written lately.
+        #: Whether there were heavy writes recently.
         self.is_busy = False
 
     def look(self) -> bool:
-        """Measure how much is written; returns whether a step is due."""
+        """Measure the write rate; returns whether a step is due."""
         now_s, written_offset = self._clock.monotonic_s(), self._store.written_offset
         if written_offset - self._since_offset > BUSY_BYTES_PER_S * max(
             now_s - self._since_s, IDLE_S

@@ -1,9 +1,9 @@
 """Checks of a send request before anything is written.
 
-In this order: the broker takes messages at all; the disk has room above its reserve; the frame is
-what it claims to be (shape, checksum, names, limits); and each record matches the checksum its
-producer gave it, so that a record broken on its way is refused by name instead of being stored and
-found at delivery. The writer itself checks whether the commit queue has room.
+In this order: the broker accepts messages; the disk has room above its reserve; the frame is valid
+(shape, checksum, names, limits); and each record matches the checksum of its producer, so that a
+record damaged in transit is refused and named instead of being stored and found at delivery. The
+writer itself checks whether the commit queue has room.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Intake:
         latest_ms: Callable[[], int],
         shares: SubjectShares,
     ) -> None:
-        """`latest_ms` gives the time that due times are compared with; `shares` what a token may."""
+        """`latest_ms` returns the time that due times are compared with; `shares` limits the subjects of a token."""
         self._shares = shares
         self._store = store
         self._serving = serving
@@ -62,9 +62,9 @@ class Intake:
     def check(
         self, data: bytes, may_send: Callable[[str], None] | None = None, *, owner: str = ""
     ) -> MessageFrame:
-        """The frame of the request, fit to be stored; raises without having changed anything.
+        """Check a request; returns its frame, ready to be stored. If it raises, nothing was changed.
 
-        New subjects take the share of the token named `owner`.
+        New subjects count against the share of the token named `owner`.
         """
         self._serving.check_takes_messages()
         self._check_room(len(data))
@@ -74,7 +74,7 @@ class Intake:
                 field="frame kind",
                 limit=" or ".join(sorted(kind.name for kind in SENT_KINDS)),
                 value=frame.header.kind.name,
-                remedy="Send messages in one of these: frames of other kinds are the broker's own.",
+                remedy="Send messages in frames of these kinds; only the broker makes the others.",
             )
         for run in frame.runs:
             check_not_own(run.subject)
@@ -88,7 +88,7 @@ class Intake:
         return frame
 
     def note_accepted(self, frame: MessageFrame, owner: str = "") -> None:
-        """Remember the subjects of a request that the writer took: refused ones use no room."""
+        """Record the subjects of a request that the writer accepted; those of refused requests do not count."""
         new = self._new_subjects(frame)
         if new:
             self._subjects.update(new)
@@ -96,7 +96,7 @@ class Intake:
 
     @property
     def subjects_count(self) -> int:
-        """How many subjects there are, as far as the bound of them is concerned."""
+        """How many subjects count against the limit."""
         return len(self._subjects)
 
     def subjects(self) -> list[str]:
@@ -108,11 +108,11 @@ class Intake:
         return subject in self._subjects
 
     def forget(self, subject: str) -> None:
-        """The subject no longer exists."""
+        """Forget a subject that no longer exists."""
         self._subjects.discard(subject)
 
     def remember(self, subject: str) -> None:
-        """The subject exists after all."""
+        """Record that the subject exists after all."""
         self._subjects.add(subject)
 
     def has_room(self) -> bool:
@@ -153,7 +153,7 @@ def check_records(frame: MessageFrame) -> None:
         if broken is not None:
             index = first + broken
             raise InvalidRecordError(
-                f"record {index} of the request does not fit its checksum under subject {run.subject}: "
+                f"record {index} of the request does not match its checksum under subject {run.subject}: "
                 "it was altered after its producer made it",
                 field=f"record {index}",
                 remedy="Make the record again from its message.",

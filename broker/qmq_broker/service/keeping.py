@@ -1,6 +1,6 @@
 """Reports and status of keepers. The writer makes the changes, between two commits.
 
-The writer also gives up segments, so it gives up nothing that an answered keeper still needs.
+The writer also deletes segments, so it deletes none that a confirmed keeper still needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qmq_broker.storage.store import Store
 from qmq_client.wire.errors import InvalidMessageError
 
 _log = logging.getLogger(__name__)
-#: Called in the loop thread with the keeper as it now is, durably, or why nothing was done.
+#: Called in the loop thread with the durable new state of the keeper, or with the error if nothing was done.
 OnKept = Callable[[Keeper | Exception], None]
 
 
@@ -26,20 +26,19 @@ class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a keeper."""
 
     name: str
-    #: Everything in the commit log below this is kept elsewhere …
+    #: The commit log below this offset is archived …
     kept_offset: int
-    #: … and everything in the action log below this.
+    #: … and the action log below this one.
     kept_actions_offset: int
-    #: How long ago it last reported.
+    #: Time since its last report.
     age_s: float
-    #: Bytes of each log that are durable and not kept yet. A segment is archived when it is full.
+    #: Bytes of each log that are durable but not archived yet. A segment is archived when it is full.
     lag_bytes: int
     lag_actions_bytes: int
-    #: Bytes of the commit log that are kept only because of this keeper, though their age or the
-    #: log's length would let them go; groups may need them too.
+    #: Bytes of the commit log that retention would delete by age or length if it did not wait for
+    #: this keeper; groups may need them too.
     held_bytes: int
-    #: Bytes that were given up by force before they were kept; in the action log also for lack of
-    #: disk space.
+    #: Bytes that were deleted by force before they were archived; in the action log also for lack of disk space.
     lost_bytes: int
     lost_actions_bytes: int
 
@@ -50,7 +49,7 @@ class Keeping:
     def __init__(self, store: Store, writer: CommitWriter) -> None:
         self._store = store
         self._writer = writer
-        #: What each had lost when that was last checked.
+        #: The losses of each keeper at the last check.
         self._lost = {keeper.name: self._lost_by(keeper) for keeper in store.keepers.all}
 
     def statuses(self, now_ms: int) -> list[KeeperStatus]:
@@ -60,11 +59,11 @@ class Keeping:
         return [self._status(keeper, old_offset, now_ms) for keeper in keepers]
 
     def status(self, keeper: Keeper, now_ms: int) -> KeeperStatus:
-        """The status of one keeper as it is, or was."""
+        """The status of one keeper."""
         return self._status(keeper, self._store.retention.old_offset(now_ms), now_ms)
 
     def keep(self, name: str, reported: LogOffsets, now_ms: int, on_done: OnKept) -> None:
-        """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
+        """Make retention wait for this keeper beyond its reported offsets; see `Keepers.keep`."""
         self._run(lambda: self._store.keep(name, reported, now_ms), on_done)
 
     def end(self, name: str, on_done: OnKept) -> None:
@@ -84,7 +83,7 @@ class Keeping:
         self._run(end, on_done)
 
     def log_losses(self) -> int:
-        """Log what was given up before a keeper had it; returns how many keepers that concerns."""
+        """Log bytes that were deleted before a keeper had them; returns how many keepers are concerned."""
         count = 0
         for keeper in self._store.keepers.all:
             lost, before = self._lost_by(keeper), self._lost.get(keeper.name, LogOffsets(0, 0))
@@ -120,5 +119,5 @@ class Keeping:
         )
 
     def _run(self, change: Callable[[], Keeper], on_done: OnKept) -> None:
-        """Have the writer do it; a refusal does not poison the store."""
+        """Let the writer make the change; a refusal does not poison the store."""
         self._writer.change(change, on_done, refusals=(InvalidMessageError, NotFoundError))

@@ -1,16 +1,16 @@
-"""The scheduler of long retries, which keeps their messages as delayed messages, and the clock of deliveries.
+"""The scheduler of long retries, which stores their messages as delayed messages, and the clock of deliveries.
 
 A message nacked for months would occupy a place in its group, and its segment of the commit log,
 all that time. So a message whose redelivery is due after the horizon is copied. The copy is a
 delayed message of the broker's own, with all the guarantees of delayed messages. Begin and end have
-two steps each, the truth first:
+two steps each; the first step is decisive:
 
 ::
 
     begin   DELAYED frame with copies, durable   then   SetAside in the action log
     end     RELEASED frame into `COPIES`         then   BroughtBack in the action log, then Passed
 
-A crash in between leaves a copy that no group names (the id of a long retry is used once); its
+A crash in between leaves a copy that no group refers to (the id of a long retry is used once); its
 release is ignored. The same happens if the group is moved or removed. So a message is redelivered
 once, to its group alone, and only if the group still waits for it.
 
@@ -65,28 +65,30 @@ class SteadyTime:
         return int(self._offset_ms + self._clock.monotonic_s() * 1000)
 
     def by_wall(self, at_ms: int) -> int:
-        """What the wall clock will show at a moment of this time, if it was set back since the start.
+        """The wall clock's value at a moment of this time, if it was set back since the start.
 
-        What is released by the wall clock must be stored with that, or it came too late. If the clock
-        is ahead, the moment stays as it is: it may be wrong, and be put right.
+        Messages released by the wall clock must be stored with wall clock times, or they would be
+        late. If the clock is ahead, the moment does not change: the clock may be wrong and be
+        corrected.
         """
         return at_ms + min(0, self._clock.now_ms() - self.now_ms())
 
     def wall_ms(self) -> int:
-        """What the wall clock shows."""
+        """The wall clock's value."""
         return self._clock.now_ms()
 
     def latest_ms(self) -> int:
-        """This time, or the wall clock's if that is later.
+        """This time, or the wall clock's value if that is later.
 
-        Due times are other people's wall clocks: one that was behind at the start and has been put
-        right since, or is wrong only now, must not make what they allow seem too far ahead.
+        Due times come from the wall clocks of clients: if this machine's clock was behind at the
+        start and was corrected since, or is wrong now, their valid times must not seem too far
+        ahead.
         """
         return max(self.now_ms(), self._clock.now_ms())
 
 
 _log = logging.getLogger(__name__)
-#: The broker's own group; its cursor says which released copies were given to their groups.
+#: The broker's own group; released copies below its cursor were passed to their groups.
 BACK_GROUP: Final = "_qmq.back"
 #: Messages of one frame of copies; messages and bytes of one pass over released copies.
 PASS_MESSAGES: Final = 500

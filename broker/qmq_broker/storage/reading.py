@@ -1,9 +1,8 @@
-"""Reading records back from the commit log: many at once, each checked, none cut out without need.
+"""Reads records from the commit log: many at once, each checked, and sliced only when needed.
 
-The messages of one subject mostly lie back to back, in stretches as long as the frame they came in.
-A stretch is read, checked and passed on as one piece, because one step of Python per record would
-cost more than the read itself. Callers that look at single records cut them out afterwards
-(`Records`).
+The messages of one subject are mostly contiguous, in stretches as long as their frames.
+A stretch is read, checked and passed on as one piece, because a step of Python per record would
+cost more than the read itself. Callers that need single records slice them afterwards (`Records`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RecordReader:
             view = memoryview(data)
             for one in stretches:
                 first = offsets[one.start] - first_offset
-                # A stretch stays the bytes that were read: they are not copied again.
+                # A stretch keeps the bytes that were read: they are not copied again.
                 after = ends[one.stop - 1] - first_offset
                 part = data if len(stretches) == 1 else view[first:after]
                 broken = _broken(part, lengths[one.start : one.stop], seed)
@@ -78,7 +77,7 @@ class RecordReader:
         yield near
 
     def _read_limit(self, first: int) -> int:
-        """Where a read that begins at `first` must stop: at its segment's end, or its bound."""
+        """The end of a read that begins at `first`: the segment's end, or the length limit."""
         return min(self._log.base_of(first) + self._log.segment_bytes, first + READ_BYTES_MAX)
 
     def _corruption(self, subject: str, entry: Place) -> CorruptionError:
@@ -86,12 +85,12 @@ class RecordReader:
         return CorruptionError(
             segment=self._log.path(offset),
             offset=offset,
-            reason=f"the record of subject {subject}, {record_bytes} bytes, is not as it was sent",
+            reason=f"the record of subject {subject}, {record_bytes} bytes, was altered since it was sent",
         )
 
 
 def _stretches(offsets: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The bounds, as indexes, of stretches of records that lie back to back."""
+    """The bounds, as indexes, of stretches of contiguous records."""
     first = 0
     for after in compress(count(1), map(ne, ends, offsets[1:])):
         yield first, after
@@ -100,7 +99,7 @@ def _stretches(offsets: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[in
 
 
 def _broken(part: bytes | memoryview, lengths: Sequence[int], seed: int) -> int | None:
-    """The index of the first record that is not whole; None if all are."""
+    """The index of the first damaged record; None if all are valid."""
     if len(part) == sum(lengths) and min(lengths) >= RECORD_FIXED_BYTES:
         return first_broken(checksums(part, lengths), seed)
     # A wrong entry, or the end of the file; checking one by one tells which record.

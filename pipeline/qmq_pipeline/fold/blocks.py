@@ -1,4 +1,6 @@
-"""The messages of one group in one part of the log: steps applied to them, as arrays and as rows of `deliveries`."""
+"""The messages of one group in one part of the log, as arrays to which steps are applied, and as
+rows of `deliveries`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ NONE, IN_FLIGHT, RETURNED, ACKED, DEAD, SKIPPED, FILTERED, WAITING, LONG_RETRY =
     len(OUTCOMES)
 )
 _OPEN: Final = (NONE, IN_FLIGHT, RETURNED, WAITING, LONG_RETRY)
-#: What retention deletes by force: not messages in flight, nor those with a copy.
+#: Outcomes whose messages retention deletes by force: not in flight, and without a copy.
 _DELETED: Final = (NONE, RETURNED, WAITING)
 _STATE: Final = np.dtype(
     [
@@ -53,8 +55,9 @@ _TIMES: Final = {
 _AT, _ATTEMPT, _TEXT, _NEVER = "at", "attempt", "text", "never"
 _SETTLED: Final = {"settled_us": _AT}
 _TOLD: Final = {"settled_us": _AT, "text": _TEXT}
-#: What a step does: to messages with which outcome (None for all), the outcome that they get, and what is noted. The
-#: log has a dead letter before the end of the delivery that caused it, so only messages in flight are returned.
+#: For each kind of step: the outcomes that it applies to (None for all), the new outcome, and the columns that
+#: it sets. The log has a dead letter before the end of the delivery that caused it, so only messages in flight
+#: are returned.
 MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.PULLED: (
         None,
@@ -73,7 +76,7 @@ MOVES: Final[dict[str, tuple[tuple[int, ...] | None, int, dict[str, str]]]] = {
     steps.GIVEN_UP: (_OPEN, SKIPPED, _TOLD),
     steps.GIVEN_UP_BY_FORCE: (_DELETED, SKIPPED, _TOLD),
 }
-#: Steps that are Python objects at a time.
+#: How many steps are Python objects at the same time.
 _STEPS_AT_ONCE: Final = 10_000
 
 
@@ -115,7 +118,7 @@ class Block:
 
     @classmethod
     def of(cls, some: pa.Table, known: pa.Table) -> Block:
-        """Room for these steps and these rows of `deliveries`, with the state of the rows."""
+        """A block for these steps and these rows of `deliveries`, with the state of the rows."""
         firsts = [pc.min(some["first"]).as_py(), pc.min(known["sequence"]).as_py()]
         nexts = [pc.max(some["next"]).as_py(), (pc.max(known["sequence"]).as_py() or -1) + 1]
         first = min(one for one in firsts if one is not None)

@@ -1,12 +1,12 @@
 """The table `deliveries`: the outcome of each message at each group, folded from the action log.
 
-1. The actions of each group, in order, become *steps* on sequences (`fold/steps.py`): one task for each few groups, and
-   the work is for actions, not for messages.
+1. The actions of each group, in order, become *steps* on sequences (`fold/steps.py`): one task for
+   a few groups; the work grows with the actions, not with the messages.
 2. Steps are cut where a part of the log ends, by a join with the spans of subjects in parts.
-3. For each subject, group and part, its steps are applied to what was known (`fold/blocks.py`): as many tasks as there
-   are, and each holds the messages of one subject in one part.
+3. For each subject, group and part, its steps are applied to the known state (`fold/blocks.py`): one
+   task for each, which holds the messages of one subject in one part.
 
-A fold continues an earlier one: it reads the actions that came in since, and the parts that they touch.
+A fold continues an earlier one: it reads the actions since then, and the parts that they touch.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _COLUMNS: Final = (
 #: Actions that change no message; most only show that a consumer is alive.
 _IDLE: Final = ", ".join(f"'{kind}'" for kind in IDLE_KINDS)
 _BATCH_ROWS: Final = 20_000
-#: Ranges of sequences are joined by the blocks of this length that they have something in.
+#: Ranges of sequences are joined by blocks of this length: two ranges meet where they share a block.
 _GRAIN: Final = 65_536
-#: Steps cut at the ends of parts: one row for each part that a step has messages in. A span and a step are joined once
-#: for each block in which they meet, and give the piece that lies there.
+#: Steps cut at the ends of parts: one row for each part that a step has messages in. A span and a
+#: step are joined once for each block that they share; each pair gives the piece in that block.
 _PIECES: Final = f"""
 WITH steps AS (
   SELECT *, EXPLODE(SEQUENCE(first DIV {_GRAIN}, (next - 1) DIV {_GRAIN})) AS grain FROM {{steps}}
@@ -81,7 +81,8 @@ _GROUPS: Final = pa.schema(
         ("consumer_group", pa.string()),
         ("group_first", pa.int64()),
         ("group_next", pa.int64()),
-        # Tags of which a message must have any, and all; null if they are not known for all of its life.
+        # Tags of which a message must have at least one, and tags that it must have all; null if
+        # the group's filter is not known from its beginning.
         ("any_tags", pa.list_(pa.string())),
         ("all_tags", pa.list_(pa.string())),
     ]
@@ -97,9 +98,9 @@ class Folded:
     rows: int = 0
     #: Subject and group → state of the group, see `GroupMark`.
     marks: Marks = field(default_factory=dict)
-    #: Parts whose rows were made again; None for all.
+    #: Parts whose rows were written again; None for all.
     parts: frozenset[int] | None = frozenset()
-    #: Up to where the action log was folded, and the part of that offset.
+    #: Offset up to which the action log was folded, and the part of that offset.
     after: tuple[int, int] = (0, 0)
 
     @property
@@ -177,7 +178,9 @@ def _actions(tables: Tables, first: tuple[int, int], after: int) -> DataFrame:
 
 
 def group_steps(tables: Tables, marks: Marks, *, first: tuple[int, int], after: int) -> DataFrame:
-    """What the groups did since an offset, as steps in order; a row `mark` of each group has its state after them."""
+    """The actions of the groups since an offset, as steps in order; a row `mark` of each group has
+    its state after them.
+    """
     actions = _actions(tables, first, after)
     in_order = (
         actions.selectExpr(*_COLUMNS)
@@ -234,7 +237,7 @@ def _mark_row(name: tuple[str, str], mark: GroupMark) -> dict[str, Any]:
 
 
 def _applied(pieces: DataFrame, old: DataFrame, folded_to: int) -> DataFrame:
-    """Rows of `deliveries` for all subjects, groups and parts that there are on either side."""
+    """Rows of `deliveries` for all subjects, groups and parts of the steps or of the known state."""
     key = ("subject", "consumer_group", "part")
 
     def apply(steps: pa.Table, known: pa.Table) -> pa.Table:
@@ -257,7 +260,7 @@ def _in_parts(parts: set[int] | frozenset[int]) -> str:
 
 
 def group_name(subject: str, group: str) -> str:
-    """One name for both."""
+    """One name for a subject and a group."""
     return f"{subject}{BREAK}{group}"
 
 

@@ -1,8 +1,9 @@
 """The wait for a broker that is unreachable.
 
-A restart takes seconds, and after a crash the broker reads its logs before it answers. A reader waits meanwhile and
-continues where it was. What counts is the time in which nothing comes: an answer that breaks off has brought something.
-An outage of more than a second is logged when it begins and when it is over.
+A restart takes seconds, and after a crash the broker reads its logs before it answers. A reader
+waits meanwhile and continues where it was. The wait is measured since the last received data, so an
+incomplete answer restarts it. An outage of more than a second is logged when it begins and when it
+ends.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from qmq_client.retry import Backoff
 from qmq_pipeline.errors import UnreachableError
 
 _LOG: Final = logging.getLogger("qmq.pipeline")
-#: How long a broker is waited for by default: longer than a restart in good order and most recoveries.
+#: Default wait for a broker: longer than a clean restart and most recoveries.
 WAIT_S: Final = 60.0
-#: As long as anybody may want to wait for one: a week.
+#: The longest wait: a week.
 WAIT_S_MAX: Final = 7 * 86_400.0
-#: However short the wait, a connection that broke is tried again for so long, and nothing is logged of it.
+#: A broken connection is tried again for at least this long, without a log line.
 _FLICKER_S: Final = 1.0
-#: Between two tries. The cap is what a restart is noticed late by.
+#: Pauses between two tries. The longest one bounds how late a restart is noticed.
 _BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=1_000, jitter=0.2)
 _Result = TypeVar("_Result")
 
 
 class AwayError(Exception):
-    """A call got no answer that means anything: the broker is unreachable, or not ready; it may come back."""
+    """A call got no usable answer: the broker is unreachable or not ready, perhaps for a short time."""
 
 
 class Outage:
-    """How one caller of a broker waits while that is unreachable. One thread at a time."""
+    """The waits of one client of a broker while the broker is unreachable. One thread at a time."""
 
     def __init__(self, source: str, wait_s: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """`wait_s`: seconds without anything new, after which it is given up; infinite for never."""
+        """`wait_s`: seconds without new data after which the wait ends; infinite for never."""
         self.wait_s = wait_s
         self._source = source
         self._clock = clock
         self._is_logged = False
-        #: Since when nothing has come that was asked for.
+        #: Time since which no requested data has arrived.
         self._since_s = clock.monotonic_s()
 
     def outlast(self, call: Callable[[], _Result], *, remedy: str) -> _Result:
-        """The result of a call that may be repeated, and is for as long as it raises `AwayError`.
+        """The result of a call, which is repeated while it raises `AwayError`.
 
-        Raises `UnreachableError`, with this remedy, when that was waited for long enough.
+        Raises `UnreachableError` with this remedy after the longest wait.
         """
         self._since_s = self._clock.monotonic_s()
         failures = 0
@@ -65,7 +66,7 @@ class Outage:
                         source=self._source, reason=reason, remedy=remedy
                     ) from error
                 self._log_begin(reason)
-                if failures:  # most connections that break can be made again at once
+                if failures:  # most broken connections can be opened again at once
                     pause_s = _BACKOFF.delay_ms(failures, random.random()) / 1000
                     until_logged_s = _FLICKER_S - self._seconds()
                     bounds_s = [left_s] + ([until_logged_s] if until_logged_s > 0 else [])
@@ -76,7 +77,7 @@ class Outage:
                 return result
 
     def arrived(self) -> None:
-        """Something has come."""
+        """Record that data has arrived."""
         if self._is_logged:
             seconds = self._seconds()
             _LOG.warning("%s: the broker answers again, after %.0f s", self._source, seconds)
@@ -95,9 +96,9 @@ class Outage:
 
 
 def is_about_trust(error: BaseException | None) -> bool:
-    """Whether TLS refused the other side, or was refused by it: no waiting helps there.
+    """Whether TLS refused the peer, or the peer refused us: waiting does not help then.
 
-    A connection that ends in the middle of TLS is one that broke.
+    A connection that ends in the middle of TLS counts as broken.
     """
     while error is not None:
         if isinstance(error, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, without scripts and without links to other sites.
+"""The report page: one self-contained HTML file, without scripts and links to other sites.
 
 Its charts are SVG: lines over time, and bars.
 Colours are classes of the page's style, so a chart follows the page from light to dark; lines also
@@ -34,7 +34,7 @@ _X_STEPS_S: Final = (
     *(hours * _HOUR_S for hours in (1, 2, 4, 6, 12)),
     *(days * _DAY_S for days in (1, 2, 7, 14, 28, 91, 182, 364)),
 )
-#: A label closer to an end than this share of the chart would be cut off.
+#: A label that is closer to an end than this share of the chart's width would be cut off.
 _X_EDGE: Final = 0.04
 _Y_TICKS: Final = 4
 _ENDS: Final = (1, 1.2, 1.6, 2, 2.4, 4, 6, 8, 10)
@@ -85,7 +85,7 @@ def nice_end(value: float) -> float:
 
 
 def time_chart(chart: TimeChart, *, bucket_s: int) -> str:
-    """Lines over time; bars if there is a single bucket, because one point is no line."""
+    """Lines over time; bars if there is a single bucket, because one point makes no line."""
     if len(chart.times) != 1 or not any(series.values[0] for series in chart.series):
         return line_chart(chart, bucket_s=bucket_s)
     bars = [Bar(name=one.name, value=one.values[0] or 0.0) for one in chart.series]
@@ -307,12 +307,12 @@ _STAGES: Final = (
     "delivery. <b>work</b>: from there to its ack. <b>total</b>: from the commit to the ack.</p>"
 )
 _KIND_TEXTS: Final = {
-    "lost": "Committed and sent by its row, and neither in the log nor in the schedule.",
-    "ghost": "Stored, and no outbox has or had a row of it.",
+    "lost": "Its outbox row was committed and sent, but it is neither in the log nor in the schedule.",
+    "ghost": "Stored, but no outbox has or had a row of it.",
     "duplicate": "Stored more than once under one id.",
     "late": "Stored or waiting long after its commit or due time.",
     "altered": "Stored with another checksum than its row has.",
-    "skipped": "For a group, which came past it and never got it.",
+    "skipped": "Never delivered to a group whose cursor is beyond it.",
 }
 
 
@@ -400,7 +400,7 @@ def _class(column: str, value: object, *, is_number: bool) -> str:
 
 
 def _shown(column: str, text: str) -> str:
-    """A text; the middle of an id is not shown, and copied all the same."""
+    """A text; the middle of an id is hidden, but copying includes it."""
     if column != ID_COLUMN or len(text) <= _ID_ENDS:
         return escape(text)
     first, last = text[: _ID_ENDS // 2], text[-_ID_ENDS // 2 :]

@@ -72,7 +72,7 @@ SCHEDULED: Final = Table(
         Column("now_due_at", "time", "its current due time: not `due_at` if it was rescheduled"),
     ),
 )
-#: Everything in the commit log, one row for each record and for each loss; `kind` says which columns are set.
+#: The whole commit log, one row for each record and for each loss; `kind` says which columns are set.
 LOG: Final = Table(
     name="log",
     layer="bronze",
@@ -91,7 +91,7 @@ LOG: Final = Table(
         Column("part", "long", "number of the part of the log that it is in"),
     ),
 )
-#: What each part of the log has of each subject: small enough to be read as a whole.
+#: The range of each subject in each part of the log; the table is small enough to be read as a whole.
 SPANS: Final = Table(
     name="spans",
     layer="bronze",
@@ -135,7 +135,7 @@ ACTIONS: Final = Table(
         Column("part", "long", "number of the part of the action log that it is in"),
     ),
 )
-#: Each scan adds a row for what is new, has changed, or is still open.
+#: Each scan adds a row for each outbox row that is new, has changed, or is still open.
 OUTBOX: Final = Table(
     name="outbox",
     layer="bronze",
@@ -231,7 +231,7 @@ LIFECYCLE: Final = Table(
         PART,
     ),
 )
-#: What a part of the log adds to the lag of its groups: counts of pairs of a message and a group.
+#: The contribution of a part of the log to the lag of its groups: counts of pairs of a message and a group.
 GROUP_SPANS: Final = Table(
     name="group_spans",
     layer="silver",
@@ -259,7 +259,7 @@ PRODUCER_COLUMNS: Final = (
     Column("bytes", "long", "bytes of their bodies"),
     Column("copies", "long", "stored again under an id that was there already"),
 )
-#: What a part of the log adds to its producers.
+#: The contribution of a part of the log to the figures of its producers.
 PRODUCER_PARTS: Final = Table(
     name="producer_parts",
     layer="silver",
@@ -268,7 +268,7 @@ PRODUCER_PARTS: Final = Table(
     partitions=("part",),
     columns=(*PRODUCER_COLUMNS, PART),
 )
-#: The days on which something happened to messages of a part, whose gold tables it counts in.
+#: The days on which something happened to messages of a part; the part counts in the gold tables of these days.
 PART_DAYS: Final = Table(
     name="part_days",
     layer="silver",
@@ -430,7 +430,7 @@ AUDIT_FINDINGS: Final = Table(
         Column("run", "text", "name of the run"),
     ),
 )
-#: Up to where each job has come, as it noted at the end of its last run.
+#: The progress of each job, as it stored it at the end of its last run.
 PROGRESS: Final = Table(
     name="progress",
     layer="jobs",

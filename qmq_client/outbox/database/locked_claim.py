@@ -1,7 +1,7 @@
 """A claim on a server, in two statements: rows are locked and read, then they get their token.
 
-The records are read with the lock. Returned by the UPDATE they would cost more: a server rewrites a
-row before it returns it, and must find each twice, once for its size and once to write it.
+The records are read with the lock. An UPDATE that returns them would cost more: a server rewrites a
+row before it returns it, and must find each row twice, once for its size and once to write it.
 
 Between the two statements no other process can take the rows: they are locked, and others skip them.
 Large records are read only once it is known that they fit; if the UPDATE cannot return them, a

@@ -1,8 +1,9 @@
 """The INSERT of outbox rows through the application's own connection.
 
-A row is born owned: it carries the token of its process and falls due after the takeover time, so
-the publisher and the watchdog share one protocol. One statement for any number of rows, as text:
-SQLAlchemy would compile it again for each number, and drivers pass several parameter sets one by one.
+A new row is already claimed: it carries the token of its process and falls due after the takeover
+time, so the publisher and the watchdog share one protocol. One statement inserts any number of rows,
+as text: SQLAlchemy would compile it again for each number, and drivers pass several parameter sets
+one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from qmq_client.wire.shown import shorten
 
 #: Rows in one statement: with five parameters each, far below every database's limit of parameters.
 ROWS_PER_INSERT_MAX: Final = 1_000
-#: Numbers of rows whose statement is kept.
+#: How many statements are cached, one for each number of rows.
 _KEPT_TEXTS: Final = 16
 _COLUMNS: Final = (
     "message_id",
@@ -69,17 +70,17 @@ class Inserts:
         self._is_ordered = is_ordered
         self._is_strict = is_strict
         self._texts: dict[tuple[int, bool], str] = {}
-        if engine.dialect.name == "sqlite":  # the schema is known without a connection
+        if engine.dialect.name == "sqlite":  # the schema is given, so no connection is needed
             in_own_schema(engine.dialect, tables)
         self._is_checked = False
         #: The longest record that one statement can carry; None if the server sets no limit.
         self._record_bytes_max: int | None = None
-        #: The last one that the connections' character set can spell.
+        #: The last ordering key that was checked against the connections' character set.
         self._last_character = LAST_CHARACTER
 
     @property
     def tables(self) -> Tables:
-        """The tables under their whole names. Requires: the engine has connected."""
+        """The tables with their schema-qualified names. Requires: the engine has connected."""
         return in_own_schema(self._engine.dialect, self._tables)
 
     def write(
@@ -92,7 +93,7 @@ class Inserts:
     ) -> None:
         """Write these rows in the connection's transaction.
 
-        `fill_locks` fills the table of locks for ordering keys, on another connection.
+        `fill_locks` inserts the rows of the lock table for ordering keys, on another connection.
         Raises before any of them is written: `AutocommitError`, `OutboxMissingError` for wrong tables,
         `InvalidMessageError` for a row that this server cannot take. Raises the database's own errors with
         a note that names the messages.
@@ -171,9 +172,9 @@ class Inserts:
         return text
 
     def _portions(self, rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
-        """The rows of each statement: all of them, unless they are very many or very large."""
+        """The rows of each statement: one statement, unless the rows are very many or very large."""
         if not self._is_ordered and any(row.is_repeatable for row in rows):
-            # In one order for all: two transactions that write the same ids cannot deadlock.
+            # All transactions use the same order, so two that write the same ids cannot deadlock.
             rows = sorted(rows, key=lambda row: row.message_id)
         first, portion_bytes = 0, 0
         for i, row in enumerate(rows):
@@ -192,7 +193,7 @@ class Inserts:
         if faults is not None:
             raise missing_error(self._engine, faults)
         is_locking = self._is_ordered and connection.dialect.name != "sqlite"
-        # Asked before any is locked: on MySQL a lock of a missing row would keep it from being made.
+        # Checked before any row is locked: on MySQL the lock of a missing row would prevent its insertion.
         if is_locking and (
             self._dialect.locks_what_it_reads(connection)
             or not has_order_locks(connection, tables.order_lock)
@@ -217,10 +218,10 @@ class Inserts:
                 raise unencodable_key([row])
 
     def _explain(self, error: sa.exc.DBAPIError, rows: Sequence[OutboxRow]) -> None:
-        """Let the error of an INSERT name the messages; raises another one if the table is missing."""
+        """Add the messages to the error of an INSERT; raises another error if the table is missing."""
         outbox = self.tables.outbox
         note = f"while writing {ids_text(rows)} to {outbox.fullname}"
-        # The error shows only one row of the statement, and no values: these are bodies of messages.
+        # The error shows only one row of the statement, and no values, because these are message bodies.
         with suppress(AttributeError):
             error.statement = self._text(1, skips_known=False)
         error.hide_parameters = True
@@ -235,11 +236,11 @@ class Inserts:
 
 
 def unencodable_key(rows: Sequence[OutboxRow]) -> EncodingError:
-    """The error for an ordering key that the connection's own character set does not have."""
+    """The error for an ordering key that the connection's character set cannot encode."""
     keys = [row.ordering_key for row in rows if row.ordering_key and not row.ordering_key.isascii()]
     return EncodingError(
         field="key",
-        limit="characters of the connection's own character set, where order is kept by key",
+        limit="characters of the connection's character set, with order_by_key",
         value=shorten(keys[0] if keys else ""),
         remedy="Connect with charset=utf8mb4 (MySQL, MariaDB) or client_encoding=utf8 "
         "(PostgreSQL), or choose another key.",
@@ -247,8 +248,8 @@ def unencodable_key(rows: Sequence[OutboxRow]) -> EncodingError:
 
 
 def closed_error(error: sa.exc.InvalidRequestError) -> NoTransactionError:
-    """The error for a session whose transaction takes no more work."""
+    """The error for a session whose transaction accepts no more statements."""
     return NoTransactionError(
-        f"the session's transaction takes no more work: {error}. Send before the commit, and inside an "
+        f"the session's transaction accepts no more statements: {error}. Send before the commit, and inside an "
         "`after_begin` listener with `session=connection`, the event's connection"
     )

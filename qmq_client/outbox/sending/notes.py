@@ -1,13 +1,13 @@
-"""Notes of what was sent in an open transaction, and the hints that they become at its end.
+"""Notes of the messages sent in an open transaction, and the hints that the publisher gets at its end.
 
 A hint says that a transaction with messages may have ended; it proves nothing. The publisher sends only
-rows that it finds committed, so a hint that comes too early or for nothing costs one look, and one that
-never comes leaves the row to the watchdog. Public events give them: the end of a session's outermost
-transaction, the commit of a connection that was passed to `send`, and the return of a connection to its
-pool, which also comes after cancelled tasks.
+rows that it finds committed, so a hint that is early or wrong costs one query, and a missing hint
+leaves the row to the watchdog. Hints come from public events of SQLAlchemy: the end of a session's
+outermost transaction, the commit of a connection that was passed to `send`, and the return of a
+connection to its pool, which also comes after cancelled tasks.
 
-The listeners do no I/O, take no connection and raise nothing; but before a commit they write what was sent
-with an `AsyncSession` and not awaited.
+The listeners do no I/O, take no connection and raise nothing; but before a commit they write
+messages that were sent with an `AsyncSession` and not awaited.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _log = logging.getLogger("qmq.producer")
 _NOTES: Final = "qmq_notes"
 _BEGUN: Final = "qmq_begun"
 _COMMITTING: Final = "qmq_committing"
-#: The savepoint whose end was announced last.
+#: The savepoint whose end was reported last.
 _ANNOUNCED: Final = "qmq_announced"
 _HAS_COMMITTED: Final = "qmq_has_committed"
 
 
-# One for each send, so it is a type that takes a fifth of a dataclass's time.
+# One is made for each send; a struct takes a fifth of a dataclass's time.
 class Hint(msgspec.Struct, kw_only=True):
     """Rows that were written by one call of `send`, and whose transaction may have ended."""
 
@@ -55,14 +55,14 @@ class Note(msgspec.Struct, kw_only=True):
     hint: Hint
     #: Takes the hint; never blocks, never raises.
     put: Callable[[Hint], object]
-    #: Takes rows that were rolled back; as harmless.
+    #: Takes rows that were rolled back; never blocks, never raises.
     drop: Callable[[Sequence[OutboxRow]], object]
-    #: Whether the end of a session ends its transaction, too; not if that joined a longer one.
+    #: Whether the session's end also ends the transaction; not if the session joined an outer one.
     is_of_session: bool = False
     is_committing: bool = False
-    #: The session has committed before, so the send may stand after the commit that it was meant for.
+    #: The session has committed before, so the application may have sent after the intended commit.
     follows_commit: bool = False
-    #: It was given or dropped.
+    #: The hint was given or dropped.
     is_over: bool = False
 
 
@@ -87,7 +87,7 @@ def note(
 
 
 def open_rows(scope: Session | sa.Connection) -> Iterator[tuple[OutboxRow, bytes]]:
-    """Rows sent in this scope's open transaction and their owner, the last first; some may be undone."""
+    """Rows sent in this scope's open transaction with their owner, the last first; some may be rolled back."""
     notes: list[Note] = scope.info.get(_NOTES, [])
     for each in reversed(notes):
         if not each.is_over:
@@ -102,7 +102,7 @@ def begun_connections(session: Session) -> Sequence[sa.Connection]:
 
 
 def watch(engine: sa.Engine) -> None:
-    """Have hints given for this engine; safe to repeat. Changes nothing of its transactions."""
+    """Listen to this engine's events to give hints; safe to repeat. Does not change its transactions."""
     if not event.contains(engine, "checkin", _on_checkin):
         event.listen(engine, "checkin", _on_checkin)
     if not event.contains(Session, "after_transaction_end", _on_session_end):
@@ -124,14 +124,14 @@ def _on_session_flush(session: Session, *_: object) -> None:
 
 
 def is_committing(session: Session) -> bool:
-    """Whether the session's transaction is about to commit: what runs now are its events."""
+    """Whether the session's transaction is about to commit, so that its commit events are running."""
     return bool(session.info.get(_COMMITTING))
 
 
 def _on_session_commit(session: Session) -> None:
-    """Before the COMMIT, or the release of a savepoint, which is no end.
+    """Called before a COMMIT, or before the release of a savepoint, which does not end the transaction.
 
-    A savepoint that is announced twice is open while the transaction around it commits.
+    A savepoint that is reported twice is still open while its outer transaction commits.
     """
     savepoint = session.get_nested_transaction()
     is_whole = savepoint is None or session.info.get(_ANNOUNCED) is savepoint
@@ -145,7 +145,7 @@ def _on_session_commit(session: Session) -> None:
 
 
 def _on_session_rollback(session: Session) -> None:
-    """After a rollback; one after a COMMIT that failed proves nothing, nor does one to a savepoint."""
+    """Called after a rollback. It proves nothing after a failed COMMIT, or for a savepoint."""
     if session.get_nested_transaction() is not None:
         return
     end_unawaited(session, None)
@@ -168,7 +168,7 @@ def _on_session_end(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _on_checkin(_: object, entry: Any) -> None:
-    """The connection goes back to its pool: whatever was open on it is over."""
+    """The connection returns to its pool, so its transaction has ended."""
     _end(entry.info.pop(_NOTES, ()))
 
 
@@ -184,7 +184,7 @@ def _on_rollback(connection: sa.Connection, *_: object) -> None:
 
 
 def _notes_of(connection: sa.Connection) -> Sequence[Note]:
-    """Take the notes; an invalidated connection has gone back to its pool, and refuses to be asked."""
+    """Remove and return the notes; an invalidated connection has none, because it has returned to its pool."""
     if connection.invalidated:
         return ()
     notes: Sequence[Note] = connection.info.pop(_NOTES, ())
@@ -202,7 +202,7 @@ def _end(notes: Sequence[Note]) -> None:
 
 
 def _log_unended(rows: Sequence[OutboxRow], *, is_mistake: bool) -> None:
-    """A session was closed with messages in it: after an error, or after a send that followed the commit."""
+    """Log a session that was closed with messages: after an error, or after a send that followed the commit."""
     is_mistake = is_mistake and sys.exc_info()[0] is None
     _log.log(
         logging.WARNING if is_mistake else logging.INFO,

@@ -1,9 +1,9 @@
-"""Sends through an asynchronous session: awaited, they are written at once; forgotten, by its next flush.
+"""Sends through an asynchronous session: written when awaited, otherwise at the session's next flush.
 
-`send` cannot execute anything outside of a coroutine. So it returns an object to be awaited, and notes it
-with the session. A send that is not awaited by then is written when the session flushes or commits, by the
-same statements: nothing is lost, but the row is late. So that is logged as a mistake. A mapped object that
-is never written itself makes the session flush.
+`send` cannot execute a statement outside of a coroutine. So it returns an awaitable object and
+registers it with the session. If it is not awaited, the session's flush or commit writes the row
+with the same statements: nothing is lost, but the row is late, which is logged as a mistake. A
+mapped object that is never written itself makes the session flush.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger("qmq.producer")
 _UNAWAITED: Final = "qmq_unawaited"
 
 _Value = TypeVar("_Value")
-#: Writes rows where nothing has to be awaited: inside `run_sync`, or in an event of the session.
+#: Writes rows without an await: inside `run_sync`, or in an event of the session.
 WriteNow = Callable[[Session, Sequence[OutboxRow]], object]
 
 
 class _AsCoroutine(Generic[_Value]):
-    """What `asyncio.create_task` and task groups take, which want more than something to be awaited."""
+    """A coroutine-like object for `asyncio.create_task` and task groups, which do not accept every awaitable."""
 
     _pending: Pending | None
     _steps: Generator[Any, None, Any] | None = None
 
-    #: Makes a plain value of it.
+    #: Converts it to a plain value.
     _plain: Callable[[], _Value]
 
     def __await__(self) -> Generator[Any, None, _Value]:
@@ -43,13 +43,13 @@ class _AsCoroutine(Generic[_Value]):
         return self._plain()
 
     def send(self, value: Any) -> Any:
-        """Continue with the await until it waits."""
+        """Run the coroutine to its next wait."""
         if self._steps is None:
             self._steps = self.__await__()
         return self._steps.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """The same with an error, like that of a cancelled task; before it began, nothing is written."""
+        """Like `send`, with an error such as a cancellation; if it had not begun, nothing is written."""
         if self._steps is None:
             self._steps = self.__await__()
             if self._pending is not None:
@@ -57,7 +57,7 @@ class _AsCoroutine(Generic[_Value]):
         return self._steps.throw(*error)
 
     def close(self) -> None:
-        """Await it no more."""
+        """Stop awaiting it."""
         if self._steps is not None:
             self._steps.close()
 
@@ -68,7 +68,7 @@ class Sent(_AsCoroutine[str], str):
     _pending: Pending | None
 
     def __new__(cls, message_id: str, pending: Pending | None = None) -> Sent:
-        """`pending`: what writes the row."""
+        """`pending`: the object that writes the row."""
         made = super().__new__(cls, message_id)
         made._pending = pending
         return made
@@ -89,12 +89,12 @@ class SentMany(_AsCoroutine[list[str]], list[str]):
 
 
 def sent(message_id: str, pending: Pending | None) -> Sent:
-    """What `send` returns: a plain text where the row is written, so that any encoder takes it."""
+    """The return value of `send`: a plain text once the row is written, so that any encoder accepts it."""
     return cast(Sent, message_id) if pending is None else Sent(message_id, pending)
 
 
 def sent_many(ids: list[str], pending: Pending | None) -> SentMany:
-    """The same for `send_many`; no messages may be awaited too."""
+    """The return value of `send_many`; an empty list may be awaited too."""
     return cast(SentMany, ids) if ids and pending is None else SentMany(ids, pending)
 
 
@@ -108,7 +108,7 @@ class Pending:
         self.rows = rows
         self._write = write
         self.is_written = False
-        #: Its transaction ended without them, or the task that should await them was cancelled.
+        #: Whether its transaction ended without them, or the task that should await them was cancelled.
         self.is_over = False
 
     async def write(self) -> None:
@@ -123,7 +123,7 @@ class Pending:
             await self._write()
 
     def give_up(self) -> None:
-        """Write nothing: who wanted to wait for it was cancelled, and gets an error that says so."""
+        """Write nothing: the waiting task was cancelled, and gets an error that says so."""
         self.is_over = True
 
     def __del__(self) -> None:
@@ -156,13 +156,13 @@ class PendingInSession(Pending):
         write_now: WriteNow,
         drop: Callable[[Sequence[OutboxRow]], object],
     ) -> None:
-        """`scope`: the `AsyncSession` around the session; `drop`: told of rows that were rolled back."""
+        """`scope`: the `AsyncSession` around the session; `drop`: called with rows that were rolled back."""
         super().__init__(rows, lambda: scope.run_sync(self.write_in))
         self._write_now = write_now
         self.drop = drop
         if not session.in_transaction():
             session.begin()
-        #: The transaction or savepoint that they belong to.
+        #: The transaction or savepoint that the rows belong to.
         self.transaction = session.get_nested_transaction() or session.get_transaction()
         session.info.setdefault(_UNAWAITED, []).append(self)
         self._marker = _Marker()
@@ -180,14 +180,14 @@ class PendingInSession(Pending):
         if self.rows:
             self._write_now(session, self.rows)
 
-    def __del__(self) -> None:  # its session has it
+    def __del__(self) -> None:  # the session has a reference to it
         pass
 
 
 def write_unawaited(session: Session, *, is_whole: bool) -> None:
     """Before a flush or a commit: write messages of sends that were not awaited.
 
-    `is_whole`: the whole transaction is about to end, and not the innermost savepoint alone.
+    `is_whole`: the whole transaction is about to end, not only the innermost savepoint.
     """
     innermost = session.get_nested_transaction() or session.get_transaction()
     for each in _unwritten(session):
@@ -201,7 +201,7 @@ def write_unawaited(session: Session, *, is_whole: bool) -> None:
 
 
 def flush_unawaited(session: Session) -> None:
-    """Before a flush: write the same, and leave none of our objects to be flushed."""
+    """Before a flush: write the same messages, and remove the marker objects from the flush."""
     if _UNAWAITED in session.info:
         write_unawaited(session, is_whole=False)
         for each in list(session.new):
@@ -210,7 +210,9 @@ def flush_unawaited(session: Session) -> None:
 
 
 def end_unawaited(session: Session, transaction: SessionTransaction | None) -> list[OutboxRow]:
-    """A transaction or savepoint is over; None for all of the session. The rows that it ended without."""
+    """A transaction or savepoint has ended; None for all of the session. Returns the rows that were
+    not written in it.
+    """
     left: list[OutboxRow] = []
     if _UNAWAITED not in session.info:
         return left
@@ -224,7 +226,7 @@ def end_unawaited(session: Session, transaction: SessionTransaction | None) -> l
 
 
 def discard_unawaited(session: Session, message_id: bytes) -> bool:
-    """Take a message out of what waits; whether it was there."""
+    """Remove a waiting message; returns whether it was there."""
     for each in _unwritten(session):
         kept = [row for row in each.rows if row.message_id != message_id]
         if len(kept) < len(each.rows):

@@ -270,7 +270,7 @@ def test_clients_of_an_authority_that_was_replaced_are_let_in_no_longer(
         draft = Path(shutil.copy(before.file, tmp_path / "draft.pem"))
         draft.chmod(0o666)
         draft.replace(clients)
-        broker.wait_for("everybody may write it")
+        broker.wait_for("every user may write it")
         assert pull(broker.url, **new) == 0
         clients.chmod(0o600)
         broker.wait_for(" certificate_read ")
@@ -416,7 +416,7 @@ def test_a_client_says_that_its_certificate_has_expired_and_takes_the_renewed_on
             Path(certificate).write_text("no certificate")
             with pytest.raises(BrokerUnreachableError):
                 transport.pull(PULL)
-            assert "the one before stays" in caplog.text
+            assert "the previous one stays" in caplog.text
             authority.issue("shop.example", as_file="client")
             assert transport.pull(PULL).messages == ()
 

@@ -192,7 +192,7 @@ def test_a_token_that_cannot_be_written_leaves_half_a_file_to_nobody(tmp_path: P
     limited = f"ulimit -f 0; exec {shlex.join(command)}"
     full = subprocess.run(limited, shell=True, capture_output=True, text=True)
     assert (full.returncode, out.exists()) == (1, False)
-    assert f"{out}: File too large; give --out a file that can be written" in full.stderr
+    assert f"{out}: File too large; give --out a writable file" in full.stderr
 
 
 def test_a_token_may_end_by_itself(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_http_for_a_broker_that_speaks_tls_and_the_other_way_round_say_which(
         assert CliRunner().invoke(root, ["subjects", "--broker", broker.url]).stdout == "none\n"
     with BrokerProcess(tmp_path / "plain") as broker:
         told = refused("subjects", "--broker", f"https://127.0.0.1:{broker.port}", exit_code=3)
-        assert "What listens there speaks no TLS: its address begins with http://." in told
+        assert "The server there does not speak TLS: begin the address with http://." in told
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ raise DatabaseUnavailableError("try again")
 def test_a_path_in_place_of_a_module_is_answered_with_the_module(target: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         load_target(target)
-    assert "is a path, not the name of a module" in str(refused.value)
+    assert "is a path, not a module name" in str(refused.value)
     assert "and give cons, or give a dotted name" in str(refused.value)
 
 

@@ -81,7 +81,7 @@ def test_S8_a_send_outside_of_a_transaction_is_refused(world: World) -> None:
         session.add(Order(label="a"))
         with pytest.raises(sa.exc.IntegrityError):
             session.flush()
-        with pytest.raises(NoTransactionError, match="no more work"):
+        with pytest.raises(NoTransactionError, match="no more statements"):
             world.send("a", session)
     with Session(world.engine) as session:
         session.connection().commit()

@@ -1,11 +1,11 @@
-"""Authorization: roles, the subjects they cover, and the caller that has them.
+"""Authorization: roles, the subjects that they cover, and callers with their roles.
 
 Three roles. A producer sends to its subjects; a consumer pulls, settles and reads there; an admin
 may do both, and change the data of others: state, dead letters, positions of groups. Subjects are
-one name, a prefix of names (`orders.*`), or all (`*`). There is no other pattern, so nothing a
-untrusted client writes is ever run as one.
+one name, a prefix of names (`orders.*`), or all (`*`). There are no other patterns, so input of
+untrusted clients is never evaluated as one.
 
-Pure: `token_file.py` says where tokens come from, `authenticator.py` how callers are authenticated.
+No I/O: `token_file.py` reads tokens, `authenticator.py` authenticates callers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLER: Final = "qmq.caller"
 
 
 class Role(StrEnum):
-    """What a caller is for."""
+    """The role of a caller."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -64,13 +64,13 @@ class Caller:
     __slots__ = ("name", "owner", "rights")
 
     def __init__(self, name: str, rights: Iterable[Right], *, owner: str = "") -> None:
-        """`owner`: the name of the token, to which count what its callers bring into being."""
+        """`owner`: the name of the token; subjects and groups that its callers create count against its share."""
         self.name = name
         self.rights = tuple(rights)
         is_operator = any(
             right.role is Role.ADMIN and right.subjects == ALL_SUBJECTS for right in self.rights
         )
-        #: Whose share of the broker's room is used up; empty for operators, who may use all of it.
+        #: The token whose share of the broker's limits is used; empty for operators, who have no share.
         self.owner = "" if is_operator else owner
 
     def may(self, roles: Iterable[Role], subject: str) -> bool:
@@ -87,12 +87,12 @@ class Caller:
             raise self._refusal(roles or (Role.ADMIN,), subject)
 
     def check_any(self, roles: Sequence[Role]) -> None:
-        """The same of some subject, whichever."""
+        """Like `check`, for any one subject."""
         if not any(right.role in (Role.ADMIN, *roles) for right in self.rights):
             raise self._refusal(roles or (Role.ADMIN,), ALL_SUBJECTS)
 
     def _refusal(self, roles: Sequence[Role], subject: str) -> Exception:
-        """The 403 that says which right is missing, and names the subject in `value`."""
+        """The error 403 with the missing right, and the subject in `value`."""
         wanted = " or ".join(roles)
         role = roles[0] + ("" if subject == ALL_SUBJECTS else ":SUBJECTS")
         what = "all subjects" if subject == ALL_SUBJECTS else f"subject {shorten(subject)}"
@@ -107,11 +107,11 @@ class Caller:
         )
 
 
-#: Everybody, on a broker that has no tokens.
+#: Every caller of a broker without tokens.
 ANYBODY: Final = Caller(
     "anybody", (Right(role=Role.ADMIN), Right(role=Role.PRODUCER), Right(role=Role.CONSUMER))
 )
-#: A caller that was not identified, and may do nothing.
+#: A caller that was not identified and has no rights.
 UNIDENTIFIED: Final = Caller("unidentified", ())
 
 

@@ -1,8 +1,9 @@
-"""Authentication of requests: each gets its caller before anything else of it is looked at.
+"""Authentication of requests: the caller is determined before any other check.
 
-A broker with tokens refuses requests without one (401), always with the same answer. What a known caller may
-do is checked where the subject is known (`routes/route.py`). A broker without tokens takes every client as `ANYBODY`.
-A connection with a verified client certificate may be identified by a name in it.
+A broker with tokens refuses requests without one (401), always with the same answer. Rights of a
+known caller are checked where the subject is known (`routes/route.py`). On a broker without tokens
+every client is `ANYBODY`. A connection with a verified client certificate may be identified by a
+name in it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from qmq_broker.face.answers import refuse
 from qmq_broker.face.authentication.access import ANYBODY, CALLER, UNIDENTIFIED, Caller
 from qmq_broker.face.authentication.token_file import WatchedTokens
 
-#: Where the connection's protocol puts the names of a verified certificate.
+#: Key of the scope under which the connection stores the names of a verified certificate.
 CERTIFICATE_NAMES: Final = "certificate_names"
 _BEARER: Final = b"bearer "
-#: Longer than any token; longer values are not looked at.
+#: Longer than any token; longer values are refused unread.
 _HEADER_BYTES_MAX: Final = 200
 
 
@@ -29,18 +30,18 @@ class Authenticator:
     def __init__(self, tokens: WatchedTokens | None, now_ms: Callable[[], int]) -> None:
         self._tokens = tokens
         self._now_ms = now_ms
-        #: Requests turned away since this was last read.
+        #: Requests refused since this was last read.
         self.refused = 0
         #: Called when the tokens have changed.
         self.on_changed: Callable[[], object] = lambda: None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether callers need one."""
+        """Whether callers need a token."""
         return self._tokens is not None
 
     def step(self) -> int:
-        """Read changed tokens; returns how many requests were turned away since the last step."""
+        """Read changed tokens; returns how many requests were refused since the last step."""
         if self._tokens is not None and self._tokens.step():
             self.on_changed()
         refused, self.refused = self.refused, 0
@@ -49,7 +50,7 @@ class Authenticator:
     def authenticate(self, scope: Scope, *, is_open: bool = False) -> None:
         """Put the caller into the scope; raises `RequestRefusedError` (401) for one without a valid token.
 
-        What is open serves those too.
+        Open routes serve callers without a token too.
         """
         if self._tokens is None:
             scope[CALLER] = ANYBODY

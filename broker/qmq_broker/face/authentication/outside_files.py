@@ -11,7 +11,7 @@ import os
 import stat
 
 #: Differs after every change of a file: device, inode, length, time of writing, and time of the
-#: last change of rights, because a file may be refused for its rights.
+#: last change of rights, because a file may be refused because of its rights.
 Stamp = tuple[int, int, int, int, int]
 
 
@@ -36,14 +36,14 @@ def read_bounded(path: str, bytes_max: int) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("not a regular file")
         if found.st_mode & stat.S_IWOTH:
-            raise ValueError("everybody may write it; remove that right (chmod o-w)")
+            raise ValueError("every user may write it; remove that right (chmod o-w)")
         if found.st_size > bytes_max:
             raise ValueError(f"{found.st_size} bytes; allowed: {bytes_max}")
         return file.read(bytes_max)
 
 
 def write_new(path: str, data: bytes) -> None:
-    """Create a file that only its owner may read, whole or not at all.
+    """Create a file that only its owner may read, completely or not at all.
 
     Raises `OSError`, including `FileExistsError` if there already is one.
     """
@@ -57,5 +57,5 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove what `write_new` created. Raises `OSError`."""
+    """Remove a file that `write_new` created. Raises `OSError`."""
     os.unlink(path)

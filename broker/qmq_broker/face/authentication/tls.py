@@ -1,8 +1,7 @@
-"""TLS of the listening socket: a context, which is replaced when its files change.
+"""The TLS context of the listening socket, which is replaced when its files change.
 
 TLS 1.2 or later. With a client CA, every client must show a certificate signed by it (mutual TLS).
-What was renewed counts for new connections; files that cannot be read leave the context before in
-place, with a line in the log.
+New connections use renewed files; if the files cannot be read, the previous context stays in use and a line is logged.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from qmq_client.certificate import Validity, validity_of
 from qmq_client.wire.errors import QmqError
 
 _LOG: Final = logging.getLogger(__name__)
-#: A chain of certificates; the CAs of a whole company are more.
+#: Enough for a chain of certificates, and for the CAs of a whole company.
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -43,16 +42,16 @@ class TlsContext:
         self._options = options
         self._now_ms = now_ms
         self._stamps = self._look()
-        #: For the next connection. Never changed, only replaced: OpenSSL adds authorities to those that
-        #: a context has, and sessions begun under those before could be resumed.
+        #: The context for the next connection. It is replaced, never changed: OpenSSL would add new
+        #: authorities to the old ones, and sessions accepted under the old ones could be resumed.
         self.context = _new_context(options)
         self._validity = _validity(options.certificate_file)
-        #: What was last logged of the certificate's time.
+        #: The last logged text about the certificate's validity.
         self._logged = ""
         self._log_time()
 
     def forget(self) -> None:
-        """Let the next step read the files, changed or not."""
+        """Make the next step read the files, even if unchanged."""
         self._stamps = ()
 
     def step(self) -> bool:
@@ -105,7 +104,7 @@ def _new_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def _validity(certificate_file: str) -> Validity | None:
-    """When the certificate is valid; None if the file is gone again or says it in no known way."""
+    """When the certificate is valid; None if the file was removed meanwhile or has an unknown format of times."""
     try:
         return validity_of(
             read_bounded(certificate_file, _FILE_BYTES_MAX).decode("ascii", "replace")

@@ -58,7 +58,7 @@ class WatchedTokens:
         self.current = Tokens(read_tokens(path).tokens)
 
     def forget(self) -> None:
-        """Let the next step read the file, changed or not."""
+        """Make the next step read the file, even if unchanged."""
         self._stamp = _NO_STAMP
 
     def step(self) -> bool:

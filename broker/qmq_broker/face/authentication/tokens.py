@@ -1,4 +1,4 @@
-"""Tokens: their form, what is stored of them, and how a presented token is checked.
+"""Tokens: their form, their stored hashes, and the check of a presented token.
 
 ::
 
@@ -25,10 +25,10 @@ import msgspec
 
 from qmq_broker.face.authentication.access import Caller, Right
 
-#: With more clients than this, another way of identifying them is needed.
+#: Most tokens; more clients need another way of identification.
 TOKENS_MAX: Final = 10_000
 RIGHTS_MAX: Final = 100
-#: Enough for that many tokens with several rights each.
+#: Enough for the largest number of tokens with several rights each.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _ID_BYTES: Final = 8
 _SECRET_BYTES: Final = 32
@@ -57,7 +57,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ends_at_ms: int = 0
 
     def is_valid(self, now_ms: int) -> bool:
-        """Whether it has not expired."""
+        """Whether the token has not expired."""
         return not self.ends_at_ms or now_ms < self.ends_at_ms
 
 
@@ -117,7 +117,7 @@ def digest_of(token: str) -> bytes:
 def decode_tokens(data: bytes) -> TokenList:
     """Decode a tokens file; raises `ValueError`, which names the fault."""
     given = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    for field in ("version", "tokens"):  # an emptied file must not revoke every token
+    for field in ("version", "tokens"):  # an empty file must not revoke every token
         if field not in given:
             raise ValueError(f"`{field}` is missing")
     listed = msgspec.json.decode(data, type=TokenList)  # its errors are ValueErrors

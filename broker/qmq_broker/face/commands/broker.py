@@ -1,6 +1,6 @@
-"""`qmq broker serve | token`: what is done where the broker's files are.
+"""`qmq broker serve | token`: the commands that need access to the broker's files.
 
-What only asks a running broker, `status`, `readonly` and `drain`, the client brings to `qmq broker`.
+The commands that only send requests to a running broker, `status`, `readonly` and `drain`, are in the client.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SEGMENT_RULE = (
 
 
 def _check_segment_bytes(_: click.Context, __: click.Parameter, value: int | None) -> int | None:
-    """Both halves of the rule at once; by themselves each would cost a try."""
+    """Check both parts of the rule at once, so that the error names both."""
     if value is None:
         return None
     if value % SEGMENT_MULTIPLE_BYTES or not SEGMENT_BYTES_MIN <= value <= SEGMENT_BYTES_MAX:
@@ -50,7 +50,7 @@ def _check_segment_bytes(_: click.Context, __: click.Parameter, value: int | Non
 
 
 def _check_retain_hours(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """In hours, as it was given: the options of the store count in milliseconds."""
+    """Check the value in hours, as given: the store's options are in milliseconds."""
     if value is not None and not RETAIN_MS_MIN <= value * _HOUR_MS <= RETAIN_MS_MAX:
         least, most = RETAIN_MS_MIN / _HOUR_MS, RETAIN_MS_MAX // _HOUR_MS
         raise click.BadParameter(f"{value:g}; allowed: {least:.4f} (a second) to {most} hours.")
@@ -220,7 +220,7 @@ def serve(  # noqa: PLR0913  # one argument for each option
 
 
 def _given(**options: int | None) -> dict[str, Any]:
-    """The options that were given; the rest has its default."""
+    """The given options; the others have their defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -233,7 +233,7 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 
 
 def _check_reach(listen: str, host: str, *, has_tokens: bool, has_tls: bool) -> None:
-    """Refuse to be reached from other machines by anybody, or by all who listen on the way."""
+    """Refuse an address that other machines can reach without authentication, or without TLS."""
     missing = [
         what
         for what, is_there in (("--tokens", has_tokens), ("--tls-cert and --tls-key", has_tls))

@@ -5,8 +5,7 @@ and the next start repairs it; 2 bad usage; 3 the directory is in use, of anothe
 directory; 4 accepted data is damaged; 5 the disk failed or is full.
 
 Several processes verify the segments of a large log, because CRC-32C and copying keep one core busy.
-This process alone verifies a small log: starting another process takes longer than reading a few
-hundred megabytes.
+This process alone verifies a small log: starting another process takes longer than reading a few hundred megabytes.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def verify(directory: str, *, is_deep: bool, as_json: bool, workers: int | None)
 @store.command(help=_DUMP_HELP)
 @click.argument("kind", metavar="KIND", type=click.Choice(DUMPED))
 @click.argument("directory", type=_DIRECTORY)
-@click.option("--subject", help="Only what belongs to this subject.")
+@click.option("--subject", help="Only rows of this subject.")
 @click.option(
     "--from",
     "first",
@@ -169,8 +168,9 @@ def rebuild(directory: str, what: str, *, as_json: bool) -> None:
 def backup(directory: str, target: str, *, no_links: bool, as_json: bool) -> None:
     """Copy a data directory into the empty directory TARGET; the broker may be running.
 
-    The copy has everything acknowledged before, and opens. On the same file system sealed segments
-    are linked, not copied: they take no room, and share the fate of the disk.
+    The copy holds all messages acknowledged before the call, and a broker can open it. On the same
+    file system sealed segments are linked, not copied: they take no room, but are lost with the
+    same disk.
     """
     from qmq_broker.storage.files.disk import OsDisk, link_file
     from qmq_broker.storage.upkeep.backup import back_up
@@ -279,7 +279,7 @@ def _lines(found: Verification) -> Iterator[str]:
     verdict = {
         None: "all is well",
         Level.IGNORED: "all is well",
-        Level.REBUILT: "derived files are wrong; the next start makes them again",
+        Level.REBUILT: "derived files are wrong; the next start rebuilds them",
         Level.DAMAGED: "ACCEPTED DATA IS DAMAGED",
     }[found.worst]
     yield f"{verdict} ({found.duration_ms / 1000:.1f} s)"
@@ -335,7 +335,7 @@ def runner(directory: str, workers: int) -> Run:
 
 
 def end_with_parent() -> None:
-    """Make this process of a pool end when its parent has ended, even if that was killed.
+    """Make this process of a pool end when its parent has ended, even if the parent was killed.
 
     Otherwise it would wait for work forever: its siblings keep the other end of the pipe open.
     """
@@ -344,7 +344,7 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # in the middle of any work: the reader of its results has ended
+        os._exit(1)  # even in the middle of work: no process reads its results any more
 
     Thread(target=watch, name="parent", daemon=True).start()
 

@@ -59,7 +59,7 @@ class DumpQuestion:
     """Which rows to show."""
 
     subject: str | None = None
-    #: Where to begin: an offset in the log; for entries a sequence.
+    #: First offset in the log to show; for entries, the first sequence.
     first: int = 0
 
 
@@ -83,7 +83,7 @@ def _clean(disk: Disk, format_: Format, question: DumpQuestion) -> Iterator[Row]
         return
     content = unseal(data)
     if content is None:
-        yield _damaged(layout.CLEAN, 0, len(data), "its checksum does not fit")
+        yield _damaged(layout.CLEAN, 0, len(data), "its checksum does not match")
     else:
         yield msgspec.json.decode(content)
 
@@ -441,7 +441,7 @@ def _unread(file: JournalFile) -> str:
     if not file.is_journal:
         return "not the head of a journal of this store"
     if file.rest_bytes:
-        return f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
+        return f"{file.rest_bytes} bytes from position {file.position} are not a complete chunk"
     return ""
 
 

@@ -1,6 +1,6 @@
 """`qmq broker token add | list | revoke`: the tokens of callers, kept in a file next to the broker.
 
-No broker has to run; one that does reads the file again within a second.
+The commands work without a running broker; a running one reads the file again within a second.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _rights(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
     "--certificate",
     default="",
     metavar="CN",
-    help="Make no token: give the roles to client certificates with this name.",
+    help="Make no token; give the roles to client certificates with this name.",
 )
 @click.option(
     "--out",
@@ -94,7 +94,7 @@ def add(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME and print it, or write it to a file: it is kept nowhere else.
+    """Make a token for NAME and print it, or write it to a file; it is stored nowhere else.
 
     Exit codes: 0 made, 1 a file cannot be read or written, 2 wrong call.
     """
@@ -114,7 +114,7 @@ def add(
         ends_at_ms=0 if days is None else now_ms + days * _DAY_MS,
     )
     try:
-        # A struct is not checked when it is made; the file must take what its reader refuses not.
+        # A struct is not checked at construction, so check it here: the file must stay readable.
         msgspec.convert(msgspec.to_builtins(entry), TokenEntry)
     except msgspec.ValidationError as error:
         rule = f"NAME {shorten(name)}: use 1 to 63 characters of A-Z a-z 0-9 _ . @ -"
@@ -198,7 +198,7 @@ def _change(path: str, change: Any) -> None:
 
 @contextmanager
 def _secret_written(path: str | None, text: str) -> Iterator[None]:
-    """Before the token counts, as an unwritten one would be of no use; gone when it does not."""
+    """Write the secret before the token becomes valid; the file is removed if that fails."""
     if path is None:
         yield
         return
@@ -214,9 +214,9 @@ def _write_secret(path: str, text: str) -> None:
     try:
         write_new(path, f"{text}\n".encode())
     except FileExistsError as error:
-        _fail_of(path, error, "give --out a file that is not there yet")
+        _fail_of(path, error, "give --out a file that does not exist yet")
     except OSError as error:
-        _fail_of(path, error, "give --out a file that can be written")
+        _fail_of(path, error, "give --out a writable file")
 
 
 def _fail_of(path: str, error: OSError, remedy: str) -> Any:

@@ -1,1 +1,1 @@
-"""Connections: the listening side, and one connection from bytes to requests and back."""
+"""Connections: the listening socket, and the HTTP protocol of one connection."""

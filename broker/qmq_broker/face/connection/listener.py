@@ -1,4 +1,4 @@
-"""The listening side of the process: tokens and TLS, uvicorn around both, and the number of connections.
+"""The listening socket of the broker: uvicorn with authentication, TLS, and a limit on connections.
 
 A connection costs a descriptor, and each process has a limited number of them. No client may fill that
 limit with idle connections and keep the broker from its own files. Not for: the limit of the whole
@@ -29,15 +29,15 @@ from qmq_broker.options import ServeOptions
 from qmq_client.clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)
-#: How long a peer may take to say goodbye; the connection is finished by then.
+#: How long a peer may take to close TLS; all its data was transferred by then.
 _TLS_GOODBYE_S: Final = 2.0
-#: When no more files may be opened, others must be closed first.
+#: How long to wait before the next accept after one failed, as for want of descriptors.
 _AFTER_FAILURE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What stands between the network and the routes."""
+    """Authentication and TLS: the tokens and the certificate, reloaded when their files change."""
 
     authenticator: Authenticator
     tokens: WatchedTokens | None
@@ -51,19 +51,19 @@ class Security:
         return cls(authenticator=Authenticator(tokens, clock.now_ms), tokens=tokens, tls=tls)
 
     def reload(self) -> None:
-        """Let the next step read tokens and certificate, changed or not."""
+        """Make the next step read tokens and certificate, even if unchanged."""
         for file in (self.tokens, self.tls):
             if file is not None:
                 file.forget()
 
     def step(self) -> int:
-        """Check the files; returns how many requests were turned away since the last step."""
+        """Check the files; returns how many requests were refused since the last step."""
         if self.tls is not None:
             self.tls.step()
         return self.authenticator.step()
 
     def tokens_count(self) -> int | str:
-        """For the log: how many tokens there are, or that there is no such file."""
+        """For the log: the number of tokens, or that there is no token file."""
         return "none needed" if self.tokens is None else len(self.tokens.current.entries)
 
 
@@ -96,7 +96,7 @@ class BrokerServer(uvicorn.Server):
         self._on_listening(sockets or [])
 
     async def _start_tls(self, tls: TlsContext, sockets: list[socket.socket]) -> None:
-        """As in uvicorn, where however a handshake may take a minute and counts for no bound."""
+        """Like uvicorn's method, but with a limit on the time and number of handshakes."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
         self.servers = []
@@ -131,7 +131,8 @@ class _TlsListener:
     """Accepts connections and does their TLS handshakes, some at a time, in place of the loop's own
     server.
 
-    Handshakes count as connections: a client that begins many and ends none gets no more than that.
+    Handshakes count as connections: a client that starts many handshakes and finishes none reaches
+    the limit of connections.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class _TlsListener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until everything that `close` ended has ended."""
+        """Wait until everything that `close` stops has stopped."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _add(self, work: Coroutine[None, None, None]) -> None:
@@ -170,7 +171,7 @@ class _TlsListener:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # no more files, or gone before it was taken
+            except OSError as error:  # no more descriptors, or the client left before the accept
                 times = self._repeats.due("not_accepted", loop.time())
                 if times:
                     log_event(_LOG, logging.WARNING, "not_accepted", reason=error, times=times)
@@ -207,7 +208,7 @@ class _TlsListener:
         self._shaking[address] += 1
         try:
             await self._shake(connection)
-        except OSError as error:  # of which TLS errors and timeouts are kinds
+        except OSError as error:  # TLS errors and timeouts are subclasses of it
             connection.close()
             self._log_failed(address, error)
         finally:
@@ -218,7 +219,7 @@ class _TlsListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCounts:
-    """What one pass over the connections did."""
+    """Counts of one pass over the connections."""
 
     #: Connections that sent too slowly.
     slow: int
@@ -240,7 +241,9 @@ def end_slow_connections(
             continue
         is_closing = connection.transport.is_closing()
         if is_closing and connection.unread_since_s is None:
-            connection.unread_since_s = now_s  # it stays until the rest of its answer was read
+            connection.unread_since_s = (
+                now_s  # it stays open until the client has read the rest of its answer
+            )
         allowed_ms = limits.head_ms if connection.is_in_head else limits.request_ms
         is_held_up = is_closing or connection.flow.read_paused
         is_slow = not is_held_up and _is_over(connection.receiving_since_s, now_s, allowed_ms)
@@ -262,11 +265,11 @@ def _is_over(since_s: float | None, now_s: float, allowed_ms: int) -> bool:
     return since_s is not None and (now_s - since_s) * 1000 > allowed_ms
 
 
-#: Connections that wait to be accepted: that many may briefly be open beyond their bound.
+#: Connections that wait to be accepted: this many may briefly be open beyond the limit.
 BACKLOG: Final = 128
-#: Segments, checkpoints, the lock, logs, the loop's own: about 20, and two more for each GiB.
+#: Segments, checkpoints, the lock, logs and the event loop's own: about 20, and two more for each GiB.
 _OTHER_FILES: Final = 128
-#: With fewer connections a broker is useless.
+#: A broker with fewer connections is useless.
 _CONNECTIONS_MIN: Final = 16
 
 
@@ -296,5 +299,5 @@ def fit_connections(limits: FaceLimits, *, files: int, queue_files: int) -> Face
 
 
 def files_needed(queue_files: int) -> int:
-    """With fewer than these a broker does not start."""
+    """The fewest descriptors with which a broker starts."""
     return queue_files + _OTHER_FILES + BACKLOG + _CONNECTIONS_MIN

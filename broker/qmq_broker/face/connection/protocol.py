@@ -1,4 +1,4 @@
-"""One connection: HTTP/1.1 with bounds on what an untrusted client may send and how slowly.
+"""One connection: HTTP/1.1 with limits on the size and slowness of an untrusted client's requests.
 
 Every request takes this path from a socket to a route. The parser (llhttp) gets the bytes of each
 read. Each complete head becomes a `RequestResponse`, and `App.serve` serves them one after the
@@ -14,7 +14,7 @@ length and transfer encoding, several hosts, another transfer encoding than chun
 The parser itself refuses bad lengths, bad chunks and control characters with a 400. One sweep over
 all connections (`listener.py`) checks the deadlines, so a request costs no timer.
 
-Requests before a refused one get their own answers first, and then the connection is closed. A
+Requests before a refused one are answered first, and then the connection is closed. A
 request to upgrade the protocol is ignored, and bytes after a chunked body are discarded, up to the
 limit of a head.
 """
@@ -71,7 +71,7 @@ _AMBIGUOUS: Final = frozenset(
 def head_refusal(
     headers: Iterable[tuple[bytes, bytes]], version: str
 ) -> RequestRefusedError | None:
-    """Why a head with these headers and this version of HTTP is refused; None if it is not."""
+    """The reason why a head with these headers and this version of HTTP is refused; None if it is not."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ONCE and name in found:
@@ -91,7 +91,7 @@ def head_refusal(
             f"HTTP/{version} is not supported; allowed: {', '.join(_VERSIONS)}", "Use HTTP/1.1."
         )
     if version == "1.1" and b"host" not in found:
-        return no_request("the request names no host", "Send a Host header.")
+        return no_request("the request has no Host header", "Send a Host header.")
     if not _HOST.match(found.get(b"host", b"")):
         return no_request("the Host header is not a host name", "Send a host and a port.")
     return None
@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(cast("Any", self))
-        # Each of several pipelined requests has to learn that the client is gone.
+        # Each of several pipelined requests must be notified that the client has left.
         for request in (self._served, *self.requests):
             if request is not None:
                 request.lose()
@@ -243,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         self._feed(data)
         if self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
             self._refuse_raw(self._head_too_long())
-        self._serve()  # not before: the parser is done with the bytes
+        self._serve()  # not earlier: the parser must have consumed the bytes
 
     @property
     def _missing_bytes(self) -> int:
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
         if request.missing_bytes:
             self._hold_back(request)
         else:
-            self._make_parser()  # the old one would wait for this body forever
+            self._make_parser()  # the old timer would wait for this body forever
             self.on_message_complete()
 
     def _make_parser(self) -> None:
@@ -375,7 +375,9 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused and self.receiving_since_s is not None:
-            self.receiving_since_s = self.loop.time()  # the next request could not come before
+            self.receiving_since_s = (
+                self.loop.time()
+            )  # the next request could not be received earlier
         self.flow.resume_reading()
         if self.requests:
             self.loop.call_soon(self._serve)
@@ -383,7 +385,7 @@ class Connection(asyncio.BufferedProtocol):
             self.idle_since_s = self.loop.time()
 
     def eof_received(self) -> bool:
-        """The client sends no more; returns whether the connection stays open for pending answers.
+        """The client has finished sending; returns whether the connection stays open for pending answers.
 
         Through TLS uvloop can send nothing after that, so such a connection is closed.
         """
@@ -471,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _refuse_raw(self, refusal: RequestRefusedError) -> None:
-        """Refuse the request that is being received, unless it was answered, and close.
+        """Refuse the request that is being received, unless it was answered, and close the connection.
 
         If earlier requests await answers, the client would take the refusal for one of these. Then
         nothing is sent, and the connection closes after the last of these answers.

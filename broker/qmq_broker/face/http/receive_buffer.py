@@ -1,9 +1,9 @@
 """The receive buffer of one request's body: the memory that the socket writes into and the disk reads from.
 
-A body joined from parts is copied three times on its way; for half a megabyte that takes longer than all that
-is done with it. So the transport gets memory to receive into, allocated in steps. A head, which costs a client
-nothing, claims none of it, and what is allocated is never more than `_AHEAD` times what has arrived. Not for:
-limits on the length of a body.
+A body joined from parts would be copied three times; for half a megabyte that takes longer than
+processing it. So the transport gets memory to receive into, allocated in steps. A head alone, which
+costs a client nothing, allocates none, and the allocated memory is never more than `_AHEAD` times
+the received bytes. Not for: limits on the length of a body.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Final
 
-#: The first step, for the first byte: for all possible connections together, half of the room.
+#: The first step, for the first byte: with all possible connections together, half of the memory for bodies.
 _FIRST_BYTES: Final = 64 * 1024
-#: How much longer each step is than what has arrived: half a megabyte is complete after two.
+#: Ratio of each step to the received bytes: half a megabyte is complete after two steps.
 _AHEAD: Final = 16
 _NOTHING: Final = memoryview(b"")
-#: Where discarded bytes go; shared by all.
+#: Memory for discarded bytes; shared by all buffers.
 _DISCARDED: Final = memoryview(bytearray(_FIRST_BYTES))
 
 
@@ -30,19 +30,19 @@ class ReceiveBuffer:
         #: Memory allocated for this body.
         self.taken_bytes = 0
         self.is_dropped = False
-        #: The whole content, as long as there is no buffer.
+        #: The whole content while there is no buffer.
         self._start = b""
         self._buffer: BytesIO | None = None
         #: The part of the buffer that is not filled yet.
         self._free = _NOTHING
 
     def add(self, part: bytes) -> None:
-        """Add a part that was received elsewhere."""
+        """Add a part that was received in other memory."""
         if not self.arrived_bytes and not self.is_dropped:
             self._start, self.arrived_bytes, self.taken_bytes = part, len(part), len(part)
             return
         left = memoryview(part)
-        while left:  # of a length that is not known before the end
+        while left:  # the length of the body is unknown before its end
             room = self.room(max(len(left), self.arrived_bytes // 4))
             count = min(len(room), len(left))
             room[:count] = left[:count]
@@ -63,7 +63,7 @@ class ReceiveBuffer:
         self._free = self._free[count:]
 
     def take(self) -> bytes:
-        """What has arrived; not copied if it is complete."""
+        """The received bytes; not copied if the body is complete."""
         if self._buffer is None:
             return self._start
         # A remaining view would make `getvalue` copy.
@@ -71,14 +71,14 @@ class ReceiveBuffer:
         return self._buffer.getvalue()[: self.arrived_bytes]
 
     def drop(self) -> None:
-        """Free the memory, and discard bytes that still come."""
+        """Free the memory, and discard further bytes."""
         self.is_dropped = True
         self._start, self._buffer, self._free = b"", None, _NOTHING
 
     def _grow(self, body_bytes: int) -> None:
         before = self.take()
         self.taken_bytes = min(body_bytes, max(_FIRST_BYTES, len(before) * _AHEAD))
-        # The only reference to them: `getbuffer` and `getvalue` then work on these very bytes.
+        # The only reference to the bytes, so that `getbuffer` and `getvalue` use the same memory.
         buffer = BytesIO(bytes(self.taken_bytes))
         view = buffer.getbuffer()
         view[: len(before)] = before

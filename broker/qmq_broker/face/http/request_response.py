@@ -1,9 +1,10 @@
 """One HTTP request and its answer on a connection, and the coroutine that serves it.
 
-A route that continues inside the very callback that brings what it waits for: an asyncio task starts in the next
-iteration of the loop, and continues in the one after each event. Every iteration is a system call and one more
-wait for the interpreter's lock, just while another thread wants it for the next commit. So a route starts as soon
-as its head was read, and continues as soon as its commit is reported; for everything else it waits as a task does.
+An asyncio task starts in the next iteration of the loop, and continues in the iteration after each
+event. Every iteration costs a system call and one more wait for the interpreter's lock, while
+another thread wants the lock for the next commit. So a route is not a task: it starts as soon as
+its head is read, and continues inside the callback that reports its commit; for all other events it
+waits like a task.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class Outcome(Generic[T]):
     """A one-time event for a route, which continues inside `set_result` or `set_exception`.
 
-    Belongs to the loop thread, and is only for coroutines run by `SteppedCoroutine`. The code that sets it must be
-    ready for everything that the route does next.
+    Belongs to the loop thread, and is only for coroutines run by `SteppedCoroutine`. The code that
+    sets it must allow for everything that the route does next.
     """
 
     __slots__ = ("_error", "_is_done", "_result", "step")
@@ -44,7 +45,7 @@ class Outcome(Generic[T]):
         self.step: Callable[[], None] | None = None
 
     def done(self) -> bool:
-        """Whether it was set."""
+        """Whether the event was set."""
         return self._is_done
 
     def set_result(self, result: T, /) -> None:
@@ -71,8 +72,8 @@ class Outcome(Generic[T]):
 
 
 def make_known(outcome: Outcome[T] | asyncio.Future[T], known: T | Exception) -> None:
-    """Let the route that waits continue, if it still does."""
-    if outcome.done():  # the client went away meanwhile
+    """Let the waiting route continue, if it still waits."""
+    if outcome.done():  # the client disconnected meanwhile
         return
     if isinstance(known, Exception):
         outcome.set_exception(known)
@@ -100,7 +101,7 @@ class SteppedCoroutine:
         under_way.add(self)
 
     def step(self, _: object = None) -> None:
-        """Run until it waits again or ends. Requires: what it waits for has come."""
+        """Run until it waits again or ends. Requires: the awaited event has occurred."""
         try:
             awaited = self._coroutine.send(None)
         except StopIteration:
@@ -114,7 +115,7 @@ class SteppedCoroutine:
                 awaited.step = self.step
             elif awaited is None:  # a bare yield, as in `asyncio.sleep(0)`
                 asyncio.get_running_loop().call_soon(self.step)
-            else:  # what a task does with a future
+            else:  # like a task with a future
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(self.step)
 
@@ -123,25 +124,25 @@ class SteppedCoroutine:
         self._on_end()
 
     def cancel(self, msg: object = None) -> None:
-        """For a server that ends tasks: this one ends with the process."""
+        """Does nothing: for a server that cancels tasks; a coroutine ends with the process."""
 
 
 #: An answer up to this length is sent in one piece with its head; a longer body is not copied for
 #: that.
 _ONE_PIECE_BYTES_MAX: Final = 64 * 1024
-#: In place of `PIECE_BYTES` without TLS, where a connection tells at once that it holds much: what a usual
-#: pull brings is one write.
+#: Length of one write without TLS, where a connection reports at once that its buffer is full: the
+#: answer of a usual pull is one write.
 _PLAIN_PIECE_BYTES: Final = 2 * 1024 * 1024
-#: So much of an answer is written at once through TLS, where a connection takes whatever it is given in one write,
-#: and makes only the next one wait. A client may take `unread_ms` for each, and so be slow.
+#: Length of one write through TLS, where a connection accepts any length in one write and makes
+#: only the next one wait. A slow client may take `unread_ms` for each write.
 PIECE_BYTES: Final = 256 * 1024
-#: So much of a body is kept for a route that has not asked for it; then reading pauses.
+#: Bytes of a body that are kept for a route that has not asked for it; then reading pauses.
 _UNASKED_BYTES: Final = 64 * 1024
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class RequestResponse:
-    """A request and its answer on one connection. Belongs to the loop thread."""
+    """A request and its answer on one connection. Owned by the loop thread."""
 
     __slots__ = (
         "_buffer",
@@ -176,7 +177,9 @@ class RequestResponse:
         body_bytes: int | None = None,
         expects_continue: bool = False,
     ) -> None:
-        """`body_bytes`: its length, by its head. `on_end` is called when the answer is complete."""
+        """`body_bytes`: the length of the body according to the head. `on_end` is called when the
+        answer is complete.
+        """
         self.scope = scope
         self.keep_alive = keep_alive
         self.body_bytes = body_bytes
@@ -195,7 +198,7 @@ class RequestResponse:
         self._share: BodyShare | None = None
         #: Longer bodies are refused.
         self._bytes_max: int | None = None
-        #: A waiting route is woken when so much has arrived.
+        #: A waiting route is woken when this many bytes have arrived.
         self._wanted_bytes: int | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -206,7 +209,7 @@ class RequestResponse:
 
     @property
     def missing_bytes(self) -> int:
-        """How much of the body is still to come; 0 if that is not known."""
+        """How many bytes of the body are missing; 0 if that is unknown."""
         if self.is_whole or self.body_bytes is None:
             return 0
         return self.body_bytes - self._buffer.arrived_bytes
@@ -235,25 +238,28 @@ class RequestResponse:
         self._count()
 
     def receive_end(self) -> None:
-        """The body is whole."""
+        """The body is complete."""
         self.is_whole = True
         self._wake()
 
     def lose(self) -> None:
         """The connection is lost."""
         self._is_lost = True
-        # Not left to the collector: since Python 3.13 memory that dies with a view of it complains aloud.
+        # Not left to the garbage collector: since Python 3.13 memory that is freed while a view of
+        # it exists prints a warning.
         self._buffer.drop()
         self._wake()
 
     def hurry(self) -> None:
-        """The client sends no more, and may have ended: it gets its answer, but nothing waits for it."""
+        """The client has finished sending, and may have exited: it gets its answer, but no further
+        waits happen for it.
+        """
         self._is_hurried = True
         if self.is_whole:
             self._wake()
 
     def end(self) -> None:
-        """The route has returned: the body is not needed; a client without a whole answer must not wait."""
+        """The route has returned: discard the rest of the body; close the connection if the answer is incomplete."""
         self._buffer.drop()
         if not self.response_complete:
             self._transport.close()
@@ -277,7 +283,7 @@ class RequestResponse:
         return body
 
     async def beginning(self, wanted_bytes: int) -> bytes:
-        """The whole body if it is short, else what has arrived: at least so much. Raises `ClientGone`."""
+        """The whole body if it is short, otherwise the received part, at least this much. Raises `ClientGone`."""
         self._wanted_bytes = wanted_bytes
         self._ask()
         while not (self._is_lost or self.is_whole or self.arrived_bytes >= wanted_bytes):
@@ -287,7 +293,7 @@ class RequestResponse:
         return self._buffer.take()
 
     async def wait(self, woken: asyncio.Future[None], until_s: float) -> None:
-        """Wait for `woken`, until it is `until_s` by the loop; raises `ClientGone`.
+        """Wait for `woken` until the loop time `until_s`; raises `ClientGone`.
 
         Requires: the body was read.
         """
@@ -351,7 +357,7 @@ class RequestResponse:
             self._flow.resume_reading()
 
     def _count(self) -> None:
-        """Count what the body takes of memory; if there is no room for it, the route gets an error."""
+        """Count the memory of the body; if there is no room, the route gets an error."""
         arrived_bytes = self._buffer.arrived_bytes
         if self._wanted_bytes is not None and arrived_bytes >= self._wanted_bytes:
             self._wake()

@@ -1,4 +1,4 @@
-"""Reading a request: what it claims is checked before its body is read, and counted while it is.
+"""Checks of a request's head before its body is read, and the memory budgets of bodies and answers.
 
 Deadlines of head and body belong to the connection (`connection/protocol.py`), not to this module.
 """
@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 class Encoding(Enum):
-    """How a body is written; the value is its content type."""
+    """The encoding of a body; the value is its content type."""
 
     FRAME = FRAME_CONTENT_TYPE.encode()
     JSON = JSON_CONTENT_TYPE.encode()
 
 
-#: What a connection buffers before it makes its writer wait; asyncio's own bound.
+#: Bytes that a connection buffers before it makes its writer wait; asyncio's own limit.
 _BUFFERED_BYTES: Final = 64 * 1024
 _CHARSETS: Final = (b"utf-8", b"utf8", b"us-ascii")
 _ENCODINGS: Final = {encoding.value: encoding for encoding in Encoding}
-#: In the state of a connection: ends it at once, whatever it still holds of an answer.
+#: Key in the state of a connection: a function that ends it at once, even with a part of an answer unsent.
 DROP: Final = "qmq.drop"
 
 
@@ -51,7 +51,7 @@ class ClientGone(Exception):  # noqa: N818  # not an error: it is never answered
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request's headers say about bodies."""
+    """The headers of a request that concern bodies."""
 
     #: None when the request names no content type.
     content_type: bytes | None
@@ -60,13 +60,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     content_bytes: int | None
     is_chunked: bool
     accept: bytes | None
-    #: Who sent it.
+    #: The caller who sent it.
     caller: Caller
 
     def answer_encoding(self) -> Encoding:
-        """How the answer is written: as the request, unless `Accept` names the other one."""
+        """The encoding of the answer: that of the request, unless `Accept` names the other one."""
         accepted = _ENCODINGS.get(self.accept or b"")
-        if accepted is not None:  # one of the two and nothing else, as our clients write it
+        if accepted is not None:  # exactly one of the two, as QMQ's clients write it
             return accepted
         if self.accept is not None:
             wanted = [encoding for encoding in Encoding if encoding.value in self.accept]
@@ -92,9 +92,9 @@ def read_head(scope: Scope) -> Head:
 
 
 def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tuple[Encoding, int]:
-    """The request's encoding and how long its body may be.
+    """The request's encoding and the limit of its body.
 
-    Raises `RequestRefusedError` before anything of the body is read.
+    Raises `RequestRefusedError` before any byte of the body is read.
     """
     if head.content_encoding not in (None, b"identity"):
         raise refuse(
@@ -114,7 +114,7 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
             f"the content-type is not {FRAME_CONTENT_TYPE} or {JSON_CONTENT_TYPE}",
             field="content-type",
             limit=f"{FRAME_CONTENT_TYPE} or {JSON_CONTENT_TYPE}",
-            remedy="Send the one that the body has.",
+            remedy="Send the content type of the body.",
         )
     if head.content_bytes is None and not head.is_chunked:
         raise refuse(
@@ -131,13 +131,13 @@ def check_head(head: Head, *, frame_bytes_max: int, json_bytes_max: int) -> tupl
 
 
 class BodyRoom:
-    """How many requests may be under way, and what their bodies and answers may take together."""
+    """The limits of simultaneous requests, and of the memory of their bodies and answers."""
 
     def __init__(self, limits: FaceLimits) -> None:
         self._limits = limits
-        #: Of request bodies, as far as they have arrived.
+        #: Bytes of request bodies that have arrived.
         self.taken_bytes = 0
-        #: Of answers, until their clients have read them.
+        #: Bytes of answers that their clients have not read yet.
         self.unread_bytes = 0
         #: Answers that were begun and not read yet, the first one first.
         self._unread: dict[_Unread, None] = {}
@@ -145,18 +145,18 @@ class BodyRoom:
         self.requests = 0
 
     def begin_request(self) -> None:
-        """Count one request until `end_request`; raises `RequestRefusedError` when too many are under way."""
+        """Count one request until `end_request`; raises `RequestRefusedError` if too many are in progress."""
         if self.requests >= self._limits.requests:
             raise busy("requests in progress", self.requests, self._limits.requests)
         self.requests += 1
 
     def end_request(self) -> None:
-        """It is over, however it ended."""
+        """The request has ended, successfully or not."""
         self.requests -= 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A pull that waits is not counted here: it has a bound of its own."""
+        """Stop counting a waiting pull, which has its own limit."""
         self.requests -= 1
         try:
             yield
@@ -164,15 +164,15 @@ class BodyRoom:
             self.requests += 1
 
     def body(self, claimed_bytes: int) -> BodyShare:
-        """The share of one body, to be closed; raises `RequestRefusedError` when there is no room for it.
+        """The share of one body, to be closed; raises `RequestRefusedError` if there is no room for it.
 
-        What a head claims takes no room: a few slow clients would hold all of it with a few bytes.
+        The length in a head takes no room yet: otherwise a few slow clients could hold all of it with a few bytes.
         """
         self._check_body(claimed_bytes)
         return BodyShare(self)
 
     def take(self, share: BodyShare, count: int) -> None:
-        """Give more room to one body; raises `RequestRefusedError` when there is none."""
+        """Give more room to one body; raises `RequestRefusedError` if there is none."""
         self._check_body(count)
         share.taken_bytes += count
         self.taken_bytes += count
@@ -180,8 +180,8 @@ class BodyRoom:
     def check_answer(self, answer_bytes: int) -> None:
         """Raise `RequestRefusedError` when there is no room for an answer of this length.
 
-        To be asked before messages are delivered: a refused delivery would cost them an attempt. What a
-        connection buffers anyway, as it would the refusal, needs no room.
+        Call it before messages are delivered: a refused delivery would cost them an attempt. An
+        answer that fits the buffer of a connection, as the refusal would, needs no room.
         """
         if answer_bytes <= _BUFFERED_BYTES:
             return
@@ -191,7 +191,7 @@ class BodyRoom:
 
     @contextmanager
     def answer(self, answer_bytes: int, scope: Scope) -> Iterator[None]:
-        """Count an answer to this request until its client has read it, or is dropped."""
+        """Count an answer to this request until its client has read it or is dropped."""
         unread = _Unread(
             answer_bytes=answer_bytes,
             since_s=asyncio.get_running_loop().time(),
@@ -205,7 +205,7 @@ class BodyRoom:
             self._forget(unread)
 
     def bounds(self) -> tuple[Bound, ...]:
-        """How much of each bound is used."""
+        """The use of each limit."""
         bodies = Bound(name="bodies_bytes", used=self.taken_bytes, limit=self._limits.bodies_bytes)
         answers = Bound(
             name="answers_bytes", used=self.unread_bytes, limit=self._limits.answers_bytes
@@ -249,12 +249,12 @@ class _Unread:
     answer_bytes: int
     #: Loop time at which it was begun.
     since_s: float
-    #: Ends the connection; None where there is none to end.
+    #: Ends the connection; None if there is no connection.
     drop: Callable[[], object] | None
 
 
 class BodyShare:
-    """What one body has taken of the room; returned at the end of a `with`."""
+    """The room that one body has taken; returned at the end of a `with`."""
 
     __slots__ = ("_room", "taken_bytes")
 
@@ -269,7 +269,7 @@ class BodyShare:
         self._room.taken_bytes -= self.taken_bytes
 
     def take(self, count: int) -> None:
-        """So many bytes more have arrived."""
+        """This many more bytes have arrived."""
         self._room.take(self, count)
 
 
@@ -286,13 +286,13 @@ def encode(encoding: Encoding, value: msgspec.Struct) -> bytes:
 
 
 def in_pieces(body: bytes, piece_bytes: int) -> Iterator[memoryview]:
-    """A long body in the pieces in which it is written, each when the one before has left this process."""
+    """Split a long body into pieces; each is written after the previous one has left this process."""
     whole = memoryview(body)
     return (whole[first : first + piece_bytes] for first in range(0, len(body), piece_bytes))
 
 
 def check_charset(content_type: bytes | None) -> None:
-    """Raise `RequestRefusedError` (415) for a body that is said to be in another encoding than UTF-8."""
+    """Raise `RequestRefusedError` (415) for a body declared in another encoding than UTF-8."""
     for part in (content_type or b"").split(b";")[1:]:
         name, _, value = part.strip().lower().partition(b"=")
         if name.strip() == b"charset" and value.strip().strip(b'"') not in _CHARSETS:
@@ -312,7 +312,7 @@ def _media_type(value: bytes | None) -> bytes:
 
 
 def too_long(body_bytes_max: int, value: str) -> RequestRefusedError:
-    """The refusal of a body over its bound."""
+    """The refusal of a body that is too long."""
     return refuse(
         413,
         "body_too_large",

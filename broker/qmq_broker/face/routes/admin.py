@@ -42,7 +42,7 @@ from qmq_client.wire.shown import shorten
 #: Messages that are listed by sequence, and found by id or key, unless the request gives a `count`.
 _PEEKED: Final = 20
 _FOUND: Final = 100
-#: Groups that one iteration of the loop looks at: some ten milliseconds.
+#: Groups that one iteration of the loop reads: some ten milliseconds.
 _GROUPS_PER_STEP: Final = 200
 #: Dead letters that one iteration of the loop reads, perhaps from the disk.
 _DEAD_PER_STEP: Final = 200
@@ -56,7 +56,7 @@ class Admin:
         self._finder = Finder(broker)
 
     async def health(self, _: Request) -> Response:
-        """Whether the process is alive, and nothing else."""
+        """Whether the process is alive; checks nothing else."""
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:

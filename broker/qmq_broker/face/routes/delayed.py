@@ -1,7 +1,7 @@
-"""The routes about delayed messages: listing them, taking them back, putting them off.
+"""The routes that list, cancel and reschedule delayed messages.
 
-What reads the disk runs outside the loop, a little at a time. A cancellation is answered when it is
-durable; one that comes too late says so.
+Disk reads run outside the loop, in small portions. A cancellation is answered when it is durable;
+the answer says if it came too late.
 """
 
 from __future__ import annotations
@@ -50,40 +50,40 @@ from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own
 from qmq_client.wire.requests import JSON_CONTENT_TYPE, ErrorAnswer
 from qmq_client.wire.shown import shorten
 
-#: Looks through the schedule at a time: each takes a thread, and the disk.
+#: Simultaneous searches of the schedule: each takes a thread, and the disk.
 LOOKS_MAX: Final = 2
 _LISTED: Final = 100
-#: Looks for one message that is rescheduled, cancelled or released at the same moment.
+#: Searches for one message while other requests reschedule, cancel or release it.
 TRIES_MAX: Final = 4
-#: Of the subjects that have a message with one id: so many are shown with it.
+#: Most subjects that are shown for one message id.
 SUBJECTS_SHOWN_MAX: Final = 10
 
 T = TypeVar("T")
 
 
 class JsonWaiting(msgspec.Struct, frozen=True, kw_only=True):
-    """One subject's message with the id that was asked for."""
+    """The message of one subject with the requested id."""
 
     subject: str
     #: The message itself while it is pending …
     message: JsonDelivered | None = None
-    #: … or why it cannot be read: as a refusal says it, with file and offset. It is held until it can.
+    #: … or the reason why it cannot be read, with file and offset. The message is held back until then.
     damage: ErrorAnswer | None = None
 
 
 class JsonDelayed(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `GET /v1/delayed/{message_id}`."""
 
-    #: All places, the newest last: more than one when a message was rescheduled, or when several subjects have
-    #: one with this id.
+    #: All places, the newest last: more than one if a message was rescheduled, or if several
+    #: subjects have a message with this id.
     places: list[DelayedStatus]
-    #: One for each subject of the places, that of the newest place last; of very many, or very large ones,
-    #: only the newest: see `SUBJECTS_SHOWN_MAX` and `LISTED_BYTES_MAX`.
+    #: One message for each subject of the places, the newest place last; of very many, or very
+    #: large messages, only the newest: see `SUBJECTS_SHOWN_MAX` and `LISTED_BYTES_MAX`.
     messages: list[JsonWaiting]
 
 
 class DelayedRoutes:
-    """Handlers of delayed messages."""
+    """Handlers of requests about delayed messages."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -91,7 +91,7 @@ class DelayedRoutes:
         self._looks = asyncio.Semaphore(LOOKS_MAX)
 
     async def status(self, _: Request) -> Response:
-        """Counts, lateness, and what is wrong."""
+        """Counts, lateness, and faults."""
         return _json(self._query.status())
 
     async def listed(self, request: Request) -> Response:
@@ -102,7 +102,7 @@ class DelayedRoutes:
         return _json({"delayed": rows[:count], "has_more": len(rows) > count})
 
     async def histogram(self, request: Request) -> Response:
-        """How many are due when."""
+        """Numbers of messages by due time."""
         subject, first_ms, next_ms = _question(request)
         span = request.query_params.get("span", "hour")
         if span not in SPANS_MS:
@@ -116,7 +116,7 @@ class DelayedRoutes:
         return _json({"span": span, "span_ms": SPANS_MS[span], "rows": rows})
 
     async def show(self, request: Request) -> Response:
-        """One message, wherever it is scheduled."""
+        """One message, in any bucket."""
         text = request.path_params["message_id"]
         message_id = parse_message_id(text)
         sees = sight(request.scope)
@@ -132,7 +132,7 @@ class DelayedRoutes:
         )
 
     async def retry(self, _: Request) -> Response:
-        """Read again what could not be read; the status soon shows the result."""
+        """Read unreadable messages again; the status soon shows the result."""
         self._broker.serving.check_delivers()
         releaser = self._broker.delayed.releaser
         buckets = sorted(
@@ -142,7 +142,7 @@ class DelayedRoutes:
         return _json({"buckets": buckets})
 
     async def accept_clock(self, _: Request) -> Response:
-        """Release by the clock as it is, as after a start; answers what that ends."""
+        """Accept the current clock for releases, as after a start; the answer has the alarms that this ends."""
         self._broker.serving.check_delivers()
         releaser = self._broker.delayed.releaser
         ended = {"clock": releaser.time.alarm, "clock_held": self._query.clock_held()}
@@ -150,7 +150,7 @@ class DelayedRoutes:
         return _json(ended)
 
     async def cancel(self, request: Request) -> Response:
-        """Take messages back; each is answered by its outcome."""
+        """Cancel messages; the answer has the outcome of each."""
         wanted = await read_body(request, CancelRequest)
         if not 1 <= len(wanted.message_ids) <= CANCELLED_PER_REQUEST_MAX:
             raise InvalidMessageError(
@@ -163,7 +163,7 @@ class DelayedRoutes:
         sees = _theirs(request, wanted.subject)
         self._broker.serving.check_delivers()
         due_at_ms = wanted.deliver_at_ms
-        if wanted.withdrawn:  # before anybody looks: what is unknown then stays unknown
+        if wanted.withdrawn:  # before the search: an id that is unknown now stays unknown
             await self._cancel((), withdrawn={_named(wanted.subject): ids})
         found = await self._look(lambda: self._find(ids, due_at_ms, sees))
         known = await self._take_back(ids, found, sees)
@@ -199,7 +199,7 @@ class DelayedRoutes:
         raise _not_delayed(wanted.message_id)
 
     async def _waiting(self, newest: Sequence[Found]) -> list[JsonWaiting]:
-        """The messages of these places, those of the last ones if they are too many or too large."""
+        """The messages of these places; only the last ones if they are too many or too large."""
         messages: list[JsonWaiting] = []
         room_bytes = LISTED_BYTES_MAX
         for one in newest[: -SUBJECTS_SHOWN_MAX - 1 : -1]:
@@ -211,7 +211,7 @@ class DelayedRoutes:
                     if room_bytes < 0 and messages:
                         break
                     message = record_to_json(subject, record, 0)
-                except CorruptionError as error:  # where it stands and when it is due is known
+                except CorruptionError as error:  # its place and due time are known
                     damage = error_answer(error)
             messages.append(JsonWaiting(subject=subject, message=message, damage=damage))
         return messages[::-1]
@@ -222,9 +222,9 @@ class DelayedRoutes:
         found: Mapping[bytes, list[Found] | HeldError],
         sees: Callable[[str], bool],
     ) -> list[Cancellation | None]:
-        """The outcome of each, None of one that may be at another place by now.
+        """The outcome of each message; None for one that may be at another place by now.
 
-        Nothing is done where damage may hide one of them.
+        Nothing is cancelled if damage may hide one of them.
         """
         known: list[list[Found]] = []
         for message_id in ids:
@@ -234,7 +234,7 @@ class DelayedRoutes:
                     raise some
                 some = []
             known.append(some)
-        # The states of the others are final; a message that is put off often was at many places.
+        # The states of the others are final; a message that was often rescheduled was at many places.
         pending = [one for some in known for one in some if one.state is DelayedState.PENDING]
         states = dict(zip(pending, await self._cancel(pending), strict=True)) if any(known) else {}
         return [
@@ -242,10 +242,10 @@ class DelayedRoutes:
         ]
 
     async def _put_off(self, found: Sequence[Found], due_at_ms: int) -> Rescheduling | None:
-        """Of a message at these places; None when it may be at another one by now."""
+        """Reschedule a message at these places; returns None if it may be at another place by now."""
         pending = [one.message for one in found if one.state is DelayedState.PENDING]
         if not pending:
-            await self._cancel(())  # nothing: but what became of it is on the disk then
+            await self._cancel(())  # an empty commit: afterwards the message's state is durable
             return _rescheduling([one.state for one in found])
         last = pending[-1]
         if last.due_at_ms == due_at_ms:
@@ -258,7 +258,7 @@ class DelayedRoutes:
     def _find(
         self, ids: Sequence[bytes], due_at_ms: int | None, sees: Callable[[str], bool]
     ) -> dict[bytes, list[Found] | HeldError]:
-        """Where they are; those that are not where they should be due are looked for everywhere."""
+        """Find the places of messages; those not found at the expected due time are searched for in all buckets."""
         if due_at_ms is None:
             return _seen(self._query.find_all(ids), sees)
         found = _seen(self._query.find_all(ids, due_at_ms=due_at_ms), sees)
@@ -278,7 +278,7 @@ class DelayedRoutes:
         *,
         withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
     ) -> list[DelayedState | None]:
-        """In the writer's thread: durable when it is answered, and so is what was found before."""
+        """Cancel in the writer's thread: on return this is durable, and so are the states found before."""
         states: list[DelayedState | None] = []
         for first in range(0, max(1, len(found)), CANCELLED_MAX):
             places = [_cancelled(one) for one in found[first : first + CANCELLED_MAX]]
@@ -291,12 +291,12 @@ class DelayedRoutes:
         return states
 
     async def _is_stored(self, message_id: bytes, sees: Callable[[str], bool]) -> bool:
-        """Whether it is in a consume queue: released, or never delayed."""
+        """Whether the message is in a consume queue: released, or never delayed."""
         search = self._broker.query.search
         return bool((await self._look_on(lambda: search.by_id(message_id, 1, sees))).found)
 
     async def _look(self, look: Callable[[], T]) -> T:
-        """The first look of a request; refused where there are enough."""
+        """The first search of a request; refused if too many searches are running."""
         if self._looks.locked():
             raise BusyError(
                 f"{LOOKS_MAX} searches of delayed messages are running; allowed: {LOOKS_MAX}",
@@ -305,7 +305,7 @@ class DelayedRoutes:
         return await self._look_on(look)
 
     async def _look_on(self, look: Callable[[], T]) -> T:
-        """A further search, which waits for the others: a request that has changed something is not refused."""
+        """A further search, which waits for the others: a request that has made a change is not refused."""
         async with self._looks:
             return await asyncio.to_thread(look)
 
@@ -338,9 +338,9 @@ def _seen(
 
 
 def _cancellation(found: Sequence[tuple[Found, DelayedState | None]]) -> Cancellation | None:
-    """Of an id by all its places; None where it is not known.
+    """The outcome for an id from all its places; None if it is unknown.
 
-    If several subjects have a message with this id, it is cancelled when all of those are.
+    If several subjects have a message with this id, the id is cancelled when all of them are.
     """
     by_subject: dict[str, list[DelayedState | None]] = {}
     for one, state in found:
@@ -355,7 +355,7 @@ def _cancellation(found: Sequence[tuple[Found, DelayedState | None]]) -> Cancell
 
 
 def _outcome(states: Sequence[DelayedState | None]) -> Cancellation | None:
-    """Of a message by all its places; None where one that was put off went is not known."""
+    """The outcome for a message from all its places; None if the place after a rescheduling is unknown."""
     ends = [state for state in states if state is not DelayedState.RESCHEDULED]
     if not ends:
         return None
@@ -363,7 +363,7 @@ def _outcome(states: Sequence[DelayedState | None]) -> Cancellation | None:
 
 
 def _rescheduling(states: Sequence[DelayedState]) -> Rescheduling | None:
-    """The same of one that is pending nowhere."""
+    """The outcome of a rescheduling for a message that is not pending."""
     ends = [state for state in states if state is not DelayedState.RESCHEDULED]
     if not ends:
         return None
@@ -371,9 +371,9 @@ def _rescheduling(states: Sequence[DelayedState]) -> Rescheduling | None:
 
 
 def _theirs(request: Request, subject: str | None) -> Callable[[str], bool]:
-    """Which subjects' messages the request is about; copies of the broker's own are a group's.
+    """A test for subjects that the request is about; the broker's own copies belong to groups.
 
-    Raises `RequestRefusedError` (403) if the caller may send to none of them, whether there are such messages or not.
+    Raises `RequestRefusedError` (403) if the caller may send to none of them, even if there are no such messages.
     """
     if subject is not None:
         check_not_own(check_name(subject, field="subject"))

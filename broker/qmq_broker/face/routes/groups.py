@@ -54,7 +54,7 @@ class GroupRoutes:
         return await self._set_paused(request, is_paused=False)
 
     async def seek(self, request: Request) -> Response:
-        """Move the group to another place."""
+        """Move the group to another position."""
         wanted = await self._read(request, SeekRequest)
         start = parse_start(wanted.to, field="to")
         self._broker.changes.seek(wanted.subject, wanted.group, start, self._now_ms)
@@ -107,7 +107,7 @@ class GroupRoutes:
 
     @property
     def _slices(self) -> int:
-        """Iterations of the loop for one request about dead letters."""
+        """Process one request about dead letters in slices, one per iteration of the loop."""
         return -(-self._broker.settings.limits.dead_letters_per_request // self._per_step)
 
     @property

@@ -47,8 +47,7 @@ _ALLOW_POST: Final = ((b"allow", b"POST"),)
 #: JSON up to this length is decoded and encoded in the loop, which takes a millisecond or two. A
 #: thread does this for longer JSON; meanwhile the loop runs every few milliseconds.
 _IN_LOOP_BYTES_MAX: Final = 16 * 1024
-#: A pull with more refused settlements than this does not wait: it would keep them in memory
-#: meanwhile.
+#: A pull with more refused settlements than this does not wait, because it would keep them in memory.
 _STALE_WAITING_MAX: Final = 100
 
 T = TypeVar("T")
@@ -115,7 +114,7 @@ class HotRoutes:
         await http.answer(200, reply, encode(reply, send_answer(frame, placed, message_ids)))
 
     async def pull(self, head: Head, http: RequestResponse) -> None:
-        """Apply settlements, then answer with messages; waits for some up to `wait_ms`."""
+        """Apply settlements, then answer with messages; waits up to `wait_ms` if there are none."""
         request = await self._read(head, http, PullRequest)
         check_subject(http.scope, request.subject)
         self._broker.serving.check_delivers()
@@ -138,7 +137,7 @@ class HotRoutes:
         if given is None:
             given = delivery.nothing(request, stale)
         reply, given_bytes = head.answer_encoding(), sum(given.records.lengths)
-        with self._room.answer(given_bytes, http.scope):  # while it is built
+        with self._room.answer(given_bytes, http.scope):  # while the answer is built
             if given.is_final:
                 await asyncio.to_thread(self._broker.sync_actions)
             if reply is Encoding.FRAME:
@@ -259,7 +258,7 @@ async def answer_error(http: RequestResponse, encoding: Encoding, error: QmqErro
 
 
 def without_settlements(request: PullRequest) -> PullRequest:
-    """The pull without its settlements, which may be a megabyte, after they were applied."""
+    """The pull without its settlements, which may take a megabyte, after they were applied."""
     return msgspec.structs.replace(request, settlements=()) if request.settlements else request
 
 

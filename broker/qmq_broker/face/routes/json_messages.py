@@ -3,8 +3,8 @@
 In a send, `body` is a text (kept as text) or any other JSON value (kept as the JSON that was given,
 byte for byte), and `body_base64` is bytes. A message without an id gets one; one with a delay is
 delivered later. In an answer, a body has the form in which it was sent. Bytes that do not match
-their kind come as `body_base64`, and a record that cannot be decoded at all comes whole as
-`record_base64` with the reason: it is never hidden.
+their kind are returned as `body_base64`, and a record that cannot be decoded at all is returned
+whole as `record_base64` with the reason: it is never hidden.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _body_in(message: JsonMessage) -> tuple[BodyKind, bytes]:
     if raw.startswith(b'"'):
         return BodyKind.TEXT, decode_json(raw, str).encode()
     if raw:
-        decode_json(raw, object)  # it was passed over as raw; a JSON answer must be able to hold it
+        decode_json(raw, object)  # it was not decoded (raw); a JSON answer must be able to hold it
     return (BodyKind.JSON, raw) if raw else (BodyKind.BYTES, b"")
 
 

@@ -1,10 +1,10 @@
-"""The metrics of `GET /metrics` as one table, and their reading; docs/metrics.md has the same table.
+"""The table of the metrics of `GET /metrics`, and the code that reads their values; docs/metrics.md has the same table.
 
 The labels `subject` and `group` have at most `LISTED_MAX` values each, and `keeper` a few;
 `reason`, `state`, `log` and `bound` come from short, fixed lists. No message id, consumer or error text
 becomes a label.
 
-A reading is plain values, taken in the loop thread; the text is made outside it.
+A reading consists of plain values, taken in the loop thread; the text is made in another thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Steps = tuple[list[tuple[float, int]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReading:
-    """One group and what it was given since the start."""
+    """The values of one group; counts are since the start."""
 
     status: GroupStatus
     given: int
@@ -63,7 +63,7 @@ class Reading:
     waiting_pulls: int
     subjects: int
     bounds: tuple[Bound, ...]
-    #: In memory, and in files.
+    #: Dead letters in memory, and in files.
     dead_letters_bytes: tuple[int, int]
     groups_count: int
     groups: list[GroupReading]
@@ -76,7 +76,7 @@ class Reading:
 
     @classmethod
     def of(cls, broker: Broker) -> Reading:
-        """Read a broker; for the loop thread."""
+        """Read the values of a broker. Call it in the loop thread."""
         metrics, delayed = broker.metrics, broker.delayed.query.status()
         held, serving = broker.query.held(), broker.serving
         reserve_bytes = broker.settings.store.reserve_bytes
@@ -122,7 +122,7 @@ def _steps(histogram: Histogram) -> Steps:
 
 
 def _bounded(counts: dict[str, int]) -> list[tuple[str, int]]:
-    """The first subjects, and the rest together."""
+    """The first subjects one by one, and the rest as one sum."""
     rows = sorted(row for row in counts.items() if not row[0].startswith(OWN_PREFIX))
     rest = sum(count for _, count in rows[LISTED_MAX:])
     return rows[:LISTED_MAX] + ([(OTHER_SUBJECTS, rest)] if rest else [])
@@ -155,7 +155,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainMetric(Metric):
-    """Numbers, one per set of label values. The name of a counter ends in `_total`."""
+    """A metric with one number per set of label values. The name of a counter ends in `_total`."""
 
     kind: Kind
     labels: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class PlainMetric(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramMetric(Metric):
-    """How values were spread. Without labels, since each would have a row for every bound."""
+    """The distribution of values. It has no labels, since each label value would add a row for every bound."""
 
     kind: Literal["histogram"] = "histogram"
     labels: tuple[()] = ()
@@ -172,7 +172,7 @@ class HistogramMetric(Metric):
 
 
 def _one(name: str, kind: Kind, about: str, read: Callable[[Reading], float]) -> PlainMetric:
-    """Without labels."""
+    """A number without labels."""
     return PlainMetric(
         name=name, kind=kind, about=about, read=lambda reading: [((), read(reading))]
     )
@@ -185,7 +185,7 @@ def _spread(name: str, about: str, read: Callable[[Reading], Steps]) -> Histogra
 def _by_log(
     name: str, about: str, commit: Callable[[Held], float], action: Callable[[Held], float]
 ) -> PlainMetric:
-    """Of each of the two logs."""
+    """A number for each of the two logs."""
     return PlainMetric(
         name=name,
         kind="gauge",
@@ -210,7 +210,7 @@ def _accepted(name: str, about: str, place: int) -> PlainMetric:
 def _of_group(
     name: str, kind: Kind, about: str, read: Callable[[GroupReading], float | None]
 ) -> PlainMetric:
-    """By subject and group; a group with nothing to say has no row."""
+    """By subject and group; a group without a value has no row."""
 
     def rows(reading: Reading) -> Rows:
         for group in reading.groups:
@@ -363,26 +363,26 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "dead_letters_memory_bytes",
         "gauge",
-        "Memory of the dead letters that were used last.",
+        "Memory of the most recently used dead letters.",
         lambda reading: reading.dead_letters_bytes[0],
     ),
     _one(
         "dead_letters_file_bytes",
         "gauge",
-        "Length of the files that have the other dead letters while the broker runs.",
+        "Length of the files that hold the other dead letters while the broker runs.",
         lambda reading: reading.dead_letters_bytes[1],
     ),
     PlainMetric(
         name="bound_used",
         kind="gauge",
-        about="How much is used of a bound over all callers.",
+        about="Current use of a limit that all clients share.",
         labels=("bound",),
         read=lambda reading: [((one.name,), one.used) for one in reading.bounds],
     ),
     PlainMetric(
         name="bound_limit",
         kind="gauge",
-        about="The bound: beyond it the broker refuses.",
+        about="The limit, beyond which the broker refuses requests.",
         labels=("bound",),
         read=lambda reading: [((one.name,), one.limit) for one in reading.bounds],
     ),
@@ -408,7 +408,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _of_group(
         "in_flight_messages",
         "gauge",
-        "Messages that a consumer holds.",
+        "Messages in flight: delivered and not settled.",
         lambda one: one.status.in_flight,
     ),
     _of_group(
@@ -420,7 +420,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _of_group(
         "long_retry_messages",
         "gauge",
-        "Those that wait for a long retry, kept as copies.",
+        "Messages that wait for a long retry, stored as copies.",
         lambda one: one.status.long_retries,
     ),
     _of_group(
@@ -480,13 +480,13 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_buckets",
         "gauge",
-        "Hours with such messages.",
+        "Delay buckets (hours) with waiting messages.",
         lambda reading: reading.delayed.buckets,
     ),
     _one(
         "delayed_loaded_messages",
         "gauge",
-        "Those of them in memory.",
+        "Delayed messages that are in memory.",
         lambda reading: reading.delayed.loaded,
     ),
     _one(
@@ -515,13 +515,13 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_damaged_messages",
         "counter",
-        "Messages held because they cannot be read, each time one is found.",
+        "Delayed messages held back because they cannot be read, counted each time one is found.",
         lambda reading: reading.delayed.damaged_total,
     ),
     _one(
         "delayed_held_buckets",
         "gauge",
-        "Hours whose messages are held because a list of them cannot be read.",
+        "Delay buckets whose messages are held back because their list cannot be read.",
         lambda reading: len(reading.delayed.damaged_buckets),
     ),
     _one(

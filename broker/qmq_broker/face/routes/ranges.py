@@ -1,12 +1,11 @@
-"""The routes through which the pipeline reads the logs of a running broker, as they are on the
-disk.
+"""The routes by which the pipeline reads the log files of a running broker.
 
 `GET /v1/files` lists the names in one of the folders below, `GET /v1/files/read` gives bytes of one
-file. The reader finds and verifies frames itself, with the broker's own code for it. Of a log, only
-durable bytes are given, so a reader never sees what a power cut could take.
+file. The reader finds and verifies frames itself, with the broker's code. The answers contain only
+durable bytes of a log, so a reader never sees data that a power cut could remove.
 
-Only logs, and what says where they begin and end, can be read here; nothing outside the data
-directory can be named. Reads run in threads, a few at a time: they must not take the disk from
+Only logs, and the files that define where they begin and end, can be read here; no path leads
+outside the data directory. Reads run in threads, a few at a time, so that they do not slow down
 senders.
 """
 
@@ -33,7 +32,7 @@ _Result = TypeVar("_Result")
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Simultaneous reads.
 READS_MAX: Final = 4
-#: Reads that wait; any more are asked to come back.
+#: Most reads that wait; further ones are refused as busy.
 WAITING_MAX: Final = 32
 _RETRY_AFTER_S: Final = 1.0
 _BYTES_CONTENT_TYPE: Final = "application/octet-stream"
@@ -51,7 +50,7 @@ class FileRoutes:
         self._waiting = 0
 
     async def names(self, request: Request) -> Response:
-        """Names in one folder, of those that may be read."""
+        """Names of the readable files in one folder."""
         directory = request.query_params.get("directory", layout.ROOT)
         if directory not in _DIRECTORIES:
             raise _not_readable("directory", directory)

@@ -80,7 +80,7 @@ class Handlers:
         self.openapi = OpenApi(ROUTES, has_tokens=has_tokens)
 
 
-#: A caller with any role on a subject may see that it exists and how far its groups are.
+#: A caller with any role on a subject may see that it exists, and the positions of its groups.
 _READERS: Final = (Role.PRODUCER, Role.CONSUMER)
 #: Only a caller who may consume a message may read its content.
 _CONSUMERS: Final = (Role.CONSUMER,)

@@ -32,7 +32,7 @@ class DelayCounts:
         self.passed_over = 0
         #: Unreadable messages, by bucket.
         self.damaged_by_bucket: dict[int, int] = {}
-        #: Unreadable messages since the start, including those that could be read later.
+        #: Unreadable messages since the start, including messages that could be read later.
         self.damaged_total = 0
         #: Unreadable copies for long retries; they are cancelled when no group waits for them.
         self.damaged_copies: deque[DelayedMessage] = deque()
@@ -60,7 +60,7 @@ class DelayCounts:
             self.more_copies.add(bucket)
 
     def forget_damaged(self, bucket: int) -> None:
-        """Forget the damage of this bucket, because it is read again."""
+        """Forget the damage of this bucket, because it will be read again."""
         self.damaged_by_bucket.pop(bucket, None)
         self.more_copies.discard(bucket)
 

@@ -38,7 +38,7 @@ class Damage:
             self._parts[bucket] = str(error)
 
     def hold_message(self, bucket: int, name: str, error: CorruptionError) -> None:
-        """Hold one message, identified by `name`.
+        """Hold one message, identified by `name` in texts.
 
         Each one is logged; only the first ones are kept for the status.
         """

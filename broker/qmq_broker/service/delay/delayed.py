@@ -1,4 +1,4 @@
-"""All about the delayed messages of one broker: releases, queries, changes."""
+"""The delayed messages of one broker: releases, queries and changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qmq_client.clock import Clock
 
 
 class Delayed:
-    """The delayed messages of one broker; each part says which thread it belongs to."""
+    """The delayed messages of one broker; each part documents the thread that owns it."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Delayed:
         post: Callable[[Callable[[], None]], object],
     ) -> None:
         """`post` runs a function in the loop thread."""
-        #: Releases what is due.
+        #: Releases due messages.
         self.releaser = Releaser(
             store.schedule, writer, clock, limits, post=post, refusals=store.refusals
         )
@@ -42,7 +42,7 @@ class Delayed:
         self.changes = DelayChanges(store, writer)
 
 
-#: Called in the loop thread with the state of each, or why nothing was done.
+#: Called in the loop thread with the state of each, or with the error if nothing was done.
 OnCancelled = Callable[[list[DelayedState | None] | Exception], None]
 
 
@@ -59,12 +59,12 @@ class DelayChanges:
         on_done: OnCancelled,
         withdrawn: WithdrawnIds = NOTHING_WITHDRAWN,
     ) -> None:
-        """Cancel those of these that are pending; `on_done` is called once that is durable.
+        """Cancel the pending ones of these messages; `on_done` is called once that is durable.
 
-        Messages with the ids `withdrawn`, by subject, that are not stored yet never will be.
+        Messages with the ids `withdrawn`, by subject, that are not stored yet will be refused.
 
-        Requires: the states of their buckets were read before, so that the writer meets no damage,
-        which would end the broker. At most `CANCELLED_MAX` places.
+        Requires: the states of their buckets were already read, because damage found by the writer
+        would stop the broker. At most `CANCELLED_MAX` places.
         """
         if len(places) > CANCELLED_MAX:
             raise ValueError(f"{len(places)} cancellations; allowed: {CANCELLED_MAX}")

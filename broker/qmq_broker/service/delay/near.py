@@ -1,15 +1,15 @@
 """The delayed messages in memory: those that were overdue at the start, and those that fall due soon.
 
-Two wheels. One holds what is due now or within `AHEAD_MS`; it is filled from the schedule before it
-runs empty, and by messages as they arrive. The other holds what was overdue at the start, so that a
-large backlog does not delay what is due now; a bucket that is read again is treated the same way.
-Both are loaded in slices, one load at a time.
+There are two wheels. One holds messages due now or within `AHEAD_MS`; it is filled from the schedule before it
+runs empty, and by messages as they arrive. The other holds messages that were overdue at the start,
+so that a large backlog does not delay those due now; a bucket that is read again is treated the
+same way. Both are loaded in slices, one load at a time.
 
-Belongs to the thread that releases; any thread may read the counts. Not for: when and how fast
-messages are released (`releasing.py`).
+Owned by the thread that releases messages; any thread may read the counts. Not for: the time and
+rate of releases (`releasing.py`).
 
 A load (`Load`) reads messages from the schedule into a wheel, in bounded portions, a little at a
-time. A bucket is read through for each portion; a bucket with millions of messages is first sorted
+time. A whole bucket is read for each portion; a bucket with millions of messages is first sorted
 on the disk (`storage/schedule/sorted.py`). Releases continue between two steps.
 
 In a wheel (`Wheel`) messages are sorted columns, *runs*, of 48 bytes a message; single late arrivals
@@ -76,7 +76,7 @@ class _Run:
         return taken
 
     def left(self) -> Rows:
-        """What is not gone."""
+        """The messages that are left."""
         return self.rows.part(self.first, len(self.rows))
 
     def cut(self, until: Key) -> None:
@@ -89,7 +89,7 @@ class Wheel:
     """Messages of the near future. For one thread at a time."""
 
     def __init__(self, first: Key, *, loaded_max: int) -> None:
-        """This wheel ignores everything up to `first`."""
+        """The wheel ignores messages up to `first`."""
         self.loaded_until = first
         self._loaded_max = loaded_max
         self._runs: list[_Run] = []
@@ -112,7 +112,7 @@ class Wheel:
         return min(heads, default=None)
 
     def load(self, rows: Rows, until: Key) -> None:
-        """Add everything from `loaded_until` to `until`, sorted."""
+        """Add all messages from `loaded_until` to `until`, sorted."""
         if len(rows):
             self._add_run(_Run(rows))
         self.loaded_until = until
@@ -120,7 +120,7 @@ class Wheel:
     def add(self, messages: Iterable[Pending]) -> bool:
         """Add new messages; those after `loaded_until` are left to a later load.
 
-        Whether any was added.
+        Returns whether any was added.
         """
         until = self.loaded_until
         before = self._count
@@ -138,7 +138,7 @@ class Wheel:
         return self._count != before
 
     def take(self, now_ms: int, count: int) -> Rows:
-        """Remove up to `count` messages that are due, longest due first."""
+        """Remove and return up to `count` due messages, the earliest due time first."""
         taken = Rows()
         while len(taken) < count:
             part = self._take_some(now_ms, count - len(taken))
@@ -185,7 +185,7 @@ class Wheel:
         self._runs.append(_Run(merged))
 
     def let_go_after(self, until: Key) -> None:
-        """Drop everything after a point of the order: a later load finds it."""
+        """Drop all messages after a point of the order: a later load finds them."""
         self._gather()
         for run in self._runs:
             run.cut(until)
@@ -236,8 +236,9 @@ def frozen_sequences(schedule: Schedule) -> dict[int, int]:
 def latest_bucket_ms(schedule: Schedule, due_at_ms: int) -> int:
     """The last bucket that may hold messages due then or before.
 
-    What is due before the log's own time goes to the bucket of that time, because earlier ones may be
-    removed. The log is ahead of the clock for long after a message was stored while the clock was wrong.
+    A message due before the log's own time goes to the bucket of that time, because earlier buckets
+    may be removed. The log is ahead of the clock for long after a message was stored while the
+    clock was wrong.
     """
     return max(due_at_ms, schedule.stored_at_ms)
 
@@ -245,9 +246,9 @@ def latest_bucket_ms(schedule: Schedule, due_at_ms: int) -> int:
 class Load:
     """One load: everything due up to `until_ms`, or as much as there is room for.
 
-    It covers the messages that `frozen` counts. Later arrivals are not among them: collect them in
-    `arrivals` and check them when the load has ended. What cannot be read is recorded in `damage`
-    and passed over.
+    It covers the messages that `frozen` counts. The caller collects later arrivals in `arrivals`
+    and checks them when the load has ended. Unreadable messages are recorded in `damage` and
+    skipped.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class Load:
         return all(has_time() for _ in self._parts)
 
     def _run(self) -> Iterator[None]:
-        """The load as a generator that yields where other work may go first."""
+        """The load as a generator that yields at points where other work may run."""
         last = end_of(self.until_ms)
         found = Rows()
         room = min(self.wheel.room, LOAD_MAX)
@@ -301,7 +302,7 @@ class Load:
         if len(found) > room:
             found, last = _first(found, room)
         found.sort()
-        # Too many may have arrived meanwhile: then the wheel dropped its last part.
+        # If too many messages arrived meanwhile, the wheel has dropped its last part.
         if self.wheel.loaded_until == self.after:
             self.wheel.load(found, last)
             self.count = len(found)
@@ -336,7 +337,7 @@ class Load:
 
 
 def _first(found: Rows, room: int) -> tuple[Rows, Key]:
-    """Those of these that are due first, as many as there is room for, and where they end."""
+    """The messages of these that are due first, as many as there is room for, and where they end."""
     until_ms = sorted(found.due_at_ms)[room] - 1
     first = found.due_until(until_ms)
     if len(first) > room // 2:
@@ -346,10 +347,10 @@ def _first(found: Rows, room: int) -> tuple[Rows, Key]:
 
 
 def _wanted(columns: Columns, states: DelayedStates, after: Key, last: Key) -> list[int]:
-    """Indexes of the pending ones after `after`, up to `last`."""
+    """Indexes of the pending messages after `after`, up to `last`."""
     bucket, sequences, due_at_ms = columns.bucket, columns.sequences, columns.due_at_ms
     first_ms, last_ms = after.due_at_ms, last.due_at_ms
-    # Comparing numbers first saves most look-ups where a bucket is loaded in parts.
+    # Comparing numbers first saves most look-ups when a bucket is loaded in parts.
     near = [index for index, due_ms in enumerate(due_at_ms) if first_ms <= due_ms <= last_ms]
     pending = states.pending([sequences[index] for index in near])
     return [
@@ -360,20 +361,20 @@ def _wanted(columns: Columns, states: DelayedStates, after: Key, last: Key) -> l
     ]
 
 
-#: How far ahead messages are loaded, and how long before the end of that the next load begins.
+#: How far ahead messages are loaded, and how long before that time is used up the next load begins.
 AHEAD_MS: Final = 600_000
 AGAIN_MS: Final = 60_000
-#: How long a load continues before the messages due meanwhile are released.
+#: How long a load runs before the messages that became due are released.
 LOAD_SLICE_S: Final = 0.02
 
 
 class NearFuture:
-    """What is in memory of one schedule. Call `begin` before everything else."""
+    """The messages of one schedule that are in memory. Call `begin` first."""
 
     def __init__(
         self, schedule: Schedule, clock: Clock, limits: ServiceLimits, damage: Damage
     ) -> None:
-        """`damage` records what cannot be read; it is skipped."""
+        """`damage` records unreadable messages; they are skipped."""
         self._schedule = schedule
         self._clock = clock
         self._loaded_max = limits.delayed_loaded
@@ -381,19 +382,19 @@ class NearFuture:
         self._sorted = SortedBuckets(schedule, messages_min=limits.delayed_unsorted)
         self._soon = Wheel(end_of(0), loaded_max=self._loaded_max)
         self._overdue = Wheel(end_of(0), loaded_max=self._loaded_max)
-        #: What was due by then, of these buckets up to these sequences, is treated as overdue; no
-        #: buckets once all of it is loaded.
+        #: Messages due by that time, in these buckets and up to these sequences, are treated as
+        #: overdue; no buckets once all are loaded.
         self._overdue_until_ms = 0
         self._overdue_frozen: dict[int, int] = {}
         #: The load under way.
         self._loading: Load | None = None
 
     def begin(self, now_ms: int) -> None:
-        """Treat everything pending that is due before now as overdue."""
+        """Treat all pending messages that are due before now as overdue."""
         self._overdue_until_ms = now_ms - 1
         self._overdue_frozen = frozen_sequences(self._schedule)
         self._soon.loaded_until = end_of(self._overdue_until_ms)
-        # What is due at 0 has a place in the order, too.
+        # A due time of 0 has a place in the order, too.
         self._overdue.loaded_until = end_of(-1)
 
     @property
@@ -403,7 +404,7 @@ class NearFuture:
 
     @property
     def loaded_until_ms(self) -> int:
-        """Everything due before this is in memory, unless it is overdue."""
+        """All messages due before this time are in memory, except overdue ones."""
         return self._soon.loaded_until.due_at_ms
 
     @property
@@ -440,7 +441,7 @@ class NearFuture:
             self._loading.arrivals.append(arrival)
 
     def load(self, now_ms: int) -> None:
-        """For a while, load what is due soon, before it is needed."""
+        """Load messages that are due soon, for a limited time."""
         if self._loading is None:
             self._loading = self._next_load(now_ms)
         loading = self._loading
@@ -463,7 +464,7 @@ class NearFuture:
             self._add(arrival, after=loading.after)
 
     def read_again(self, buckets: Set[int], now_ms: int) -> None:
-        """Forget what was read of these buckets, and treat what is due of them as overdue.
+        """Forget the messages read from these buckets, and treat those that are due as overdue.
 
         Requires: nothing is overdue or being loaded.
         """
@@ -471,7 +472,7 @@ class NearFuture:
             self._schedule.read_anew(bucket)
         frozen = frozen_sequences(self._schedule)
         self._sorted.keep(frozen.keys() - buckets)
-        # What is due is loaded as overdue, and the rest once more with the others.
+        # Due messages are loaded as overdue, and the rest again with the others.
         self._soon.let_go_after(end_of(now_ms))
         self._overdue_until_ms = now_ms
         self._overdue.loaded_until = end_of(-1)
@@ -503,7 +504,7 @@ class NearFuture:
             )
 
     def _next_load(self, now_ms: int) -> Load | None:
-        """What to load next: what is due now, then what was overdue at the start, then the rest."""
+        """The next load: messages due now, then those overdue at the start, then the rest."""
         reaches_ms, enough = self.loaded_until_ms, self._loaded_max // 2
         wheel, frozen, until_ms = self._overdue, self._overdue_frozen, self._overdue_until_ms
         if not frozen or wheel.room < enough or reaches_ms < now_ms:

@@ -67,7 +67,7 @@ class HeldError(StoreError):
     )
 
     code = "held"
-    text = "message {message_id} may be among those that are held: {damage}"
+    text = "message {message_id} may be among the held messages: {damage}"
 
 
 class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     late_p50_ms: int
     late_p99_ms: int
     late_max_ms: int
-    #: What is wrong with the clock; empty for nothing.
+    #: The fault of the clock; empty without one.
     clock: str
     #: Upper bound of the messages that would have been released by now if the clock had not been
     #: changed; whole buckets are counted.
@@ -102,7 +102,7 @@ class DelayStatus(msgspec.Struct, frozen=True, kw_only=True):
     damaged_buckets: list[int]
     #: Messages that were found unreadable since the start, including those read later.
     damaged_total: int
-    #: Why buckets, parts of buckets or messages are held: file, position and damage. Only the
+    #: Reasons why buckets, parts of buckets or messages are held: file, position and damage. Only the
     #: first few.
     held: list[str]
 
@@ -152,7 +152,7 @@ class DelayQuery:
         )
 
     def clock_held(self) -> int:
-        """How many messages a changed clock holds; see `DelayStatus`."""
+        """How many messages are held because the clock was changed; see `DelayStatus`."""
         time = self._releaser.time
         if not time.alarm:
             return 0

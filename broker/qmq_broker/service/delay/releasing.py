@@ -1,21 +1,20 @@
 """The release of delayed messages at their due time, and the clock for it.
 
-A thread of its own reads due messages, makes RELEASED frames of them and submits them to the writer. The
-writer commits them together with everything else, and it alone judges whether a message may still
-be released. So nothing here must be exact: what is taken twice, or was cancelled meanwhile, is left
-out by the writer, and what fails is taken again.
+A separate thread reads due messages, makes RELEASED frames of them and submits them to the writer.
+The writer commits them with all other requests, and only the writer decides whether a message may
+still be released. So this code need not be exact: the writer leaves out messages that are submitted
+twice or were cancelled meanwhile, and failed releases are repeated.
 
 Messages that were overdue when the broker started go first, at a bounded rate, and do not delay
-those that are due now. A full disk holds everything back; a damaged message is set apart and
-reported. What is in memory, and how it gets there, is in `near.py`.
+those that are due now. A full disk holds back all releases; a damaged message is skipped and
+reported. `near.py` holds the messages in memory and loads them.
 
-`DelayClock` is the wall clock without its jumps. If the wall clock is set back, this time is set back
-with it, so that nothing is early; the writer sees to it that nothing is released twice. If it is set
-forward to where it never was, or the machine slept, this time moves by `STEP_MS` at once and then
-runs `CATCH_UP` times as fast. So a clock that is
-wrong by a day releases at first only what is due within a minute. An alarm stands until the two agree
-again, or an operator accepts the clock as it is. Slow drift is followed silently: there the wall clock
-is right.
+`DelayClock` is the wall clock without its jumps. If the wall clock is set back, this time is set
+back too, so that no message is early; the writer ensures that none is released twice. If the wall
+clock is set forward beyond any earlier time, or the machine slept, this time moves by `STEP_MS` at
+once and then runs `CATCH_UP` times as fast. So a clock that is wrong by a day releases at first
+only messages that are due within a minute. An alarm lasts until the two agree again, or an operator
+accepts the clock. Slow drift is followed without an alarm, because then the wall clock is right.
 """
 
 from __future__ import annotations
@@ -47,25 +46,25 @@ from qmq_client.wire.message_id import format_message_id
 
 #: More than any correction of a well-kept clock, and more than a short sleep of the machine.
 STEP_MS: Final = 60_000
-#: Ten hours of sleep are caught up with in one.
+#: At this rate ten hours of sleep are caught up with in one hour.
 CATCH_UP: Final = 10
 #: A smaller distance from the wall clock raises no alarm.
 ALARM_MS: Final = 1_000
 
 
 class DelayClock:
-    """Milliseconds since 1970 UTC that never jump far ahead. For one thread, but for `accept`."""
+    """Milliseconds since 1970 UTC that never jump far ahead. For one thread, except `accept`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._steady_s = clock.monotonic_s()
-        #: The furthest this time has come.
+        #: The highest value of this time so far.
         self._reached_ms = float(clock.now_ms())
-        #: How far this time may still be moved at once, beyond the time that passes.
+        #: How far this time may still jump, in addition to the elapsed time.
         self._budget_ms = float(STEP_MS)
-        #: How far the wall clock is ahead of what was reached; negative if it was set back.
+        #: How far the wall clock is ahead of the reached time; negative if it was set back.
         self.ahead_ms = 0
-        #: What time it would be, had the clock not been changed; the later of the two that are possible.
+        #: The time if the clock had not been changed; the later of the two possible values.
         self.latest_ms = int(self._reached_ms)
         self._is_alarmed = False
         self._is_accepted = False
@@ -95,12 +94,12 @@ class DelayClock:
         return min(int(wanted_ms), wall_ms)
 
     def accept(self) -> None:
-        """Take the clock as it is, as a start does. In any thread; the next `now_ms` follows."""
+        """Accept the clock, as a start does. In any thread; takes effect in the next `now_ms`."""
         self._is_accepted = True
 
     @property
     def alarm(self) -> str:
-        """What is wrong with the clock just now; empty for nothing."""
+        """The current fault of the clock; empty without one."""
         if self.ahead_ms > ALARM_MS:
             return f"the clock was set forward: {self.ahead_ms} ms are being caught up with"
         if self.ahead_ms < -ALARM_MS:
@@ -132,7 +131,7 @@ class ReleaseFrames:
     """Makes the release frames of one broker, in the thread that releases."""
 
     def __init__(self, schedule: Schedule, counts: DelayCounts, damage: Damage) -> None:
-        """`counts` and `damage` record what cannot be read."""
+        """`counts` and `damage` record unreadable messages."""
         self._schedule = schedule
         self._counts = counts
         self._damage = damage
@@ -152,7 +151,7 @@ class ReleaseFrames:
         return releases
 
     def _release(self, messages: Rows, is_overdue: bool) -> Release | None:
-        """A frame of the readable ones of these messages of one bucket; None if there are none."""
+        """A frame of the readable messages of these, all of one bucket; None if there are none."""
         bucket = messages.buckets[0]
         records: dict[str, list[bytes]] = {}
         order: list[int] = []
@@ -178,7 +177,7 @@ class ReleaseFrames:
 
     def _note_damaged(self, bucket: int, sequence: int, error: CorruptionError) -> None:
         named = None
-        with suppress(CorruptionError):  # its bucket is damaged altogether
+        with suppress(CorruptionError):  # the whole bucket is damaged
             named = self._schedule.message(bucket, sequence)
         self._counts.note_damaged(bucket, named)
         name = "unknown" if named is None else format_message_id(named.message_id)
@@ -186,7 +185,7 @@ class ReleaseFrames:
 
 
 def _indexes_by(column: Sequence[int]) -> dict[int, Sequence[int]]:
-    """Which indexes have which value of a column; mostly all have the same."""
+    """The indexes for each value of a column; mostly there is a single value."""
     if column.count(column[0]) == len(column):
         return {column[0]: range(len(column))}
     indexes: dict[int, list[int]] = {}
@@ -208,7 +207,7 @@ def _portions(messages: Rows) -> Iterator[Rows]:
 
 
 _log = logging.getLogger(__name__)
-#: Messages of one RELEASED frame: enough to be cheap, few enough to be quick.
+#: Messages of one RELEASED frame: enough to be efficient, few enough to be quick.
 RELEASE_MAX: Final = 2_000
 #: Frames that may wait for their commit.
 IN_FLIGHT_MAX: Final = 4
@@ -216,8 +215,7 @@ IN_FLIGHT_MAX: Final = 4
 SLEEP_S: Final = 0.5
 #: Sleep while overdue messages wait.
 OVERDUE_S: Final = 0.01
-#: While something is on its way to the disk, messages due within this span go together: a third
-#: less work.
+#: During a commit, messages due within this span are released together: a third less work.
 GATHER_S: Final = 0.01
 #: How long to wait after the writer refused a release.
 PAUSE_S: Final = 1.0
@@ -242,19 +240,19 @@ class Releaser:
         """`post` runs a function in the loop thread."""
         self._refusals = refusals
         self.counts = DelayCounts()
-        #: Unreadable buckets, or parts of them; held until `look_again`, or a restart.
+        #: Unreadable buckets, or parts of them; held until `look_again` or a restart.
         self.damage = Damage()
         #: Every readable message due before this was released. Read by any thread.
         self.released_until_ms = 0
         self.time = DelayClock(clock)
-        #: What is in memory.
+        #: The messages in memory.
         self.near = NearFuture(schedule, clock, limits, self.damage)
         self._writer = writer
         self._clock = clock
         self._post = post
         self._frames = ReleaseFrames(schedule, self.counts, self.damage)
         self._frame_bytes_max = limits.own_frame_bytes
-        #: What arrived, and what was committed when, since the last step; guarded by the condition.
+        #: Arrivals and commits since the last step; guarded by the condition.
         self._arrivals: deque[Arrival] = deque()
         self._done: deque[tuple[Release, Placed | Exception, float]] = deque()
         #: Buckets to be read again; guarded by the condition.
@@ -262,17 +260,17 @@ class Releaser:
         self._changed = threading.Condition()
         self._is_stopped = False
         self._in_flight: set[Release] = set()
-        #: Messages that were taken and not released: what a frame had no room for, and what was refused.
+        #: Messages that were taken and not released: they did not fit a frame, or were refused.
         self._held: deque[tuple[Rows, bool]] = deque()
         self._paused_until_s = 0.0
-        #: How many overdue messages may go now, as of that time.
+        #: How many overdue messages may be released now, as of that time.
         self._overdue_per_s = limits.overdue_per_s
         self._overdue_room = float(limits.overdue_per_s)
         self._overdue_s = 0.0
         schedule.on_arrivals = self._on_arrivals
 
     def begin(self) -> None:
-        """Look at everything pending, whatever its age. Call once, before everything else."""
+        """Load all pending messages, of any age. Call once, before all other methods."""
         self._overdue_s = self._clock.monotonic_s()
         self.near.begin(self.time.now_ms())
 
@@ -282,7 +280,7 @@ class Releaser:
         return bool(self._in_flight or self._done or self._held or self.near.is_loading)
 
     def step(self) -> float:
-        """Release what is due, as far as there is room; returns the seconds until the next call."""
+        """Release due messages, as far as there is room; returns the seconds until the next call."""
         now_ms, now_s = self.time.now_ms(), self._clock.monotonic_s()
         self._take_note(now_ms, now_s)
         self._read_again(now_ms)
@@ -296,7 +294,7 @@ class Releaser:
                 return self._wait_s(now_ms)
             try:
                 releases = self._frames.make(taken, is_overdue)
-            except Exception:  # nothing was submitted, and these must not be forgotten
+            except Exception:  # these were not submitted, and must be kept
                 self._held.append((taken, is_overdue))
                 raise
             for release in releases:
@@ -310,7 +308,7 @@ class Releaser:
                 wait_s = self.step()
             except (
                 Exception
-            ) as error:  # the top of this thread: others continue, and so does this one
+            ) as error:  # the top of this thread: it continues after an error, like the others
                 _log.exception("releases failed: error=%s", error)
                 wait_s = PAUSE_S
             with self._changed:
@@ -324,11 +322,11 @@ class Releaser:
 
     @property
     def has_news(self) -> bool:
-        """Whether messages arrived, or releases were committed, that no step has seen."""
+        """Whether messages arrived or releases were committed since the last step."""
         return bool(self._arrivals or self._done)
 
     def look_again(self, buckets: Iterable[int]) -> None:
-        """Read these buckets again, and release what can now be read of them. In any thread.
+        """Read these buckets again, and release their readable messages. In any thread.
 
         Messages that fell due meanwhile are treated as if they had been overdue at a start.
         """
@@ -337,7 +335,7 @@ class Releaser:
             self._changed.notify_all()
 
     def accept_clock(self) -> None:
-        """Release by the clock as it is, whatever it was before. In any thread."""
+        """Release by the current clock and forget its earlier changes. In any thread."""
         with self._changed:
             self.time.accept()
             self._changed.notify_all()
@@ -374,7 +372,7 @@ class Releaser:
 
     def _hold(self, release: Release, refusal: Exception, now_s: float) -> None:
         self._held.append((release.messages, release.is_overdue))
-        if now_s >= self._paused_until_s:  # those that were under way with it are not told
+        if now_s >= self._paused_until_s:  # frames submitted together with it are not reported
             self._refusals.note("releases", refusal)
         self._paused_until_s = now_s + PAUSE_S
 
@@ -398,7 +396,7 @@ class Releaser:
         self.near.read_again(again, now_ms)
 
     def _take_frameful(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
-        """As many of the next messages as fit one frame: two thousand large ones do not fit the memory."""
+        """As many of the next messages as fit one frame: two thousand large ones would not fit in memory."""
         taken, is_overdue = self._take(now_ms, now_s)
         ends = accumulate(taken.record_bytes)
         count = max(1, sum(end <= self._frame_bytes_max for end in ends))
@@ -408,7 +406,9 @@ class Releaser:
         return taken, is_overdue
 
     def _take(self, now_ms: int, now_s: float) -> tuple[Rows, bool]:
-        """The next messages to release: those held, those overdue at the start, those due now."""
+        """The next messages to release: earlier unreleased ones, then those overdue at the start,
+        then those due now.
+        """
         if self._held:
             return self._held.popleft()
         per_s = self._overdue_per_s
@@ -450,5 +450,5 @@ class Releaser:
 
         try:
             self._writer.submit(release.frame, on_done)
-        except Exception as error:  # refused for now, or the end: the thread that releases decides
+        except Exception as error:  # refused for now, or closed: the releasing thread decides
             on_done(error)

@@ -37,7 +37,7 @@ class Pending(NamedTuple):
 
 
 def end_of(due_at_ms: int) -> Key:
-    """The place after everything due at that time."""
+    """The place after all messages due at that time."""
     return Key(due_at_ms, _HIGHEST, _HIGHEST)
 
 
@@ -55,7 +55,7 @@ class Rows:
 
     @property
     def due_at_ms(self) -> array[int]:
-        """When each is due."""
+        """The due time of each."""
         return self.columns[0]
 
     @property
@@ -75,7 +75,7 @@ class Rows:
 
     @property
     def places(self) -> array[int]:
-        """Where each record is, as in `DelayedMessage`."""
+        """The place of each record, as in `DelayedMessage`."""
         return self.columns[4]
 
     @property
@@ -89,12 +89,12 @@ class Rows:
         return self.columns[6]
 
     def key(self, index: int) -> Key:
-        """The place of one of them in the order of release."""
+        """The place of one message in the order of release."""
         due_at_ms, bucket, sequence, *_ = self.columns
         return Key(due_at_ms[index], bucket[index], sequence[index])
 
     def add(self, other: Rows) -> None:
-        """Append others."""
+        """Append other rows."""
         for column, more in zip(self.columns, other.columns, strict=True):
             column.extend(more)
 
@@ -129,7 +129,7 @@ class Rows:
             self._put_in_order(sorted(range(len(self)), key=self.key))
 
     def part(self, first: int, after: int) -> Rows:
-        """A copy of some of them."""
+        """A copy of a range."""
         rows = Rows()
         rows.columns = [column[first:after] for column in self.columns]
         return rows
@@ -138,14 +138,14 @@ class Rows:
         self.columns = self.picked(order).columns
 
     def due_until(self, until_ms: int) -> Rows:
-        """A copy of those due by then, in unchanged order."""
+        """A copy of the messages due by then, in the same order."""
         is_due = list(map(until_ms.__ge__, self.due_at_ms))
         rows = Rows()
         rows.columns = [array(column.typecode, compress(column, is_due)) for column in self.columns]
         return rows
 
     def picked(self, indexes: Sequence[int]) -> Rows:
-        """Some of them in this order."""
+        """The rows with these indexes, in this order."""
         rows = Rows()
         rows.columns = list(map(picker(indexes), self.columns))
         return rows

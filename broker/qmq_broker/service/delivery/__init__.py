@@ -1,1 +1,1 @@
-"""Delivery: who gets which message, and what becomes of it."""
+"""Delivery: the selection, leases and settlement of messages for consumers."""

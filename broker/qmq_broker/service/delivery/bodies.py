@@ -1,7 +1,7 @@
-"""Reads the messages of a group, from the queue of their subject or as copies from the queue of copies.
+"""Reads the messages of a group: from the consume queue of their subject, or their copies from the queue of copies.
 
-A long retry delivers a copy of the message, because retention may have taken the original by
-then (`storage/logs/copies.py`). Outside this layer the copy is not seen.
+A long retry delivers a copy of the message, because retention may have deleted the original by then
+(`storage/logs/copies.py`). Code above this module does not see the copy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StoredQueue:
         return self._own.entries(first_sequence, before)
 
     def places(self, first_sequence: int, count: int) -> Sequence[Place]:
-        """The same entries, without names where there is no long retry."""
+        """The same entries; plain places while the group has no long retry."""
         if self._copies:
             return self.entries(first_sequence, count)
         return self._own.places(first_sequence, count)
@@ -58,7 +58,7 @@ class StoredQueue:
         found = [] if queue is None else queue.entries(self._copies[sequence], 1)
         if found and found[0].record_bytes:
             return [_CopyEntry(*found[0])]
-        # The copy was given up by force, but retention may have left the original.
+        # The copy was deleted by force, but the original may still be there.
         if sequence >= self.first_sequence:
             return self._own.entries(sequence, 1)
         return [_CopyEntry(0, 0, 0)]

@@ -1,11 +1,11 @@
-"""The memory of all groups, and which part of it each token has made use of.
+"""The memory of all groups, and the share of each token.
 
-Groups are small, and what piles up in them is not: messages in flight or waiting, their histories, dead
+Groups are small, but the messages in them add up: messages in flight or waiting, their histories, dead
 letters. Each group's memory is counted whenever it changes (`GroupState.memory_bytes`), so the sum is known
-at any time; dead letters that are in memory are counted by their pool. Beyond the bound, groups get no new
-messages; what they have already is delivered and settled as ever, which is how the sum goes down. One token's
-groups together have a smaller bound, so that one caller cannot use up the room of all. The same holds for the
-length of dead letters, which are mostly in files.
+at any time; dead letters that are in memory are counted by their pool. Beyond the limit, groups get
+no new messages; messages that they already hold are delivered and settled as usual, which reduces
+the sum. The groups of one token together have a smaller limit, so that one caller cannot use the
+memory of all. The same holds for the length of dead letters, which are mostly in files.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from qmq_broker.service.delivery.letter_pool import LetterPool
 from qmq_broker.service.limits import ServiceLimits
 from qmq_client.group.state import GroupState
 
-#: A caller with too many groups, or too much in them, may try again after this long.
+#: A caller with too many groups, or too many messages in them, may try again after this long.
 RETRY_AFTER_S: Final = 60.0
-#: Memory may be free again as soon as something is acked.
+#: Memory may be free again as soon as messages are acked.
 _MEMORY_RETRY_AFTER_S: Final = 5.0
 _REMEDY: Final = (
-    "Settle what is delivered; replay or purge dead letters (qmq dead); remove unused groups "
+    "Settle delivered messages; replay or purge dead letters (qmq dead); remove unused groups "
     "(qmq groups remove)."
 )
 
 
 class _Used(NamedTuple):
-    """What one group takes."""
+    """The memory and dead letters of one group."""
 
     memory_bytes: int
     dead_letters_bytes: int
@@ -39,7 +39,7 @@ _NOTHING: Final = _Used(0, 0)
 
 
 class Budget:
-    """Belongs to the loop thread."""
+    """Counts the memory of all groups. Owned by the loop thread."""
 
     def __init__(self, limits: ServiceLimits, pool: LetterPool) -> None:
         self._limits = limits
@@ -50,8 +50,7 @@ class Budget:
         self._states_bytes = 0
         #: Length of all dead letters, in memory or not.
         self.dead_letters_bytes = 0
-        #: By token, for those that are known: the memory of its groups, the length of their dead
-        #: letters, and how many groups there are.
+        #: For each known token: the memory of its groups, the length of their dead letters, and the number of groups.
         self.bytes_of: Counter[str] = Counter()
         self.dead_letters_bytes_of: Counter[str] = Counter()
         self.groups_of: Counter[str] = Counter()
@@ -67,7 +66,7 @@ class Budget:
         return len(self._counted)
 
     def note(self, state: GroupState) -> None:
-        """A group is new, or was changed."""
+        """Count a new or changed group."""
         key = (state.subject, state.group)
         before = self._counted.get(key)
         if before is None:
@@ -81,7 +80,7 @@ class Budget:
         self._add(state.owner, now, before or _NOTHING)
 
     def forget(self, state: GroupState) -> None:
-        """A group has ended."""
+        """Forget a group that has ended."""
         key = (state.subject, state.group)
         before = self._counted.pop(key, None)
         if before is None:
@@ -99,7 +98,7 @@ class Budget:
         self.dead_letters_bytes_of[owner] += now.dead_letters_bytes - before.dead_letters_bytes
 
     def refusal(self, owner: str, *, more_bytes: int = 0) -> BusyError | None:
-        """Why groups of this token get nothing new; None if there is room, also after `more_bytes`."""
+        """The reason why groups of this token get no new messages; None if there is room, also after `more_bytes`."""
         limits, used_bytes = self._limits, self.memory_bytes + more_bytes
         if used_bytes >= limits.groups_bytes:
             return _refusal("memory of all groups", used_bytes, limits.groups_bytes)
@@ -121,12 +120,12 @@ class Budget:
         return None
 
     def check_room(self, owner: str, more_bytes: int) -> None:
-        """Raise `BusyError` if another group of so many bytes would get no messages."""
+        """Raise `BusyError` if another group of this many bytes would get no messages."""
         if (refusal := self.refusal(owner, more_bytes=more_bytes)) is not None:
             raise refusal
 
     def check_new_group(self, owner: str) -> None:
-        """Raise `BusyError` if this token may not make another group."""
+        """Raise `BusyError` if this token may not create another group."""
         self.check_room(owner, 0)
         groups, limits = len(self._counted), self._limits
         if groups >= limits.groups:

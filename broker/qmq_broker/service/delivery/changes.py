@@ -1,7 +1,7 @@
-"""Operators' changes of groups: pause, resume, seek, configure, remove; replay and purge dead letters.
+"""Changes of groups by operators: pause, resume, seek, configure and remove groups; replay and purge dead letters.
 
-Each change is one action of the log, so it survives a restart. Requests are bounded; a request that
-did not do everything says so.
+Each change is one action of the log, so it survives a restart. Requests are bounded; the answer
+says if a part is left to do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qmq_client.wire.start import Start
 
 #: Dead letters replayed by one action; of an ordered group with their keys.
 _REPLAYED_AT_ONCE = 256
-#: Bytes of messages of an ordered group that one request replays: they are read for their keys.
+#: Bytes of messages of an ordered group that one request replays; they are read to get their keys.
 _REPLAYED_BYTES = 16 * 1024 * 1024
 
 
@@ -50,7 +50,7 @@ class Changes:
         self._limits = limits
 
     def pause(self, subject: str, name: str, now_ms: int, *, is_paused: bool) -> bool:
-        """Pause or resume the group; returns whether that changed anything."""
+        """Pause or resume the group; returns whether that was a change."""
         group = self._group(subject, name)
         if group.state.is_paused is is_paused:
             return False
@@ -58,16 +58,16 @@ class Changes:
         return True
 
     def seek(self, subject: str, name: str, start: Start, now_ms: int) -> int:
-        """Move the group to this place; returns its sequence."""
+        """Move the group to this position; returns its sequence."""
         group = self._group(subject, name)
         sequence = position_of(self._store, subject, start)
-        # The group passes messages deleted by force, which could not be counted later.
+        # The group skips messages deleted by force now, because they could not be counted later.
         self._delivery.skip_what_is_gone(group, now_ms)
         self._write(group, [Sought(now_ms, subject, name, sequence)], now_ms)
         return sequence
 
     def configure(self, request: ConfigureRequest, now_ms: int) -> None:
-        """Change settings; those not named stay."""
+        """Change settings; settings that are not named stay the same."""
         check_tags(request.tags, self._limits)
         check_attempts(request.max_attempts, self._limits)
         check_backoff(request.backoff, self._limits)
@@ -99,10 +99,11 @@ class Changes:
     def replay_some(
         self, request: DeadRequest, now_ms: int, count_max: int
     ) -> tuple[DeadAnswer, int | None]:
-        """Replay at most `count_max`; also returns the sequence to continue at, None when nothing is left to do now."""
+        """Replay at most `count_max`; also returns the sequence to continue at, or None if none is left."""
         state = self._group(request.subject, request.group).state
         there = max(request.first, self._first_there(state))
-        # Those that are gone stay: if they took the room of a request, none would get after them.
+        # Letters without a message stay: if they counted against the limit of a request, no request
+        # would get past them.
         passed = state.dead.count(request.first, min(there, request.next))
         request = msgspec.structs.replace(request, first=there)
         group, sequences, is_cut = self._dead(request, count_max)
@@ -133,7 +134,7 @@ class Changes:
         return self.purge_some(request, now_ms, self._limits.dead_letters_per_request)
 
     def purge_some(self, request: DeadRequest, now_ms: int, count_max: int) -> DeadAnswer:
-        """The same with at most so many."""
+        """Like `purge`, with a limit."""
         group, sequences, has_more = self._dead(request, count_max)
         if sequences:
             first, next_ = sequences[0], sequences[-1] + 1
@@ -153,14 +154,14 @@ class Changes:
         return group, sequences[:limit], len(sequences) > limit
 
     def _first_there(self, state: GroupState) -> int:
-        """No message of the group below this exists and stays; a lower one where it has copies."""
+        """The lowest sequence whose message may exist and is not about to be deleted; lower if the group has copies."""
         queue = self._store.queue(state.subject)
         if queue is None or state.long_retries.copies:
             return 0
         return queue.sequence_at(self._store.retention.spared_offset)
 
     def _present(self, state: GroupState, sequences: Sequence[int]) -> tuple[list[int], int, bool]:
-        """Those whose messages exist and stay, how many do not, and whether some are left for later."""
+        """The letters whose messages exist and stay, the number of the others, and whether some are left for later."""
         queue, spared_offset = group_queue(self._store, state), self._store.retention.spared_offset
         if queue is None:
             return [], len(sequences), False
@@ -190,7 +191,7 @@ class Changes:
 
 
 def _stays(entries: Sequence[Entry], spared_offset: int) -> bool:
-    """Whether the message at the first of these is there, and retention does not take it now."""
+    """Whether the message of the first of these exists, and retention is not about to delete it."""
     if not entries:
         return False
     return bool(entries[0].record_bytes) and entries[0].physical_offset >= spared_offset

@@ -16,8 +16,8 @@ from qmq_client.wire.start import StartKind, parse_start
 def check_pull(request: PullRequest, limits: ServiceLimits) -> None:
     """Raise `InvalidMessageError` naming the field and the limit it breaks.
 
-    How much a pull may get (messages, bytes, wait) is not refused but lowered where it is used: the
-    request only says how much is welcome.
+    Limits of a pull that are too large (messages, bytes, wait) are not refused but lowered where
+    they are used: the request only gives an upper limit.
     """
     _check_names(request)
     _check_number("max_messages", request.max_messages, 1, 2**63 - 1)
@@ -100,7 +100,7 @@ def _check_settlements(settlements: Iterable[Settlement], limits: ServiceLimits)
 
 
 def ranges_of(settlement: Settlement) -> Iterator[tuple[int, int]]:
-    """All ranges that it names."""
+    """All ranges that the settlement names."""
     yield from settlement.acks
     yield from (nack.range for nack in settlement.nacks)
     yield from (reject.range for reject in settlement.rejects)

@@ -1,11 +1,11 @@
-"""Delivery: which consumer gets which message, and what becomes of it.
+"""Delivery: selects messages for the pulls of consumers, and applies their settlements.
 
 Consumers are not bound to partitions: a group has one cursor per subject, and each pull gets
 the next messages (QMQ's idea). Every change is decided on the state, written to the action log,
 then applied. A delivery is in the log before the answer leaves, so a lost answer is merely a lease
-that ends. Time comes in as `now_ms`; `step` ends leases and wakes pulls, bounded in each pass.
+that ends. Time is an argument, `now_ms`; `step` ends leases and wakes pulls in bounded passes.
 
-All of this belongs to the loop thread. Reading records may block it for a page fault.
+All of this is owned by the loop thread. Reading records may block it for a page fault.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from qmq_client.wire.names import COPIES
 from qmq_client.wire.requests import PullRequest, SettleAnswer, Settlement, SettleRequest
 
 _log = logging.getLogger(__name__)
-#: When to try again to end leases that the action log had no room for.
+#: Pause before leases are ended again after the action log had no room.
 NO_ROOM_PAUSE_MS: Final = 1_000
-#: Actions that a start replays before it removes pages that are not used any more.
+#: Actions that a start replays before it removes unused pages.
 _REPLAYED_PER_STEP: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOut:
-    """What one pull was given; the lease runs, and it is in the action log."""
+    """The messages delivered to one pull: written to the action log, with a running lease."""
 
     head: DeliveriesHead
     records: Records
-    #: Whether it is already acked: it is made durable before the answer, so that it never comes
-    #: again.
+    #: Whether it is already acked (at most once): made durable before the answer, so that no
+    #: message is delivered twice.
     is_final: bool = False
 
 
@@ -80,11 +80,11 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What one pass of `Delivery.step` did."""
+    """Counts of one pass of `Delivery.step`."""
 
     leases_ended: int
     pulls_woken: int
-    #: Whether there is more to do right now.
+    #: Whether more work is due now.
     is_unfinished: bool
 
 
@@ -100,7 +100,7 @@ class Delivery:
         on_poisoned: Callable[[str], None],
         backoff: ExponentialBackoff | None = None,
     ) -> None:
-        """`draw` gives numbers from 0 … 1; `on_poisoned` is called if the action log fails."""
+        """`draw` returns random numbers from 0 … 1; `on_poisoned` is called if the action log fails."""
         self._store = store
         self._limits = limits
         self._draw = draw
@@ -112,21 +112,21 @@ class Delivery:
         self.budget = Budget(limits, self.pool)
         self.journal = Journal(store, self.budget, on_poisoned)
         self.registry = Groups(store, limits, self.journal, self.budget)
-        #: Which token brought a subject into being.
+        #: The tokens that created subjects.
         self.subject_shares = SubjectShares(limits, self.journal)
         self.needed_log = NeededLog(store, self.registry)
         self.waiting = WaitingPulls(limits.waiting_pulls, self._is_held_back)
 
     def snapshot(self, now_ms: int) -> tuple[int, Callable[[], GroupsContent]]:
-        """The offset of the action log, and what makes bytes of all groups at that offset, in any thread."""
+        """The offset of the action log, and a function that encodes all groups at that offset, in any thread."""
         image = image_of(self.groups(), now_ms, self.subject_shares.owners)
         return self._store.actions.log.written_offset, partial(content_of, image)
 
     def start(self, now_ms: int) -> int:
         """Restore the groups from the action log; returns how many actions were replayed.
 
-        Groups that know messages which are gone are moved back, durably: others will get the
-        sequences of those. Raises `NoRoomError` if the action log has no room for that.
+        Groups whose cursor is beyond the log's end are moved back, durably: new messages will get
+        those sequences. Raises `NoRoomError` if the action log has no room for that.
         """
         actions = self._store.actions
         replayed = self._replayed(actions.replay())
@@ -143,7 +143,7 @@ class Delivery:
         return count
 
     def _replayed(self, actions: Iterator[Action]) -> Iterator[Action]:
-        """These actions; what they make unused is removed meanwhile."""
+        """Yield these actions; pages that they make unused are removed meanwhile."""
         for count, action in enumerate(actions):
             if count % _REPLAYED_PER_STEP == 0:
                 self.pool.step()
@@ -171,7 +171,7 @@ class Delivery:
         return None if group is None else group.state
 
     def skip_what_is_gone(self, group: Group, now_ms: int) -> None:
-        """Count what this group has lost by force, as its next pull would do."""
+        """Count the messages that this group has lost by force, as its next pull would do."""
         if (queue := self._store.queue(group.state.subject)) is not None:
             group.picker.skip_what_is_gone(queue.first_sequence, now_ms)
 
@@ -184,7 +184,7 @@ class Delivery:
         return SettleAnswer(settled=settled.count, stale=tuple(settled.stale))
 
     def check_settle(self, request: SettleRequest) -> None:
-        """Raise `InvalidMessageError` for settlements that make no sense, before the first slice."""
+        """Raise `InvalidMessageError` for invalid settlements, before the first slice."""
         check_settle(request, self._limits)
 
     def slices(
@@ -205,7 +205,7 @@ class Delivery:
     ) -> None:
         """Apply one portion; it is in the action log on return, and counted in `settled`.
 
-        Where the log has no room for a later one, it is refused as stale: those before it count.
+        If the log has no room for a later portion, it is refused as stale; earlier ones count.
         """
         try:
             plan = self._settle(request, (part,), now_ms)
@@ -219,7 +219,7 @@ class Delivery:
         settled.stale += plan.stale
 
     def check_pull(self, request: PullRequest) -> None:
-        """Raise `InvalidMessageError` for a pull that makes no sense."""
+        """Raise `InvalidMessageError` for an invalid pull."""
         check_pull(request, self._limits)
 
     def begin_pull(self, request: PullRequest, now_ms: int) -> tuple[Stale, ...]:
@@ -241,9 +241,9 @@ class Delivery:
         *,
         owner: str = "",
     ) -> HandOut | None:
-        """Hand out what there is for this request; None for nothing.
+        """Deliver the available messages to this request; None for none.
 
-        A group that is made for it takes the share of the token named `owner`. Requires:
+        A group that it creates counts against the share of the token named `owner`. Requires:
         `begin_pull` accepted the request. Raises `BusyError` over a bound.
         """
         group = self.registry.for_pull(request, now_ms, owner)
@@ -274,7 +274,7 @@ class Delivery:
         )
 
     def nothing(self, request: PullRequest, stale: tuple[Stale, ...]) -> HandOut:
-        """The answer to a pull that got nothing."""
+        """The answer to a pull that got no message."""
         return HandOut(
             head=DeliveriesHead(
                 subject=request.subject,
@@ -292,7 +292,7 @@ class Delivery:
         return sum(self.waiting.wake_subject(subject) for subject in subjects)
 
     def step(self, now_ms: int) -> StepCounts:
-        """One bounded pass: end leases that are due and wake pulls for what is due."""
+        """One bounded pass: end expired leases and wake pulls for due messages."""
         leases_ended = pulls_woken = 0
         self.pool.step()
         for group in self.registry.take_due(now_ms):
@@ -350,7 +350,7 @@ class Delivery:
         return picked
 
     def _check_budget(self, state: GroupState) -> None:
-        """Raise `BusyError` if the group gets nothing because there is no memory for it."""
+        """Raise `BusyError` if the group gets no messages for lack of memory."""
         refusal = self.budget.refusal(state.owner)
         queue = self._store.queue(state.subject)
         has_new = queue is not None and state.cursor < queue.next_sequence
@@ -412,7 +412,7 @@ def room_for(
     *,
     takes_new: bool = True,
 ) -> Room:
-    """How much this pull may be given; raises `BusyError` if that is nothing."""
+    """The limits of this pull; raises `BusyError` if it may get no message."""
     log = state.consumer(request.consumer)
     room_messages = limits.in_flight_per_consumer - (0 if log is None else log.in_flight)
     if room_messages <= 0:

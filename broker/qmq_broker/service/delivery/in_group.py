@@ -1,4 +1,4 @@
-"""The state of one message in one group: "did they get it?", and if not, "why not?"."""
+"""The state of one message in one group, and the reason if the group did not get it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from qmq_client.group.state import GroupState
 class MessageState(StrEnum):
     """The state of a message in a group; exactly one applies."""
 
-    #: The group has not reached it.
+    #: The group's cursor has not reached it.
     NOT_YET = "not yet"
-    #: A consumer has it.
+    #: A consumer holds it.
     IN_FLIGHT = "in flight"
     #: It was returned and will be delivered again.
     WAITING = "waiting"
-    #: The group reached it, but an earlier message with the same key is not done.
+    #: The group's cursor reached it, but an earlier message with the same key is not settled.
     HELD = "held"
-    #: The group does not get it again.
+    #: A dead letter of the group.
     DEAD = "dead"
-    #: Acked, or passed over because the group began after it or was moved.
+    #: Acked, or skipped because the group began after it or was moved.
     PASSED = "passed"
 
 
 class Why(StrEnum):
-    """Why a group does not get a message now, or did not; empty if nothing is known to be in the way."""
+    """The reason why a group does not get a message now, or did not; empty if no reason is known."""
 
     NOTHING = ""
     PAUSED = "the group is paused"
@@ -52,23 +52,23 @@ class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class MessageInGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message in one group, with what else is known."""
+    """One message in one group, with further known facts."""
 
     group: str
     state: MessageState
     #: Deliveries so far, if known.
     attempts: int = 0
-    #: Who has it.
+    #: The consumer that holds it.
     consumer: str = ""
     #: When the lease ends, when it is delivered again, or when it died.
     at_ms: int = 0
-    #: Why it died.
+    #: The reason of the dead letter.
     reason: str = ""
-    #: What the last consumer said.
+    #: The error of the last consumer.
     error: str = ""
     #: The attempts so far, newest last.
     history: tuple[PastAttempt, ...] = ()
-    #: What is in the way, if the group did not get it or waits for its next delivery.
+    #: The reason for the wait, if the group did not get it or waits for its next delivery.
     why: Why = Why.NOTHING
     #: Messages that come first.
     before: int = 0
@@ -77,7 +77,7 @@ class MessageInGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def past(history: History) -> tuple[PastAttempt, ...]:
-    """A history as it is shown."""
+    """The history in the form of an answer."""
     return tuple(PastAttempt(**msgspec.structs.asdict(attempt)) for attempt in history)
 
 

@@ -16,9 +16,9 @@ from qmq_client.group.actions import Action, Dead, MovedBack, Purged, Replayed, 
 from qmq_client.group.apply import apply_action
 from qmq_client.group.state import GroupState
 
-#: The same group and reason are logged at most this often: a line a minute is read, a thousand are not.
+#: How often the same group and reason are logged: people read a line a minute, but not a thousand.
 _BETWEEN_S: Final = 60.0
-#: Lines of one `take`; what is left over goes first next time.
+#: Lines of one `take`; the remaining ones come first the next time.
 _LINES_MAX: Final = 20
 
 
@@ -31,7 +31,7 @@ class NewlyDead:
     reason: str
     #: How many since this group and reason were last logged.
     messages: int
-    #: Of the first of them.
+    #: The sequence of the first of them.
     first_sequence: int
 
 
@@ -65,7 +65,7 @@ class DeadLetterDigest:
         unlogged.count += 1
 
     def take(self, now_s: float) -> list[NewlyDead]:
-        """What is to be logged now, by a clock of monotonic seconds."""
+        """The lines to log now; `now_s` is in monotonic seconds."""
         taken: list[NewlyDead] = []
         for cause, unlogged in list(self._by_cause.items()):
             if now_s - unlogged.logged_at_s < _BETWEEN_S:
@@ -138,7 +138,7 @@ class Journal:
             raise
 
     def note(self, actions: Sequence[Action]) -> None:
-        """Only write: for actions that change no group. Raises as `write` does."""
+        """Write without applying: for actions that change no group. Raises like `write`."""
         try:
             self._store.actions.append(actions)
         except NoRoomError:
@@ -151,7 +151,7 @@ class Journal:
 
 
 def _load_letters(actions: Sequence[Action], state: GroupState) -> None:
-    """Read the dead letters that these actions change, while they can still be refused."""
+    """Read the dead letters that these actions change, while the actions can still be refused."""
     for action in actions:
         if isinstance(action, Dead | Sought):
             state.dead.load(action.sequence, action.sequence + 1)

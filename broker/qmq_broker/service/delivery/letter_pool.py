@@ -1,9 +1,9 @@
-"""The buffer pool of dead letters: which blocks of them are in memory, over all groups.
+"""The buffer pool of dead letters: keeps the recently used blocks of all groups in memory.
 
-A block is used when it is read or changed. Beyond the bound, those that were not used for longest are
-paged out to files of their own; one that did not change since it was read just drops its bytes.
-Where the disk takes no more, blocks that changed stay in memory and are counted, so that in the end
-groups get no new messages (`budget.py`).
+A block is used when it is read or changed. Beyond the limit, the least recently used blocks are
+paged out, each to a separate file; a block that did not change since it was read only drops its
+bytes. If the disk is full, changed blocks stay in memory and are counted, so that finally groups
+get no new messages (`budget.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class LetterPool:
 
     def __init__(self, files: LetterFiles, refusals: Refusals, *, bytes_max: int) -> None:
         self._files, self._refusals = files, refusals
-        #: They may take so much.
+        #: Limit of the memory of all blocks.
         self.bytes_max = bytes_max
-        #: Blocks in memory with their bytes as they were counted, the one used last at the end.
+        #: Blocks in memory with their counted bytes, the most recently used one last.
         self._blocks: dict[Block, int] = {}
-        #: What all of them take in memory.
+        #: The memory of all of them.
         self.memory_bytes = 0
-        #: Those that are not used any more.
+        #: Unused blocks, to be freed.
         self._forgotten: list[Block] = []
-        #: Whether no page is written before the next step: the disk took none, or there are many.
+        #: Whether no page is written before the next step, because the disk is full or there are many.
         self._is_waiting = False
         self._is_held = False
 
@@ -44,7 +44,7 @@ class LetterPool:
         return self._files.length_bytes
 
     def used(self, block: Block) -> None:
-        """This block was just read or changed; others may be paged out for it."""
+        """Record that this block was just read or changed; others may be paged out for it."""
         self._drop(block)
         self._blocks[block] = block.memory_bytes
         self.memory_bytes += block.memory_bytes
@@ -52,21 +52,21 @@ class LetterPool:
             self._page_out()
 
     def hold(self) -> None:
-        """Page out nothing until `release`: what was read for a change stays for it."""
+        """Page out nothing until `release`: blocks that were read for a change stay in memory."""
         self._is_held = True
 
     def release(self) -> None:
-        """Page out what is too much after `hold`."""
+        """End `hold`, and page out blocks beyond the limit."""
         self._is_held = False
         self._page_out()
 
     def forget(self, block: Block) -> None:
-        """This block is not used any more; a later step frees it."""
+        """Record that this block is no longer used; a later step frees it."""
         self._drop(block)
         self._forgotten.append(block)
 
     def step(self) -> None:
-        """Free some of what is not used any more, files too, and try again where the disk took no page."""
+        """Free some unused blocks and their files, and allow page-outs again after the disk was full."""
         del self._forgotten[-_FREED_MAX:]
         self._files.step()
         self._is_waiting = False
@@ -74,11 +74,13 @@ class LetterPool:
 
     @property
     def _is_over(self) -> bool:
-        """Whether it holds too much; the block that was used last stays."""
+        """Whether the memory is over the limit; the most recently used block stays."""
         return self.memory_bytes > self.bytes_max and len(self._blocks) > 1
 
     def _page_out(self) -> None:
-        for _ in range(min(_PAGED_OUT_MAX, len(self._blocks) - 1)):  # the one used last stays
+        for _ in range(
+            min(_PAGED_OUT_MAX, len(self._blocks) - 1)
+        ):  # the most recently used one stays
             if not self._is_over:
                 return
             self._page_out_one()
@@ -87,7 +89,7 @@ class LetterPool:
     def _page_out_one(self) -> None:
         block = next(iter(self._blocks))
         page = block.page or self._written(block)
-        if page is None:  # those after it may need no room
+        if page is None:  # later blocks may need no room
             self._blocks[block] = self._blocks.pop(block)
             return
         block.page_out(page)

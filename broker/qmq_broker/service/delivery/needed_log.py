@@ -1,7 +1,8 @@
 """The part of the commit log that the groups still need.
 
 There may be ten thousand groups, and retention asks every second while it waits for one of them. So
-it asks that one alone, and all of them when that one needs nothing of what is to go any more.
+it checks only that group, and checks all of them once that group no longer needs the segment to be
+deleted.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from qmq_client.wire.names import COPIES
 
 
 class NeededLog:
-    """The part of the commit log that no group has got past; belongs to the loop thread."""
+    """The part of the commit log that groups still need; owned by the loop thread."""
 
     def __init__(self, store: Store, groups: Groups) -> None:
         self._store = store
         self._groups = groups
-        #: The group that needed most when all were asked.
+        #: The group that needed the earliest offset when all were checked.
         self._holder: GroupKey | None = None
 
     def first_offset(self, dead_since_ms: int) -> int:
-        """Where the first message that some group may still be given is.
+        """The offset of the first message that a group may still get.
 
         Dead letters count if they died at or after `dead_since_ms`.
         """
@@ -43,7 +44,7 @@ class NeededLog:
         return offset
 
     def holder_offset(self, dead_since_ms: int) -> int:
-        """The same for one group: the one that needed most when all were asked the last time."""
+        """The same for one group: the one that needed the earliest offset when all were last checked."""
         holder = None if self._holder is None else self._groups.find(*self._holder)
         needed = () if holder is None else self._firsts(holder.state, dead_since_ms)
         return min(
@@ -61,7 +62,7 @@ class NeededLog:
                 yield COPIES, copy
 
     def _first_sequence(self, subject: str) -> int:
-        """Of what is still there: a group that lost messages by force needs those after them."""
+        """The first sequence that still exists: a group that lost messages by force needs those after them."""
         queue = self._store.queue(subject)
         return 0 if queue is None else queue.first_sequence
 
@@ -72,11 +73,11 @@ class NeededLog:
 
 
 def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -> int:
-    """The lowest sequence of its subject that this group may still be given.
+    """The lowest sequence of its subject that this group may still get.
 
     Dead letters count if they died at or after `dead_since_ms`, because they can be replayed.
     Messages in a long retry, or read from copies after one, do not count, nor do those below
-    `first_sequence`: they were given up by force.
+    `first_sequence`, which were deleted by force.
     """
     copies = state.long_retries.copies
     waiting = (run for run in state.redeliveries.runs() if run.next > first_sequence)
@@ -104,9 +105,9 @@ def first_needed(state: GroupState, dead_since_ms: int, first_sequence: int = 0)
 
 
 def first_copy(state: GroupState, dead_since_ms: int, first_sequence: int = 0) -> int | None:
-    """The lowest sequence in the queue of copies that this group may still be given.
+    """The lowest sequence in the queue of copies that this group may still get.
 
-    Copies below `first_sequence` were given up by force.
+    Copies below `first_sequence` were deleted by force.
     """
     dead, copies = state.dead, state.long_retries.copies
     if not copies:

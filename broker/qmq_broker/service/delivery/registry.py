@@ -1,6 +1,6 @@
-"""The groups of a broker: created at their first pull, held to their settings, ended when unused.
+"""The groups of a broker: created at their first pull, checked against their settings, ended when unused.
 
-Which settings a pull may change is said in `qmq_client/group/settings.py`; changing the tags is a request of its own.
+`qmq_client/group/settings.py` defines the settings that a pull may change; changing the tags is a separate request.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from qmq_client.wire.start import Start, StartKind, parse_start
 
 
 def position_of(store: Store, subject: str, start: Start) -> int:
-    """The sequence of this start position, within what is durable and stays.
+    """The sequence of this start position, limited to messages that are durable and not about to be deleted.
 
-    Messages that retention is about to delete count as gone, wanted by a group or not.
-    Places are found by halving, which may block for a few reads.
+    Messages that retention is about to delete count as deleted, even if a group needs them. The
+    position is found by binary search, which may block for a few reads.
     """
     queue = store.queue(subject)
     if queue is None:
@@ -63,12 +63,12 @@ def position_of(store: Store, subject: str, start: Start) -> int:
     return min(max(wanted, first), queue.next_sequence)
 
 
-#: The schedule is cleared of visits that were moved only above this many entries.
+#: Outdated visits are removed from the schedule only above this many entries.
 _ENTRIES_MIN: Final = 1024
 
 
 class Group:
-    """The state of a group, and what is remembered about it only in memory."""
+    """The state of a group, with facts that are only in memory."""
 
     __slots__ = (
         "asked_at_ms",
@@ -85,11 +85,11 @@ class Group:
     def __init__(self, picker: Picker, seen_ms: int) -> None:
         self.state = picker.state
         self.picker = picker
-        #: Of a broadcast: which process it is.
+        #: The processes of a broadcast consumer.
         self.instances = Instances()
         #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
-        #: When the group was last pulled for; of one from before the start, the time of the start.
+        #: When the group last pulled; for a group from before the start, the time of the start.
         self.seen_ms = seen_ms
         #: When a consumer last asked for messages; 0 for not since the start.
         self.asked_at_ms = 0
@@ -98,14 +98,14 @@ class Group:
         self.given = self.given_again = self.leases_ended = 0
 
     def note_seen(self, consumer: str, now_ms: int) -> None:
-        """This consumer pulled or settled something."""
+        """Record that this consumer pulled or settled."""
         self.seen_ms = self.asked_at_ms = now_ms
         log = self.state.consumer(consumer)
         if log is not None:
             log.last_seen_ms = now_ms
 
     def note_given(self, runs: Iterable[DeliveryRun]) -> None:
-        """Count what one pull was given."""
+        """Count the messages delivered to one pull."""
         for run in runs:
             self.given += run.count
             if run.attempt > 1:
@@ -117,7 +117,7 @@ class Group:
 
 
 class Groups:
-    """All groups, and which of them have something to do at what time.
+    """All groups, and the times at which they have work to do.
 
     Belongs to the loop thread.
     """
@@ -136,12 +136,12 @@ class Groups:
         self._journal = journal
         self._groups: dict[GroupKey, Group] = {}
         self._schedule: list[tuple[int, GroupKey]] = []
-        #: Groups that end when they are not pulled for.
+        #: Groups that end if they do not pull.
         self._mortal: dict[GroupKey, Group] = {}
-        #: No pull sequence below this is used by a new group: one of its name may have had it, and
-        #: a late ack of that would be taken for one of this.
+        #: A new group uses no pull sequence below this: an earlier group of its name may have used
+        #: it, and a late ack for that group would count for the new one.
         self._pull_floor = 0
-        #: Subjects that are being removed: no group begins on them.
+        #: Subjects that are being removed: no group is created on them.
         self.closing: set[str] = set()
 
     def __iter__(self) -> Iterator[Group]:
@@ -156,8 +156,8 @@ class Groups:
         group = self._group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
-            # The log holds deliveries, and sightings not more often than `_noted_every_ms`:
-            # consumers that came and got nothing are given time to come back.
+            # The log holds deliveries, and pulls without messages not more often than
+            # `_noted_every_ms`: consumers that pulled without a message get time to pull again.
             grace_ms = min(idle_ms, self._limits.ephemeral_idle_ms)
             seen_ms = max((log.last_seen_ms for _, log in state.consumers()), default=0)
             seen_ms = max(seen_ms, state.seen_ms) + _noted_every_ms(idle_ms)
@@ -170,7 +170,7 @@ class Groups:
     def for_pull(self, request: PullRequest, now_ms: int, owner: str = "") -> Group:
         """The group of this pull, created if missing; raises `ServiceError` if that is refused.
 
-        A new one takes the share of the token named `owner`.
+        A new group counts against the share of the token named `owner`.
         """
         key = (request.subject, group_of(request))
         group = self._groups.get(key)
@@ -194,7 +194,7 @@ class Groups:
         return group
 
     def end(self, group: Group, now_ms: int) -> None:
-        """Forget a group for good; a later pull for it creates it again."""
+        """Remove a group; a later pull for it creates it again."""
         state = group.state
         self._journal.write([Ended(now_ms, state.subject, state.group)], state)
         self._budget.forget(state)
@@ -326,9 +326,9 @@ class Groups:
 
 
 def _noted_every_ms(idle_ms: int) -> int:
-    """How often a group that is kept for so long notes in the action log that it is asked for.
+    """How often a group with this idle limit records in the action log that it pulls.
 
-    Each day, for the seven days of a named consumer of a broadcast: it may get nothing for longer,
-    and snapshots are made by the amount of actions, not by time.
+    Each day for a named broadcast consumer, which is kept for seven days: it may get no message for
+    longer, and snapshots depend on the amount of actions, not on time.
     """
     return idle_ms // 7

@@ -1,7 +1,7 @@
 """Settlements in portions that do not block other requests: each is settled in one iteration of the loop.
 
-An ack is merged with its neighbours before it costs anything. Every message of another outcome may come
-back, or die, by itself; so ranges of what a consumer holds are cut, each part of them once.
+Acks are merged with their neighbours first. Messages with another outcome may each be redelivered
+or become a dead letter; so ranges of held messages are split, each part used once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qmq_client.wire.requests import Extend, Nack, Reject, Settlement
 
 #: Ranges that are settled in one iteration: some ten milliseconds.
 RANGES_MAX: Final = 100
-#: Messages of one iteration that may die: as long.
+#: Messages of one iteration that may become dead letters: also some ten milliseconds.
 MESSAGES_MAX: Final = 500
 
 _Outcome = TypeVar("_Outcome", Nack, Reject)
@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def _batches(weighed: Iterable[tuple[_T, int]], dying_max: int) -> Iterator[tuple[_T, ...]]:
-    """At most `RANGES_MAX`, and so many messages that may die, at a time."""
+    """Batches of at most `RANGES_MAX` ranges and of messages that may become dead letters."""
     batch: list[_T] = []
     messages = 0
     for one, weight in weighed:
@@ -83,7 +83,7 @@ def _batches(weighed: Iterable[tuple[_T, int]], dying_max: int) -> Iterator[tupl
 def _cut(
     outcomes: Iterable[_Outcome], held: _Range, dying_max: int
 ) -> Iterator[tuple[_Outcome, int]]:
-    """Each with the messages that it may concern; beyond what is held, it concerns none."""
+    """Each settlement, limited to the messages that the consumer holds."""
     seen = RangeSet()
     for outcome in outcomes:
         for (first, next_), is_new in _parts(outcome.range, held, seen):
@@ -99,7 +99,7 @@ def _cut(
 
 
 def _once(one: Settlement, refuse: Callable[[int, _Range], object]) -> Iterator[Extend]:
-    """Extensions of what was not named by one before: of each message the first one counts."""
+    """Extensions of messages that no earlier extension names: the first one of each message counts."""
     seen = RangeSet()
     for extend in one.extends:
         everything = (0, extend.range[1])
@@ -111,7 +111,7 @@ def _once(one: Settlement, refuse: Callable[[int, _Range], object]) -> Iterator[
 
 
 def _parts(whole: _Range, held: _Range, seen: RangeSet) -> list[tuple[_Range, bool]]:
-    """A range in parts, and whether each is held, perhaps, and was not named before."""
+    """A range in parts, each with whether it may be held and was not named before."""
     first, next_ = whole
     new = seen.missing(max(first, held[0]), min(next_, held[1]))
     parts: list[tuple[_Range, bool]] = []

@@ -1,12 +1,12 @@
-"""All groups as bytes and back: the content of a snapshot of the action log.
+"""Encodes all groups as a snapshot of the action log, and decodes them.
 
 MessagePack arrays with a version in front. New fields go to the end and have a default. Dead letters, of
-which there may be very many, follow in pages of their own: they are never all in memory. A start
-that loads a snapshot and replays what follows it ends with the same state as a replay of
-everything.
+which there may be very many, follow in separate pages: they are never all in memory. A start that
+loads a snapshot and replays the actions after it ends with the same state as a replay of all
+actions.
 
-Actions stamped later than now were written before the clock was set back. Deadlines are moved with the clock, so
-that no lease lasts longer than it was given for.
+Actions stamped later than now were written before the clock was set back. Deadlines are moved with
+the clock, so that no lease lasts longer than its length.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LongRetryImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     untried: int = 0
 
 
-#: What stands in an image, from the value of which it is one.
+#: The fields of an image, copied from the object of the same name.
 _LEASE, _WAITING, _LONG_RETRY = (
     attrgetter(*kind.__struct_fields__) for kind in (LeaseImage, WaitingImage, LongRetryImage)
 )
@@ -110,20 +110,20 @@ class GroupImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     next_pull_floor: int
     consumers: tuple[ConsumerImage, ...]
     waiting: tuple[WaitingImage, ...]
-    #: From before there were pages.
+    #: Dead letters of snapshots from before there were pages.
     dead: tuple[DeadLetter, ...]
     lost_count: int
     settings: GroupSettings = GroupSettings()
     is_paused: bool = False
     expired_count: int = 0
-    #: Sequence and key of messages that an ordered group has reached and is not done with.
+    #: Sequence and key of unsettled messages that an ordered group has reached.
     keyed: tuple[tuple[int, int], ...] = ()
     long_retries: tuple[LongRetryImage, ...] = ()
     #: Sequence and copy of each message whose long retry has ended.
     copies: tuple[tuple[int, int], ...] = ()
     seen_ms: int = 0
     owner: str = ""
-    #: How many of the pages that follow the image have its dead letters.
+    #: How many of the following pages hold its dead letters.
     pages: int = 0
 
 
@@ -131,15 +131,15 @@ class SnapshotImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """All groups."""
 
     version: int
-    #: When it was made.
+    #: Time of the snapshot.
     at_ms: int
     groups: tuple[GroupImage, ...]
-    #: Subject → name of the token that brought it into being.
+    #: Subject → name of the token that created it.
     owners: dict[str, str] = {}
 
 
 class Taken(NamedTuple):
-    """All groups at one point of the action log, in values that do not change with them."""
+    """All groups at one offset of the action log, as values that do not change afterwards."""
 
     image: SnapshotImage
     #: The dead letters of all groups, block by block.
@@ -149,14 +149,14 @@ class Taken(NamedTuple):
 def encode_groups(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
 ) -> GroupsContent:
-    """All groups as bytes, and which token brought a subject into being."""
+    """All groups as bytes, with the tokens that created subjects."""
     return content_of(image_of(states, now_ms, owners))
 
 
 def image_of(
     states: Iterable[GroupState], now_ms: int, owners: Mapping[str, str] | None = None
 ) -> Taken:
-    """The same as values that do not change with the groups."""
+    """The same as values that do not change afterwards."""
     groups: list[GroupImage] = []
     pages: list[Page] = []
     for state in states:
@@ -168,7 +168,7 @@ def image_of(
 
 
 def content_of(taken: Taken) -> GroupsContent:
-    """Those values as bytes, in any thread."""
+    """Encode these values, in any thread."""
     return GroupsContent(msgspec.msgpack.encode(taken.image), taken.pages)
 
 
@@ -185,7 +185,7 @@ def decode_groups(
 def decode_all(
     content: GroupsContent, now_ms: int, pool: Pool | None = None
 ) -> tuple[list[GroupState], dict[str, str]]:
-    """The same, and which token brought a subject into being."""
+    """The same, with the tokens that created subjects."""
     image = _decode_image(content.groups)
     shift_ms = max(0, image.at_ms - now_ms)
     pages = iter(content.pages)
@@ -203,7 +203,7 @@ def check_groups(content: GroupsContent) -> SnapshotImage:
         for _ in range(group.pages):
             _add_page(DeadLetters(), next(pages, MemoryPage(())), 0)
     if next(pages, None) is not None:
-        raise unknown_content(_FILES, "a page of no group")
+        raise unknown_content(_FILES, "a page without a group")
     return image
 
 
@@ -289,7 +289,7 @@ def _state(image: GroupImage, shift_ms: int, pool: Pool | None) -> GroupState:
     for dead in image.dead:
         state.dead[dead.sequence] = DeadLetter(**_moved(dead, "at_ms", shift_ms))
     state.count_all()
-    for run in image.long_retries:  # not moved: their copies are not
+    for run in image.long_retries:  # not moved, because their copies are not moved either
         state.long_retries.runs.add(LongRetryRun(**msgspec.structs.asdict(run)))
     state.long_retries.copies.update(image.copies)
     if image.keyed:
@@ -308,10 +308,10 @@ def _moved(image: msgspec.Struct, time: str, shift_ms: int) -> dict[str, Any]:
 
 
 class AtEnd(NamedTuple):
-    """What the action log says."""
+    """The state at the end of the action log."""
 
     groups: list[GroupState]
-    #: Subject → name of the token that brought it into being.
+    #: Subject → name of the token that created it.
     owners: dict[str, str]
     #: How many actions on groups were replayed.
     replayed: int
@@ -323,7 +323,7 @@ def groups_at_end(
     now_ms: int,
     pool: Pool | None = None,
 ) -> AtEnd:
-    """The groups after all that; `pool` pages out their dead letters."""
+    """The groups after all actions; `pool` pages out their dead letters."""
     states, owners = ([], {}) if snapshot is None else decode_all(snapshot, now_ms, pool)
     groups = {(state.subject, state.group): state for state in states}
     count = 0
@@ -343,7 +343,7 @@ def groups_at_end(
             continue
         apply_action(state, _not_in_future(action, now_ms))
         if isinstance(action, SetAside) and action.at_ms > now_ms:
-            # Their copies stay due when they were: delayed messages follow the clock as it is.
+            # The due times of their copies do not change: delayed messages follow the current clock.
             state.long_retries.put_off(action.first, action.next, action.at_ms - now_ms)
     return AtEnd(list(groups.values()), owners, count)
 

@@ -1,7 +1,7 @@
 """The number of subjects that each token has created, and its limit.
 
-What is known of that is in the action log, next to the groups, so a token has no more subjects after a
-restart than before. A subject of before, or of an operator, has no owner.
+The owners are stored in the action log, next to the groups, so a restart does not change the
+shares. A subject created before there were shares, or by an operator, has no owner.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class SubjectShares:
 
     @property
     def tokens(self) -> set[str]:
-        """Those that brought subjects into being."""
+        """The tokens that created subjects."""
         return {token for token, count in self._counts.items() if count}
 
     def count_of(self, token: str) -> int:
-        """How many subjects this token brought into being."""
+        """How many subjects this token created."""
         return self._counts[token]
 
     def restore(self, owners: Mapping[str, str]) -> None:
-        """Take over what is known from before the start."""
+        """Restore the owners from before the start."""
         self.owners = dict(owners)
         self._counts = Counter(self.owners.values())
 
     def check(self, new: int, owner: str) -> None:
-        """Raise `BusyError` if this token may not bring `new` more subjects into being."""
+        """Raise `BusyError` if this token may not create `new` more subjects."""
         count, limit = self._counts[owner], self._limits.subjects_per_token
         if owner and count + new > limit:
             raise too_many(f"subjects made by token {owner}", count, new, limit)
 
     def note(self, subjects: Sequence[str], owner: str, now_ms: int) -> None:
-        """A request of this token brought these subjects into being."""
+        """Record that a request of this token created these subjects."""
         new = [name for name in subjects if name not in self.owners] if owner else []
         if not new:
             return
@@ -55,7 +55,7 @@ class SubjectShares:
         self._counts[owner] += len(new)
         try:
             self._journal.note([Owned(now_ms, name, "", owner) for name in new])
-        except NoRoomError:  # then it is known until the next start
+        except NoRoomError:  # then the owner is only known until the next start
             return
 
     def forget(self, subject: str, now_ms: int) -> None:
@@ -75,6 +75,6 @@ def too_many(field: str, count: int, new: int, limit: int) -> BusyError:
         field=field,
         limit=str(limit),
         value=str(count + new),
-        remedy="Use subjects that exist, and put what differs from message to message into the key, a tag or a "
+        remedy="Use existing subjects, and put values that differ from message to message into the key, a tag or a "
         "header; or let an operator remove empty ones: qmq subjects remove.",
     )

@@ -1,8 +1,8 @@
 """Pulls that wait for messages, first come first served within a group.
 
 One message wakes one pull of each group; a pull that leaves messages wakes the next. So a
-hundred waiting consumers do not all run for one message. A wake that was not used is passed on, and
-a consumer that would be given nothing is passed over.
+hundred waiting consumers do not all run for one message. An unused wake-up is passed on, and a
+consumer that would get no message is skipped.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class WaitingPulls:
     """All waiting pulls of the broker. Belongs to the loop thread."""
 
     def __init__(self, pulls_max: int, is_held_back: Callable[[GroupKey, str], bool]) -> None:
-        """`is_held_back` tells whether a pull of this group and consumer would get nothing now."""
+        """`is_held_back` says whether a pull of this group and consumer would get no message now."""
         self._pulls_max = pulls_max
         self._is_held_back = is_held_back
         self._by_subject: dict[str, dict[str, dict[WaitingPull, None]]] = {}
         self.count = 0
 
     def add(self, key: GroupKey, wake: Callable[[], None], *, consumer: str = "") -> WaitingPull:
-        """Let a pull wait; raises `BusyError` if too many do."""
+        """Add a waiting pull; raises `BusyError` if too many wait."""
         if self.count >= self._pulls_max:
             raise BusyError(
                 f"{self.count} pulls wait for messages; allowed: {self._pulls_max}",
@@ -52,7 +52,7 @@ class WaitingPulls:
         return pull
 
     def leave(self, pull: WaitingPull) -> None:
-        """The pull no longer waits, whatever the reason."""
+        """Remove a pull that no longer waits, for any reason."""
         subject, group = pull.key
         groups = self._by_subject.get(subject, {})
         pulls = groups.get(group, {})
@@ -66,12 +66,12 @@ class WaitingPulls:
                 del self._by_subject[subject]
 
     def wake_subject(self, subject: str) -> int:
-        """There are new messages: wake one pull of each group; returns how many."""
+        """Wake one pull of each group of a subject with new messages; returns how many."""
         groups = list(self._by_subject.get(subject, ()))
         return sum(self.wake_group((subject, group)) for group in groups)
 
     def wake_group(self, key: GroupKey) -> int:
-        """There is something for this group: wake its first pull; returns how many."""
+        """Wake the first pull of a group that has messages; returns how many."""
         subject, group = key
         for pull in self._by_subject.get(subject, {}).get(group, ()):
             if not self._is_held_back(key, pull.consumer):
@@ -80,7 +80,7 @@ class WaitingPulls:
         return 0
 
     def wake_all(self) -> int:
-        """The broker stops: all pulls are answered now; returns how many."""
+        """Wake all pulls, so that they are answered; returns how many."""
         pulls = [
             pull
             for groups in self._by_subject.values()

@@ -1,4 +1,4 @@
-"""The only door to the operating system's files, with `os_file.py`, which has the open files.
+"""The only module that calls the operating system's file functions, with `os_file.py` for open files.
 
 All storage code is written against `Disk` and `DiskFile` (`disk_port.py`). `OsDisk` is the real
 one, rooted at a data directory; crash tests put a recording disk in its place. Paths are relative
@@ -24,15 +24,15 @@ from qmq_broker.errors import DiskError, LockedError
 from qmq_broker.storage.files.disk_errors import translate
 from qmq_broker.storage.files.os_file import OsFile, confirm, sync_all
 
-#: Another file system, one without hard links, or one whose links are used up.
+#: The target is on another file system, or the file system has no hard links, or no more for this file.
 _NOT_LINKED: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 )
-#: A file that this process may not write.
+#: Errors for a file that this process may not write.
 _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
-#: The length of a lock file, and more than any holder takes.
+#: The fixed length of a lock file; the text about the holder is shorter.
 _HOLDER_BYTES_MAX: Final = 200
 
 
@@ -40,15 +40,14 @@ class OsDisk:
     """The files of the machine below `root`, which is created if missing.
 
     Safe for several threads. Holds descriptors of the root and of the lock file until `close`. A
-    read-only one creates nothing and asks for no right to write: for looking at a backup, at a disk
-    that takes no more writes, or next to a broker of another user. It takes the lock like any other
-    where it can.
+    read-only one creates nothing and asks for no right to write: for reading a backup, a disk that
+    accepts no more writes, or the directory of another user's broker. It takes the lock if it can.
     """
 
     def __init__(self, root: str, *, is_read_only: bool = False) -> None:
         self.root = os.path.abspath(root)
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR
-        self._witness: OsFile | None = None  # the lock file, once it is locked
+        self._witness: OsFile | None = None  # the lock file, once this process has locked it
         try:
             if not is_read_only:
                 _make_root(self.root)
@@ -80,7 +79,7 @@ class OsDisk:
             raise translate(error, "lock", path) from error
         try:
             if is_writable:
-                # Always as long, and never cut: it needs no room that it has not, on a disk without any.
+                # The length never changes, so that a full disk does not prevent the write.
                 os.pwrite(descriptor, holder.encode().ljust(_HOLDER_BYTES_MAX), 0)
                 # Opened separately: a copy of the locked descriptor would keep the lock after its
                 # release.
@@ -91,7 +90,7 @@ class OsDisk:
             raise translate(error, "write", path) from error
 
     def _open_lock(self, path: str) -> tuple[int, bool]:
-        """A descriptor to lock, and whether the holder can be written into it."""
+        """A descriptor to lock, and whether this process can write the holder into it."""
         try:
             return self._open(path, os.O_RDWR | os.O_CREAT), True
         except OSError as error:
@@ -178,10 +177,10 @@ class OsDisk:
 
 
 def link_file(source: OsDisk, path: str, target: OsDisk) -> bool:
-    """Give a file the same path below `target` too; False where the file system cannot do that.
+    """Hard-link a file to the same path below `target`; returns False if the file system cannot do that.
 
-    Durable after the next sync of the directory. What is written under one name is then seen under
-    the other; `Segments.adopt` makes sure that a linked segment is not recycled.
+    Durable after the next sync of the directory. A write under one name is then seen under the
+    other; `Segments.adopt` makes sure that a linked segment is not recycled.
     """
     try:
         os.link(f"{source.root}/{path}", f"{target.root}/{path}", follow_symlinks=False)
@@ -196,7 +195,7 @@ class OsLock:
     """An advisory lock on an open file; it ends with the process at the latest.
 
     It holds a file, not a path: if the file or the directory is removed or moved, another process
-    may lock what stands there then. `check` notices that.
+    may lock the new file at that path. `check` notices that.
     """
 
     def __init__(self, directory: str, path: str, *, root: int, descriptor: int) -> None:
@@ -204,7 +203,7 @@ class OsLock:
         self._directory = directory
         self._path = f"{directory}/{path}"
         self._descriptor = descriptor
-        # An open file never becomes another one; its name may lead to another one.
+        # The open file stays the same; its path may lead to another file later.
         self._root_inode = _inode(os.fstat(root))
         self._inode = _inode(os.fstat(descriptor))
 
@@ -236,9 +235,9 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 def _make_root(root: str) -> None:
     """Create a directory and its missing parents, durable before anything is put into it.
 
-    An empty directory may have been made by a process that was killed before it could sync. So for
-    it too, every name that leads there is synced, as far up as this process may look and as the
-    same disk reaches.
+    An empty directory may have been made by a process that was killed before it could sync. So its
+    parent directories are synced as well, up to the first one that this process may not read or
+    that is on another disk.
     """
     os.makedirs(root, mode=_DIRECTORY_MODE, exist_ok=True)
     if os.listdir(root):
@@ -248,7 +247,7 @@ def _make_root(root: str) -> None:
         try:
             _sync_names(above)
         except PermissionError:
-            return  # a user who may not list it has made no name in it
+            return  # a user who may not list the directory has created nothing in it
         if above == os.path.dirname(above):
             return
         above = os.path.dirname(above)

@@ -5,25 +5,25 @@
     LOCK  FORMAT  CLEAN  checkpoint.0  checkpoint.1
     commitlog/<20 digits>                     offset of the segment's first byte
     commitlog/spare.<number>                  a segment that is kept to be written again
-    commitlog/spare.new                       one that is being made
+    commitlog/spare.new                       a spare segment that is being created
     actionlog/<20 digits>                     the same as of the commit log
     consumequeue/<subject>/<20 digits>        byte offset of the file's first entry in its queue
     quarantine/<20 digits>-<20 digits>.raw    bytes of the commit log that were damaged, a .json next to
-    state/queues                              how far the consume queues are in their files
+    state/queues                              how much of each consume queue is in its files
     state/retained                            where the commit log begins
-    state/keepers                             who keeps the logs elsewhere, and how far
+    state/keepers                             the keepers, and the offset up to which each has the logs
     state/actions                             how far the action log was durable: a third checkpoint
-    state/groups.0  state/groups.1            where the groups were at some point of the action log
+    state/groups.0  state/groups.1            the state of all groups at one offset of the action log
     index/<17 digits>                         key index, by the time of its first entry
-    state/index                               how far the key index is in its files
+    state/index                               how much of the key index is in its files
     schedule/<yyyyMM>/<yyyyMMddHHmm>          delayed messages, whole, by the span of their due times
-    dispatch/<yyyyMM>/<yyyyMMddHHmm>          the states of those of one span
-    sorted/<yyyyMMddHHmm>                     a large one of them by due time; while a broker runs
-    letters/<20 digits>                       dead letters that are not in memory; while a broker runs
-    state/schedule                            how far both are in their files
+    dispatch/<yyyyMM>/<yyyyMMddHHmm>          the states of the messages of one span
+    sorted/<yyyyMMddHHmm>                     a large bucket sorted by due time; exists while a broker runs
+    letters/<20 digits>                       dead letters that are not in memory; exists while a broker runs
+    state/schedule                            how much of both is in their files
     ids/<20 digits>                           message ids that are remembered, in order of the log
     entries/<20 digits>                       entries that are not in their consume queues yet
-    summary/<20 digits>                       what the sealed segment of the commit log of this name holds
+    summary/<20 digits>                       the content of the sealed commit log segment of this name
 
 Paths are relative to the data directory, with forward slashes. Folder names of subjects differ even
 on disks that ignore case: an upper-case letter is written as `~` and its lower case, everything
@@ -43,7 +43,7 @@ FORMAT: Final = "FORMAT"
 CLEAN: Final = "CLEAN"
 CHECKPOINTS: Final = ("checkpoint.0", "checkpoint.1")
 ROOT: Final = ""
-#: Evidence that outlives both checkpoints.
+#: A third checkpoint: it remains if both others are lost.
 ACTIONS_WITNESS: Final = "state/actions"
 COMMIT_LOG: Final = "commitlog"
 ACTION_LOG: Final = "actionlog"
@@ -51,7 +51,7 @@ CONSUME_QUEUES: Final = "consumequeue"
 STATE: Final = "state"
 QUARANTINE: Final = "quarantine"
 QUEUE_TABLE: Final = "state/queues"
-#: The table, and the one before it.
+#: The current table of the consume queues, and the one before it.
 QUEUE_TABLES: Final = (QUEUE_TABLE, "state/queues.before")
 RETAINED: Final = "state/retained"
 KEEPERS: Final = "state/keepers"
@@ -97,7 +97,7 @@ def segment_path(log: str, base_offset: int) -> str:
 
 
 def parse_number(name: str) -> int | None:
-    """The offset that names a segment or queue file; None if it is no such name."""
+    """The offset that names a segment or queue file; None if the name has another form."""
     return int(name) if _NUMBER.match(name) else None
 
 
@@ -107,7 +107,7 @@ def spare_path(log: str, number: int) -> str:
 
 
 def parse_spare(name: str) -> int | None:
-    """The number of a spare segment; None if it is no such name."""
+    """The number of a spare segment; None if the name has another form."""
     found = _SPARE.match(name)
     return int(found[1]) if found else None
 
@@ -160,7 +160,7 @@ def letters_path(number: int) -> str:
 
 
 def parse_bucket(name: str) -> int | None:
-    """The first millisecond of the bucket that names a file; None if it is no such name."""
+    """The first millisecond of the bucket that names a file; None if the name has another form."""
     if not _BUCKET_NAME.match(name):
         return None
     try:

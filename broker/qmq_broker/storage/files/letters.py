@@ -4,8 +4,8 @@
 
     letters/<20 digits>    an array of dead letters in MessagePack
 
-Derived from the snapshot and the action log, never synced and never read by another process: an
-opening and a clean stop remove them all. Their lengths and checksums stay in memory.
+Derived from the snapshot and the action log, never synced and never read by another process: a
+start and a clean stop remove them all. Their lengths and checksums stay in memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from qmq_broker.storage.files import layout
 from qmq_broker.storage.files.disk_port import Disk
 from qmq_client.wire.checksum import crc32c
 
-#: Why a page cannot be read.
-NOT_AS_WRITTEN: Final = "not as it was written; a restart of the broker makes the file again"
+#: The reason why a page cannot be read.
+NOT_AS_WRITTEN: Final = (
+    "its content has changed since it was written; a restart of the broker writes the file again"
+)
 #: Files removed in one step: about two milliseconds.
 _REMOVED_MAX: Final = 64
 
 
 class LetterPage:
-    """One file. It goes when nothing refers to this any more; see `LetterFiles.step`."""
+    """One file. It is removed once nothing refers to this object; see `LetterFiles.step`."""
 
     __slots__ = ("__weakref__", "_checksum", "_disk", "_length", "path")
 
@@ -36,7 +38,7 @@ class LetterPage:
         self._length, self._checksum = len(content), crc32c(content)
 
     def read(self) -> bytes:
-        """Its content, in any thread; raises `DiskError` if that is not as it was written."""
+        """Its content, in any thread; raises `DiskError` if the content has changed."""
         file = self._disk.open(self.path)
         try:
             content = file.read(0, self._length)
@@ -48,15 +50,15 @@ class LetterPage:
 
 
 class LetterFiles:
-    """The files of one broker. Written and removed by one thread, read by any."""
+    """The dead letter files of one broker. One thread writes and removes them, any thread may read."""
 
     def __init__(self, disk: Disk, reserve_bytes: int) -> None:
-        """Removes those of the last run. Nothing is written below `reserve_bytes` of free space."""
+        """Removes the files of the last run. Nothing is written below `reserve_bytes` of free space."""
         self._disk, self._reserve_bytes = disk, reserve_bytes
         self._next_number = 0
         #: Paths and lengths of pages that nothing refers to.
         self._unused: deque[tuple[str, int]] = deque()
-        #: Length of all of them, also of those that will be removed in a later step.
+        #: Length of all files, including those that will be removed in a later step.
         self.length_bytes = 0
         self.clear()
 
@@ -85,7 +87,7 @@ class LetterFiles:
         return page
 
     def step(self) -> None:
-        """Remove some files of pages that nothing refers to any more."""
+        """Remove some of the files whose pages are no longer referenced."""
         for _ in range(min(_REMOVED_MAX, len(self._unused))):
             path, length_bytes = self._unused.popleft()
             self._remove(path)

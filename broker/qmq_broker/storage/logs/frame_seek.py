@@ -1,13 +1,13 @@
 """Finds frames of a log by offset and by time, without reading earlier ones.
 
 The stamp of a frame holds its offset and its time under a checksum, and times never go back within
-a log. So a time is found by halving: first among the segments, by the first frame of each, then
-inside one, by looking for the next whole stamp from any byte on. Where a segment has a summary,
-that narrows the range first: it gives the times of some frames.
+a log. So a time is found by binary search: first among the segments, by the first frame of each,
+then inside one segment, by looking for the next whole stamp after any byte. If the segment has a
+summary, the summary narrows the range first: it gives the times of some frames.
 
 The limit of the method: a body that contains the stamp of a frame for exactly the offset where it
-ends up would be taken for one. That does not happen by chance. A sender who forges it gets a
-starting point inside their own message, and what is read from there on is verified as always.
+ends up would be taken for a frame. That does not happen by chance. A sender who forges it gets a
+starting point inside their own message, and everything read from there on is verified as always.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from qmq_client.wire.frame import (
     verify_stamp,
 )
 
-#: In less log than this, frames are walked one by one: each step of halving reads a block.
+#: A shorter range is read frame by frame: each step of the binary search reads a block.
 WALKED_BYTES: Final = 64 * 1024
 
 
 class LogRange(NamedTuple):
-    """A part of a log; half open, both ends at frames."""
+    """A part of a log, half open; both ends are at frame boundaries."""
 
     first_offset: int
     next_offset: int
@@ -53,7 +53,7 @@ def offset_at(
     within: LogRange,
     summary_of: SummaryOf = no_summary,
 ) -> int:
-    """Where the first frame stored at `time_ms` or later stands.
+    """The offset of the first frame stored at `time_ms` or later.
 
     `within.next_offset` if there is none. `summary_of` gives the summary of the segment that begins
     at an offset; without one, more of the log is read. Raises `CorruptionError`.
@@ -113,7 +113,7 @@ def read_stamp(segments: ScanSource, offset: int) -> FrameHeader:
 def _between_marks(
     segments: Segments, time_ms: int, part: LogRange, summary: SegmentSummary
 ) -> LogRange:
-    """The part of `part` that must be looked at; both its ends are frames."""
+    """The part of `part` that must be searched; both its ends are at frame boundaries."""
     after = bisect_left(summary.marks, time_ms, key=lambda mark: mark.stored_at_ms)
     first_offset, next_offset = part
     for mark in summary.marks[max(0, after - 1) : after + 1]:
@@ -150,7 +150,7 @@ def _walk(segments: Segments, time_ms: int, offset: int, next_offset: int) -> in
     while offset < next_offset:
         try:
             header = read_stamp(segments, offset)
-        except ProtocolError:  # a damaged range: what follows it is found nevertheless
+        except ProtocolError:  # a damaged range: frames after it are found nevertheless
             later = frame_at_or_after(segments, LogRange(offset + 1, next_offset))
             if later is None:
                 break

@@ -1,14 +1,14 @@
-"""The table of consume queues: how much of each is in its file; with the previous table.
+"""The table of consume queues: how much of each queue is in its files. The previous table is kept too.
 
 ::
 
     state/queues           MessagePack of QueueTable and a checksum line
-    state/queues.before    the same, of the flush before the last
+    state/queues.before    the same from the flush before the last
 
 With many queues the files are not synced one by one, so after a power cut a file may lag behind the
-table. The previous table describes what the disk had the time of a whole flush to store: with the
-journal since then a start continues from it, and rebuilds all queues from the log only if that one
-does not match either.
+table. The previous table describes entries that the disk has had the time between two flushes to
+store. A start continues from it with the journal since then, and rebuilds all queues from the log
+only if that table does not match the files either.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QueueTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_queue_tables(disk: Disk, store_id: bytes) -> Iterator[QueueTable]:
-    """The whole tables of this store, newest first."""
+    """The valid tables of this store, newest first."""
     for path in layout.QUEUE_TABLES:
         data = read_file(disk, path)
         content = None if data is None else unseal(data)
@@ -67,7 +67,7 @@ def remove_queue_tables(disk: Disk) -> None:
     """Remove the tables, so that a start rebuilds the queues; durable on return."""
     there = disk.names(layout.STATE)
     found = [path for path in layout.QUEUE_TABLES if path.rpartition("/")[2] in there]
-    for path in reversed(found):  # the newest last: without it the previous one would be believed
+    for path in reversed(found):  # the newest last: without it a start would use the previous one
         disk.unlink(path)
     if found:
         disk.sync_directory(layout.STATE)

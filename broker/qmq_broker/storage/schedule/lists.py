@@ -1,8 +1,8 @@
-"""The message lists of schedule logs, read on their own, without the records before them.
+"""Reads the message lists of schedule logs without the records before them.
 
-Each frame has a list of its messages with its own checksum. A damaged list hides its messages and
-no others: callers that can continue without them pass `on_damage`. The next frame is
-searched for after it, but not too far: zeros from a disk may continue for long.
+Each frame has a list of its messages with its own checksum. A damaged list hides only its own
+messages: callers that can continue without them pass `on_damage`. The search for the next frame
+after it is bounded, because a disk may return zeros for a long range.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qmq_client.wire.marks import Marks, read_marks
 SEARCH_BYTES_MAX: Final = 64 * 1024 * 1024
 _SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
 
-#: Called for each list that cannot be read and is passed over.
+#: Called for each unreadable list, which is then skipped.
 OnDamage = Callable[[CorruptionError], object]
 
 
@@ -67,10 +67,10 @@ class BucketLists:
     """The lists of all schedule logs; for any thread."""
 
     def __init__(self, part_of: Callable[[int, int], ScanSource]) -> None:
-        """`part_of` gives a number of bytes of the schedule log of a bucket."""
+        """`part_of` reads a number of bytes of the schedule log of a bucket."""
         self._part_of = part_of
-        #: Bucket → position → what is known of a frame of its schedule log: about 200 bytes for
-        #: 4,096 messages, so that most of a large bucket is not read again for each part.
+        #: Bucket → position → the known facts of a frame of its schedule log: about 200 bytes for
+        #: 4,096 messages, so that most of a large bucket is not read again for each portion.
         self._known: dict[int, dict[int, _KnownFrame]] = {}
         #: Bucket → position of a damaged frame → where reading continues.
         self._after: dict[int, dict[int, int]] = {}
@@ -116,7 +116,7 @@ class BucketLists:
             position += frame.frame_bytes
 
     def _continue_from(self, bucket: int, position: int, next_position: int) -> int:
-        """Where the frame after a damaged one begins; `next_position` if none is near."""
+        """The start of the frame after a damaged one; `next_position` if none is near."""
         known = self._after.setdefault(bucket, {})
         found = known.get(position)
         if found is None:
@@ -131,7 +131,7 @@ def _after(log: ScanSource, bucket: int, position: int) -> int | None:
     with suppress(ProtocolError, DiskError):
         return position + _header(log, bucket, position).frame_bytes
     first = bucket + position + FRAME_ALIGNMENT_BYTES
-    # A frame of another version is left where it is: only `verify` and `--quarantine` say so.
+    # A frame of another version is skipped here: only `verify` and `--quarantine` report it.
     with suppress(DiskError, UnknownFormatError):
         for header in claims_in_segment(log, bucket, first, epoch=0):
             return header.physical_offset - bucket

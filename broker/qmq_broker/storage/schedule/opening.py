@@ -1,8 +1,8 @@
-"""Loading the delayed messages of a store from their files at a start.
+"""Loads the delayed messages of a store from their files at a start.
 
-The table says how far the files go; what follows was left by an interrupted copy. Without a table
-the files must speak for themselves: a record whose source is not above the last one of its bucket
-is already in it.
+The table gives the length of each file; bytes after it were left by an interrupted copy. Without a
+table the files decide: a record whose source is not above the last one of its bucket is already
+copied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qmq_broker.storage.schedule.schedule import Schedule
 
 
 def load(schedule: Schedule, *, first_offset: int, next_offset: int) -> bool:
-    """Take over what the files hold; returns whether there was a table. Changes nothing.
+    """Load the content of the files; returns whether there was a table. Changes no file.
 
     `first_offset` and `next_offset` are those of the commit log. Raises `CorruptionError`, and `UnknownFormatError`
     with nothing changed.

@@ -1,15 +1,15 @@
 """The schedule of delayed messages: due time, place and state of each.
 
 A delayed message is appended to the commit log like any other but gets no place in its consume
-queue. From then on it is known here, under the bucket of its due time and a sequence in it. Both
+queue. From then on the schedule has it, under the bucket of its due time and a sequence in that bucket. Both
 follow from its place in the log alone, so a replay gives the same. Its *state* is settled by a frame
 of the commit log: RELEASED puts the same record into its queue, CANCELLED ends it, RESCHEDULED
-moves it elsewhere. The writer checks the states in the very append that settles one: that makes a
-release happen once, however often and by whomever they are requested.
+moves it to another due time. The writer checks a state in the same append that changes it, so a
+release happens once, even if several threads request it.
 
 Records go to schedule logs and states to dispatch logs in portions (`copy.py`). Until then both are
-derived from the commit log at each start; afterwards its segments may go. Not for: when a message
-is due (`service/delay/releasing.py`).
+derived from the commit log at each start; afterwards its segments may be deleted. Not for: when a
+message is due (`service/delay/releasing.py`).
 
 `ScheduleRecords` reads their records, from the commit log or from the schedule log of their bucket;
 many together when they are released: neighbours with one read, in the order of the file.
@@ -47,7 +47,7 @@ from qmq_client.wire.record import (
     verify_record,
 )
 
-#: A smaller gap than this between two records is read with them: cheaper than one more read.
+#: A gap smaller than this between two records is read with them, which is cheaper than a second read.
 _GAP_BYTES: Final = 2_048
 #: Bytes of one read.
 _READ_BYTES_MAX: Final = 1024 * 1024
@@ -79,7 +79,7 @@ class ScheduleRecords:
     def __init__(
         self, files: ScheduleFiles, commit: Segments, find_copy: Callable[[int, int], int]
     ) -> None:
-        """`find_copy` gives the place of this sequence in the schedule log of a bucket."""
+        """`find_copy` returns the place of a sequence in the schedule log of a bucket."""
         self._files = files
         self._commit = commit
         self._find_copy = find_copy
@@ -89,7 +89,7 @@ class ScheduleRecords:
         try:
             data = self._read(bucket, place, count)
             if not data and not place & IN_SCHEDULE:
-                # Its commit log segment was removed while it was known by its place there.
+                # Its commit log segment was deleted after this place was looked up.
                 place = self._find_copy(bucket, sequence)
                 data = self._read(bucket, place, count)
             verify_record(subject, data)
@@ -106,10 +106,10 @@ class ScheduleRecords:
     def read_all(
         self, bucket: int, subject: str, wanted: Wanted, indexes: Sequence[int]
     ) -> dict[int, bytes | CorruptionError]:
-        """These messages, all of one bucket and subject, verified; an unreadable one is replaced by
-        its error.
+        """Read these messages, all of one bucket and subject, and verify them; an unreadable one is
+        replaced by its error.
 
-        Requires: at least one, and together no more than memory may hold.
+        Requires: at least one message, and together they fit into memory.
         """
         places, sizes = wanted.places, wanted.record_bytes
         order = sorted(indexes, key=places.__getitem__)
@@ -141,7 +141,7 @@ class ScheduleRecords:
             if not first & IN_SCHEDULE:
                 return self._commit.read(first, count)
             return b"" if file is None else file.read(first & ~IN_SCHEDULE, count)
-        except DiskError:  # a neighbour of a bad sector can still be read
+        except DiskError:  # records next to a bad sector may still be readable
             return b""
 
     def _alone(
@@ -219,7 +219,7 @@ class Schedule:
         self.files = ScheduleFiles(disk, store_id)
         self.subjects = Subjects()
         self.lock = Lock()
-        #: Where copies wait for the disk.
+        #: States that wait to be copied to the files.
         self.background = Background()
         self.records = ScheduleRecords(self.files, commit_segments, self._copied_place)
         #: By their first millisecond; guarded by the lock.
@@ -228,9 +228,9 @@ class Schedule:
         self.bucket_ms = options.bucket_ms
         #: In the commit log below this, everything about delayed messages is in the files.
         self.copied_offset = 0
-        #: Everything in the commit log below this is known here.
+        #: All frames of the commit log below this offset are applied.
         self.visible_offset = 0
-        #: Time of the last append that is known here.
+        #: Time of the last applied append.
         self.stored_at_ms = 0
         #: Pending messages by subject; guarded by the lock.
         self.pending: dict[str, int] = {}
@@ -272,7 +272,7 @@ class Schedule:
         return self.buckets[mark.bucket].states(self.files).get(sequence)
 
     def unsettled(self, frame: MessageFrame, taken: dict[int, set[int]]) -> MessageFrame | None:
-        """The part of a RELEASED or RESCHEDULED frame that has no state yet; None if there is none.
+        """The part of a RELEASED or RESCHEDULED frame whose messages have no state yet; None if there is none.
 
         `taken` holds the sequences, by bucket, of earlier frames of the same append; those of this
         one are added.
@@ -307,7 +307,7 @@ class Schedule:
             found = [index for index in found if sequences[index] not in taken]
         by_sequence = {sequences[index]: index for index in found}
         taken.update(by_sequence)
-        # One may be in a frame twice: it was loaded as it arrived
+        # A message may be in a frame twice if it was loaded while it arrived
         return found if len(by_sequence) == len(found) else sorted(by_sequence.values())
 
     def make_visible(self, durable_offset: int, stored_at_ms: int) -> None:
@@ -410,7 +410,7 @@ class Schedule:
     def waits_for_time(self, now_ms: int) -> bool:
         """Whether a bucket could be removed if only the log's own time were `now_ms`.
 
-        True at most once per bucket length, because buckets are checked no more often.
+        True at most once per bucket length, because buckets are not checked more often.
         """
         if now_ms < self.stored_at_ms + self.bucket_ms:
             return False
@@ -419,7 +419,7 @@ class Schedule:
 
     def is_done(self, bucket: Bucket, now_ms: int) -> bool:
         """Whether a bucket may be removed at this time of the log, once its files hold it all."""
-        # A bucket may have another length than those of today.
+        # An older bucket may have another length.
         longest_ms = max(self.bucket_ms, self.options.bucket_ms)
         return is_over(bucket, longest_ms, now_ms, self.options.bucket_grace_ms)
 
@@ -449,7 +449,7 @@ class Schedule:
 
         Includes all from `first_sequence` on and none from `next_sequence` on. Portions without due
         times `within` these bounds, both inclusive, may be left out. With `on_damage`, that is
-        called for what cannot be read, and the rest follows.
+        called for unreadable messages, and reading continues.
         """
         with self.lock:
             state = self.buckets.get(bucket)
@@ -486,7 +486,7 @@ class Schedule:
         return 0 if found is None else found.copied.next_sequence
 
     def states_of(self, bucket: int) -> DelayedStates | None:
-        """The states of a bucket's messages, as far as this thread knows them."""
+        """The states of a bucket's messages, as this thread sees them."""
         found = self.buckets.get(bucket)
         return None if found is None else found.states(self.files)
 
@@ -496,7 +496,7 @@ class Schedule:
         return self.records.read(one.bucket, one.subject, one.sequence, one.place, one.record_bytes)
 
     def read_anew(self, bucket: int) -> None:
-        """Forget what was read of a bucket's files: an operator may have replaced them."""
+        """Forget the content of a bucket's files: an operator may have replaced them."""
         self.files.forget(bucket)
 
     def close(self) -> None:
