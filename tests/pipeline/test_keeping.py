@@ -60,7 +60,7 @@ def test_two_archives_may_not_have_one_name_and_the_second_is_told_so(data: Path
         assert first.report(store_id(data), kept)
         with pytest.raises(SourceError, match="keeper archive has reported before") as raised:
             Keeping(place=place).report(store_id(data), {COMMIT_LOG: 1})
-        assert "give this one a name of its own" in str(raised.value)
+        assert "give this one another name" in str(raised.value)
         assert Keeping(place=place, name="second").report(store_id(data), {})
         assert keepers(broker) == {"archive": FORGETFUL.segment_bytes, "second": 0}
 

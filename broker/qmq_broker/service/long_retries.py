@@ -94,13 +94,13 @@ BACK_GROUP: Final = "_qmq.back"
 PASS_MESSAGES: Final = 500
 PASS_BYTES: Final = 2 * 1024 * 1024
 PASSES_MAX: Final = 4
-#: How often groups are searched, and how long to wait after the broker had no room.
+#: How often groups are searched for long retries, and how long to wait after the broker had no room.
 INTERVAL_MS: Final = 1_000
 PAUSE_MS: Final = 10_000
 #: A copy that was not released this long after its time, with all others released, is lost.
 LOST_MS: Final = 60_000
 _RETRY_ID_BITS: Final = 32
-#: Where the broker's own ids begin: producers draw theirs from 64 bits.
+#: The first ids of the broker's own messages: producers draw theirs from 64 bits.
 _OWN_IDS: Final = 0xFFFF_FFFF << 32
 
 
@@ -136,22 +136,25 @@ class LongRetryScheduler:
         self.lost_copies = 0
         self._next_ms = 0
         self._pending: _Pending | None = None
-        #: When to try a group again whose copies were refused.
+        #: When to try again a group whose copies were refused.
         self._not_before: dict[GroupKey, int] = {}
-        #: Ids of this opening: its epoch is never given to another.
+        #: Ids of this run of the broker: its epoch is never used again.
         self._next_retry_id = store.epoch << _RETRY_ID_BITS
         self._ids = MessageIds(_OWN_IDS | store.epoch)
 
     def step(self, now_ms: int) -> bool:
         """End and begin a bounded number of long retries; returns whether more are to end now."""
-        # Read first: what is released by now is redelivered before anything is declared lost.
+        # Read first: released copies are redelivered before messages are declared lost.
         released_until_ms = self._delayed.releaser.released_until_ms
         try:
             is_unfinished = all(self.redeliver(now_ms) for _ in range(PASSES_MAX))
             if not is_unfinished:
                 self._redeliver_originals(released_until_ms - LOST_MS, now_ms)
                 self._cancel_damaged(released_until_ms - LOST_MS)
-        except (CorruptionError, NoRoomError) as error:  # what was not written is tried once more
+        except (
+            CorruptionError,
+            NoRoomError,
+        ) as error:  # actions that were not written are tried once more
             self._store.refusals.note("messages_that_come_back", error)
             return False
         if now_ms >= self._next_ms and self._pending is None:
@@ -160,7 +163,7 @@ class LongRetryScheduler:
         return is_unfinished
 
     def redeliver(self, now_ms: int) -> bool:
-        """Give groups released copies, up to a bound; returns whether more are left."""
+        """Pass released copies to their groups, up to a limit; returns whether more are left."""
         queue = self._store.queue(COPIES)
         if queue is None:
             return False
@@ -196,7 +199,7 @@ class LongRetryScheduler:
                 continue
             for action in actions:
                 _log.error(
-                    "copy of a message is lost, its group gets the original if it is still there: "
+                    "copy of a message is lost, its group gets the original if that still exists: "
                     "subject=%s group=%s sequence=%d",
                     *(state.subject, state.group, action.sequence),
                 )
@@ -227,13 +230,13 @@ class LongRetryScheduler:
             if group.state.redeliveries.latest_ms > after_ms
             and self._not_before.get(group.key, 0) <= now_ms
         ]
-        for group in found:  # the first one that begins adds the group of the copies
+        for group in found:  # the first long retry adds the group of the copies
             heap, long_retries = group.state.redeliveries, group.state.long_retries
             room = min(PASS_MESSAGES, self._limits.long_retries_per_group - long_retries.count)
             runs = heap.far(after_ms, max(0, room))
             if runs and self._begin(group, runs, now_ms):
                 return
-            if heap.latest_ms > after_ms:  # it stays in the heap, and is tried again
+            if heap.latest_ms > after_ms:  # the message stays in the heap, and is tried again
                 self._not_before[group.key] = now_ms + PAUSE_MS
 
     def _begin(self, group: Group, runs: Sequence[Redelivery], now_ms: int) -> bool:
@@ -266,7 +269,7 @@ class LongRetryScheduler:
                 try:
                     entries = [] if queue is None else queue.entries(sequence, 1)
                     if not entries or not entries[0].record_bytes:
-                        continue  # gone: the pull that meets it fails
+                        continue  # unreadable: the pull that reads it fails
                     room_bytes -= entries[0].record_bytes
                     if room_bytes < 0 and records:
                         return records
@@ -291,7 +294,7 @@ class LongRetryScheduler:
         return records
 
     def _on_done(self, pending: _Pending, outcome: Placed | Exception) -> None:
-        """The copies are durable, or they failed: then everything stays as it was."""
+        """The copies are durable, or they failed: then nothing changes."""
         self._pending = None
         now_ms = self._time.now_ms()
         if isinstance(outcome, Exception):
@@ -312,7 +315,7 @@ class LongRetryScheduler:
             self._delivery.journal.write(actions, state)
         except (
             NoRoomError
-        ) as error:  # no group names the copies: they are ignored when they are released
+        ) as error:  # no group refers to the copies: they are ignored when they are released
             self._not_before[pending.group.key] = now_ms + PAUSE_MS
             self._store.refusals.note("long_retries", error)
             return

@@ -20,7 +20,7 @@ SECONDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
-#: Upper bounds of the classes of requests per commit; a commit takes no more than the last.
+#: Upper bounds of the classes of requests per commit; no commit has more than the last.
 REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 #: Subjects that are counted individually; the rest share one name, so that no sender decides how
 #: many rows a scrape has.
@@ -30,7 +30,7 @@ OTHER_SUBJECTS: Final = "*"
 
 
 class Histogram:
-    """How many values were at most each of some bounds, and the sum of all values."""
+    """Counts of values up to each of several bounds, and the sum of all values."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -56,7 +56,7 @@ def steps_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[float
 
 
 class Accepted:
-    """What the broker acknowledged on one subject."""
+    """The acknowledged messages of one subject."""
 
     __slots__ = ("bytes", "messages", "requests")
 
@@ -76,7 +76,7 @@ class Intakes:
         self.duplicates = 0
 
     def note(self, frame: MessageFrame, duplicates: int) -> None:
-        """Count a request that was answered: all of it is durable."""
+        """Count an answered request, whose messages are durable."""
         self.duplicates += duplicates
         first = 0
         for run in frame.runs:
@@ -97,7 +97,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.intakes = Intakes()
-        #: For one commit of messages: until all of it is handed to the operating system …
+        #: For one commit of messages: time until the operating system has all of it …
         self.append_s = Histogram(SECONDS)
         #: … and from there until it is on the disk.
         self.sync_s = Histogram(SECONDS)

@@ -2,7 +2,7 @@
 
 `CopySearch` finds a message of which only copies for long retries are left, because retention deleted
 the original. A copy has an id of its own, so the copies themselves are read: those that wait among
-the delayed messages, and released ones that their group is not done with. Reading the disk happens
+the delayed messages, and released ones that their group has not settled. Reading the disk happens
 outside the loop; the groups are read before and after, in the loop.
 """
 
@@ -36,8 +36,7 @@ from qmq_client.wire.requests import Backoff, Tags
 LISTED_MAX: Final = 1_000
 #: Bytes of records in one listing of messages.
 LISTED_BYTES_MAX: Final = 4 * 1024 * 1024
-#: A consumer that holds nothing and asked for nothing for this long is not counted: more than two
-#: waits of the longest pull.
+#: A consumer that holds no messages and did not pull for this long is not counted: more than two of the longest waits.
 SEEN_MS: Final = 120_000
 
 
@@ -47,17 +46,17 @@ class SubjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     first_sequence: int
     next_sequence: int
-    #: Delayed messages that wait for their time: they are in no range yet.
+    #: Delayed messages that wait for their due time; they have no sequence yet.
     delayed: int = 0
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group has come on a subject."""
+    """The position and counts of a group on a subject."""
 
     subject: str
     group: str
     cursor: int
-    #: Messages that were never given to the group.
+    #: Messages that were never delivered to the group.
     lag: int
     in_flight: int
     #: Messages that wait for their next delivery …
@@ -65,17 +64,17 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: … and those of them that wait for a long retry, kept as copies.
     long_retries: int
     dead: int
-    #: Consumers that hold messages, or got some and asked for more lately.
+    #: Consumers that hold messages or pulled recently.
     consumers: int
     max_attempts: int
     #: Messages acked since the group began.
     acked: int
-    #: Messages that were given up by force before the group was done with them.
+    #: Messages that were deleted by force before the group settled them.
     lost: int
     #: Messages that expired before they were delivered.
     expired: int
-    #: The time since the oldest undelivered message was made, or was due. None if there is none, or
-    #: if its record was not read because many groups were asked for.
+    #: Time since the oldest undelivered message was made or became due. None if there is none, or
+    #: if its record was not read because the listing has many groups.
     lag_s: float | None
     #: Messages that wait for an earlier one with the same key.
     held: int
@@ -89,7 +88,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peeked(NamedTuple):
-    """Messages of a subject, read without a group."""
+    """Messages of a subject that were read without a group."""
 
     #: Sequence and encoded record. A sequence that is left out is that of a lost message.
     records: list[tuple[int, bytes]]
@@ -98,7 +97,7 @@ class Peeked(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What the store holds, in numbers."""
+    """Figures of the store's content."""
 
     first_offset: int
     durable_offset: int
@@ -113,7 +112,7 @@ class Held(NamedTuple):
 
 
 class DeadLetterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that its group does not get again."""
+    """A message that its group gave up."""
 
     subject: str
     group: str
@@ -135,11 +134,11 @@ class Query:
         self._store = store
         self._delivery = delivery
         self._intake = intake
-        #: Messages of which only copies are left.
+        #: Searches for messages of which only copies are left.
         self.copies = CopySearch(store, delivery)
 
     def subjects(self) -> list[SubjectStatus]:
-        """Every subject, by name; also one that has only delayed messages, or none any more. For any thread."""
+        """All subjects by name, including those with only delayed messages or with none left. For any thread."""
         delayed = self._store.schedule.pending_by_subject()
         found = [(name, self._store.queue(name)) for name in sorted(self._names(delayed))]
         return [
@@ -166,7 +165,7 @@ class Query:
         return sum(not group.state.subject.startswith(OWN_PREFIX) for group in groups)
 
     def held(self) -> Held:
-        """What is on the disk; asks the file system for its free space."""
+        """Figures of the disk; asks the file system for its free space."""
         store, actions = self._store, self._store.actions.log
         return Held(
             first_offset=store.first_offset,
@@ -201,7 +200,7 @@ class Query:
         return list(self._statuses(states[:count], now_ms))
 
     def all_groups(self, now_ms: int) -> Iterator[GroupStatus]:
-        """The same of all groups, each as it is when it is read: other requests may be served in between."""
+        """Like `groups`, one by one; other requests may be served in between."""
         groups = self._delivery.registry
         keys = [one.key for one in groups if not one.state.subject.startswith(OWN_PREFIX)]
         found = (groups.find(*key) for key in sorted(keys))
@@ -272,7 +271,7 @@ class Query:
         return Peeked(list(zip(entries, records, strict=True)), next_sequence)
 
     def _has_none_yet(self, subject: str) -> bool:
-        """Whether there is such a subject, of which all messages wait for their time."""
+        """Whether the subject exists and all of its messages are delayed."""
         pending = self._store.schedule.pending_by_subject()
         return subject in pending or self._intake.knows(subject)
 
@@ -282,7 +281,7 @@ class Query:
         return self._store.search
 
     def trace(self, subject: str, sequence: int, stored_at_ms: int) -> Trace:
-        """What happened to one message in the groups of its subject.
+        """The history of one message in the groups of its subject.
 
         Reads the disk, like `search`.
         """
@@ -291,9 +290,9 @@ class Query:
     def in_groups(
         self, subject: str, sequence: int, record: bytes, now_ms: int
     ) -> Iterator[MessageInGroup]:
-        """The state of one message in each group of its subject, by group name, and why.
+        """The state of one message in each group of its subject, by group name, with the reason.
 
-        Of each group that it died in, a page of dead letters may be read from the disk.
+        For each group where it is a dead letter, a page may be read from the disk.
         """
         groups = [one for one in self._delivery.registry if one.state.subject == subject]
         groups.sort(key=lambda one: one.state.group)
@@ -330,7 +329,7 @@ class Query:
             return None, 0
         try:
             (record,) = self._store.read_records([entry], subject=state.subject)
-        except CorruptionError:  # the pull that meets it fails; a listing continues
+        except CorruptionError:  # a pull that reads it fails; a listing continues
             return None, entry.record_bytes
         return record_made_at_ms(record), entry.record_bytes
 
@@ -370,7 +369,7 @@ READ_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class Kept(NamedTuple):
-    """What groups hold as copies at this moment."""
+    """The copies that groups hold at this moment."""
 
     #: Sequences, in the queue of copies, of those whose long retry has ended.
     released: tuple[int, ...]
@@ -388,24 +387,23 @@ class FoundCopy(NamedTuple):
 
 
 class CopySearch:
-    """Searches over the copies of one broker; each method says its thread."""
+    """Searches over the copies of one broker; each method documents its thread."""
 
     def __init__(self, store: Store, delivery: Delivery) -> None:
         self._store = store
         self._delivery = delivery
 
     def kept(self) -> Kept | None:
-        """What there is to look through; None for nothing. In the loop."""
+        """The copies to search; None if there are none. In the loop."""
         known = [state.long_retries for state in self._delivery.groups()]
         ended = tuple(sorted({copy for one in known for copy in one.copies.values()}))
         is_any_waiting = any(one.count for one in known)
         return Kept(ended, is_any_waiting) if ended or is_any_waiting else None
 
     def by_id(self, message_id: bytes, kept: Kept) -> tuple[list[FoundCopy], bool]:
-        """Copies of this message, and whether all were looked at. In any thread.
+        """Copies of this message, and whether all copies were searched. In any thread.
 
-        Damaged lists of delayed messages are passed over. Each copy comes with its place and the
-        time the message was made.
+        Damaged lists of delayed messages are skipped. Each copy has its place and the time the message was made.
         """
         found: list[FoundCopy] = []
         damage: list[CorruptionError] = []
@@ -419,7 +417,7 @@ class CopySearch:
                 if record_message_id(copy.record) != message_id:
                     continue
                 born_at_ms = decode_record(copy.subject, copy.record).born_at_ms
-            except (CorruptionError, ProtocolError):  # its group gets the message without it
+            except (CorruptionError, ProtocolError):  # its group gets the message without the copy
                 continue
             one = FoundRecord(copy.subject, copy.sequence, place, born_at_ms, copy.record)
             found.append(FoundCopy(copy, one, released))

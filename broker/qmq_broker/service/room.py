@@ -1,4 +1,4 @@
-"""The use of the broker's limits: of everything that callers can create, in total and by token.
+"""The use of the broker's limits on objects that callers create, in total and by token.
 
 For `status`, the metrics and the doctor, which show that a limit is near before requests are refused.
 """
@@ -15,12 +15,12 @@ from qmq_broker.service.intake import Intake
 from qmq_broker.service.limits import ServiceLimits
 from qmq_broker.service.writer import CommitWriter
 
-#: Tokens that are listed, those that use most first.
+#: Most tokens in the list, those with the highest use first.
 TOKENS_LISTED_MAX: Final = 100
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """One bound, by its name in `ServiceLimits`."""
+    """One limit, by its name in `ServiceLimits`."""
 
     name: str
     used: int
@@ -41,15 +41,15 @@ class DeadLettersRoom(msgspec.Struct, frozen=True, kw_only=True):
     """The room that the dead letters of all groups take, in memory and in files."""
 
     letters: int
-    #: Memory of those that were used last, and its bound.
+    #: Memory of the most recently used ones, and its limit.
     memory_bytes: int
     memory_bytes_max: int
-    #: Length of the files that have the others.
+    #: Length of the files that hold the others.
     file_bytes: int
 
 
 class RoomStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All bounds, and the shares of the tokens with their limits."""
+    """All limits, and the shares of the tokens with their limits."""
 
     bounds: tuple[Bound, ...]
     tokens: tuple[TokenShare, ...]
@@ -70,11 +70,11 @@ class Room:
         self._intake = intake
         self._writer = writer
         self._limits = limits
-        #: Those of the network face.
+        #: The limits of the HTTP layer.
         self.bounds_of_face: Callable[[], tuple[Bound, ...]] = tuple
 
     def bounds(self) -> tuple[Bound, ...]:
-        """Each bound over all callers."""
+        """Each limit that all callers share."""
         delivery = self._delivery
         used = {
             "subjects": self._intake.subjects_count,
@@ -91,7 +91,7 @@ class Room:
         return (*bounds, *self.bounds_of_face())
 
     def status(self) -> RoomStatus:
-        """The bounds, and which token uses how much."""
+        """The limits, and the use of each token."""
         budget, shares = self._delivery.budget, self._delivery.subject_shares
         tokens = [
             TokenShare(
@@ -117,7 +117,7 @@ class Room:
         )
 
     def dead_letters_bytes(self) -> tuple[int, int]:
-        """Bytes of the dead letters that were used last, in memory, and of the others, in files."""
+        """Bytes of the most recently used dead letters, in memory, and of the others, in files."""
         return self._delivery.pool.memory_bytes, self._delivery.pool.file_bytes
 
     def dead_letters(self) -> DeadLettersRoom:

@@ -1,4 +1,4 @@
-"""The serving state of the broker: whether it takes messages, and if not, why. Every route asks here.
+"""The serving state of the broker: whether it accepts messages, and if not, why. Every route checks it.
 
 ::
 
@@ -33,7 +33,7 @@ _NEXT: Final = {
 }
 _TAKES_MESSAGES: Final = frozenset({Serving.SERVING})
 _DELIVERS: Final = frozenset({Serving.SERVING, Serving.READ_ONLY, Serving.DRAINING})
-#: A client that meets a stopping broker comes back when the next one may be up.
+#: A client that reaches a stopping broker tries again when the next one may be running.
 _RETRY_AFTER_S: Final = 2.0
 
 
@@ -55,13 +55,13 @@ class ServingState:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether all waits are to end."""
+        """Whether all waits must end."""
         return self.state in (Serving.DRAINING, Serving.POISONED)
 
     def check_takes_messages(self) -> None:
-        """Raise `UnavailableError` unless messages are taken."""
+        """Raise `UnavailableError` unless messages are accepted."""
         if self.state not in _TAKES_MESSAGES:
-            raise self.refusal("messages are not taken")
+            raise self.refusal("messages are not accepted")
 
     def check_delivers(self) -> None:
         """Raise `UnavailableError` unless pulls and settlements are served."""
@@ -69,7 +69,7 @@ class ServingState:
             raise self.refusal("messages are not delivered or settled")
 
     def refusal(self, what: str) -> UnavailableError:
-        """The error that says what is not done, and why."""
+        """The error with the refused operation and the reason."""
         return UnavailableError(
             f"{what}: the broker is {self.state}: {self.reason}",
             state=str(self.state),

@@ -1,8 +1,9 @@
-"""The removal of an unused subject: its place among the subjects is free again.
+"""The removal of an unused subject, after which it no longer counts against the limit of subjects.
 
-Only what is empty goes: no message is left, none waits for its time, and no group is there. The writer
-notes it durably, between two commits. What is sent to the subject meanwhile is either there first, and
-nothing is removed; or it comes afterwards, and the subject exists again and continues where it ended.
+Only an empty subject can be removed: no messages, no delayed messages and no groups. The writer
+records the removal durably, between two commits. A message that is sent meanwhile is either
+committed first, and prevents the removal; or it is committed afterwards, and the subject exists
+again and continues at its next sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qmq_broker.storage.files.retained import REMOVED_MAX
 from qmq_broker.storage.store import Store
 from qmq_client.wire.names import check_not_own
 
-#: Called in the loop thread with the subject as it was, or why it is still there.
+#: Called in the loop thread with the removed subject, or the error if it still exists.
 OnRemoved = Callable[[SubjectStatus | Exception], None]
 
 
@@ -40,14 +41,14 @@ class SubjectRemoval:
         self._intake = intake
 
     def remove(self, subject: str, now_ms: int, on_done: OnRemoved) -> None:
-        """Remove it; raises `ServiceError` if it is not there or not empty, or `on_done` says so."""
+        """Remove a subject. If it does not exist or is not empty, raises `ServiceError` or passes it to `on_done`."""
         check_not_own(subject)
         last = self._last(subject)
         closing = self._delivery.registry.closing
         if subject in closing:
             raise being_removed(subject)
         self._check_unused(subject)
-        if self._store.queue(subject) is None:  # all that it ever had was withdrawn or cancelled
+        if self._store.queue(subject) is None:  # all of its messages were withdrawn or cancelled
             self._forget(subject, now_ms)
             on_done(last)
             return
@@ -62,7 +63,7 @@ class SubjectRemoval:
             )
         closing.add(
             subject
-        )  # no group may begin on it now: it would take its old place for the new
+        )  # no group may be created on it now: its position would be that of the old subject
         self._intake.forget(subject)
 
         def done(outcome: SubjectStatus | Exception) -> None:

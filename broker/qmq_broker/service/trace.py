@@ -35,7 +35,7 @@ from qmq_client.group.dead_letters import REJECTED
 READ_BYTES_MAX: Final = 128 * 1024 * 1024
 #: Events of one message that are reported.
 EVENTS_MAX: Final = 1_000
-#: Actions are stamped by the same clock as messages, but in a log of their own.
+#: Tolerated time difference: actions are stamped by the same clock as messages, but in a separate log.
 _MARGIN_MS: Final = 10_000
 
 
@@ -44,7 +44,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     at_ms: int
     #: given, acked, nacked, nacked untried, lease ended, extended, rejected, dead, replayed,
-    #: purged, held, moved (the group was), lost, or ended (the group did).
+    #: purged, held, moved (the group), lost, or ended (the group).
     event: str
     consumer: str = ""
     attempt: int = 0
@@ -60,9 +60,9 @@ class Trace(NamedTuple):
     events: dict[str, list[TraceEvent]]
     #: Whether all actions since the message was stored were read.
     is_complete: bool
-    #: From when on actions still exist, if older ones are gone.
+    #: Time from which actions still exist, if older ones are gone.
     history_from_ms: int | None = None
-    #: Up to when they were read, if there were too many.
+    #: Time up to which actions were read, if there were too many.
     history_until_ms: int | None = None
 
 
@@ -75,7 +75,10 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
         reaches_back = not first_base or within.first_offset > first_base + SEGMENT_HEAD_BYTES
         history_from_ms = None if reaches_back else actions.log.made_at_ms(first_base)
         history_until_ms = _read(actions, within, follower)
-    except (CorruptionError, DiskError):  # given up during the read, or damaged: the result says so
+    except (
+        CorruptionError,
+        DiskError,
+    ):  # deleted during the read, or damaged: the result reports it
         return Trace(follower.events, is_complete=False)
     return Trace(
         follower.events,
@@ -86,7 +89,7 @@ def trace(actions: ActionLog, subject: str, sequence: int, stored_at_ms: int) ->
 
 
 def _read(actions: ActionLog, within: LogRange, follower: _Follower) -> int | None:
-    """Show the actions to the follower; returns the time of the last one if there are more."""
+    """Pass the actions to the follower; returns the time of the last one if there are more."""
     read_to, last_ms = within.first_offset, 0
     for next_offset, found in actions.between(within):
         for action in found:
@@ -107,7 +110,7 @@ class _Follower:
         self._sequence = sequence
         self.events: dict[str, list[TraceEvent]] = {}
         self.count = 0
-        #: Group → the consumer that has it, pull sequence, attempt.
+        #: Group → the consumer that holds it, pull sequence, attempt.
         self._held: dict[str, tuple[str, int, int]] = {}
 
     def see(self, action: Action) -> None:
@@ -180,7 +183,7 @@ class _Follower:
             del self._held[action.group]
         events = self.events[action.group]
         if len(events) > 1 and events[-2].event == "dead":
-            # The log has the death before the outcome that caused it (see `_dead`).
+            # The log has the dead letter before the outcome that caused it (see `_dead`).
             events[-2:] = reversed(events[-2:])
 
     def _outcome(self, action: Acked | Nacked | Expired | Extended) -> tuple[str, int, str]:

@@ -1,12 +1,12 @@
 """The writer: the one thread that changes the store, with one commit for all waiting requests.
 
-Group commit without linger: while one commit is on its way to the disk, the next requests gather,
-so the device decides the size of a commit. A commit is one append and one sync; then, in one call
+Group commit without linger: while one commit is written to the disk, further requests wait for the
+next one, so the speed of the disk decides the size of a commit. A commit is one append and one sync; then, in one call
 into the loop, each request is answered and the messages become visible. The first failed write or
 sync poisons the writer: nothing is acknowledged any more, and every waiting request gets the reason.
 
-`submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test); what
-`run_soon`, `change` and `stop` ask for may be asked in any thread.
+`submit` belongs to the loop thread, `run` and `step` to the writer thread (or to a test);
+`run_soon`, `change` and `stop` may be called in any thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Task:
 
 
 class CommitCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass of the writer did."""
+    """Counts of one pass of the writer."""
 
     requests: int
     messages: int
@@ -65,8 +65,7 @@ class CommitCounts(msgspec.Struct, frozen=True, kw_only=True):
 class CommitWriter:
     """The writer of one store.
 
-    Life cycle: `run` in a thread of its own until `stop`, or `step` by hand. The first failure
-    poisons it for good.
+    Life cycle: `run` in a separate thread until `stop`, or `step` by hand. The first failure poisons it permanently.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class CommitWriter:
         task: Callable[[], object],
         on_poisoned: Callable[[PoisonedError], object] = lambda _: None,
     ) -> None:
-        """Let the writer do this to the store, between two commits or when it is idle.
+        """Run a change of the store in the writer's thread, between two commits or when it is idle.
 
         If the writer is poisoned, `on_poisoned` is called instead, in the writer's thread.
         """
@@ -130,7 +129,7 @@ class CommitWriter:
         *,
         refusals: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Change the store as `run_soon` does; the loop thread calls `on_done` with the result or the error.
+        """Change the store like `run_soon`; the loop thread calls `on_done` with the result or the error.
 
         Errors in `refusals` do not poison the store; any other error does.
         """
@@ -154,13 +153,13 @@ class CommitWriter:
         self.run_soon(task, on_poisoned=answer)
 
     def step(self, *, wait_s: float = 0.0) -> CommitCounts:
-        """Commit what waits, then step the store; wait up to `wait_s` for a request."""
+        """Commit waiting requests, then step the store; wait up to `wait_s` for a request."""
         counts = self._commit_waiting(wait_s)
         self._step_store()
         return counts
 
     def run(self) -> None:
-        """Commit until `stop`, and then what still waits.
+        """Commit until `stop`, then commit the requests that still wait.
 
         The store is stepped, for work that depends on time, when no request follows, or after
         `STEP_S`.
@@ -176,13 +175,13 @@ class CommitWriter:
                 self._step_store()
 
     def stop(self) -> None:
-        """Let `run` end after everything submitted so far. Safe to call twice."""
+        """Let `run` end after all submitted requests. Safe to call twice."""
         self._submissions.put(_STOP)
 
     def _commit_waiting(self, wait_s: float) -> CommitCounts:
-        """One commit and one task, so that no number of tasks holds up a commit.
+        """One commit and one task, so that many tasks do not delay a commit.
 
-        While tasks are left, nothing is waited for. The last pass, at `stop`, does all of them.
+        While tasks are left, it does not wait. The last pass, at `stop`, runs all of them.
         """
         submissions, is_stopped = self._gather(wait_s if self._tasks.empty() else 0.0)
         while not self._tasks.empty():
@@ -199,7 +198,7 @@ class CommitWriter:
         )
 
     def _step_store(self) -> None:
-        """Let the store do its work that depends on time."""
+        """Let the store do its time-dependent work."""
         self._stepped_s = self._clock.monotonic_s()
         self._guarded("upkeep", self._store.step)
 
@@ -281,7 +280,7 @@ class CommitWriter:
     def _answer(
         self, submissions: Sequence[_Submission], outcomes: Sequence[Placed | Exception]
     ) -> None:
-        subjects: dict[str, None] = {}  # in the order of the log, and pulls are woken in it
+        subjects: dict[str, None] = {}  # in the order of the log, in which pulls are woken too
         for submission, outcome in zip(submissions, outcomes, strict=True):
             _, frame_bytes = self._unanswered.popleft()
             self.waiting_bytes -= frame_bytes
@@ -290,7 +289,7 @@ class CommitWriter:
                 if submission.frame.header.kind in SENT_KINDS:
                     self._metrics.intakes.note(submission.frame, outcome.duplicates)
             submission.on_done(outcome)
-        # After the answers: waking pulls first gains them 0.1 ms, and costs the senders 0.7.
+        # After the answers: waking pulls first would gain them 0.1 ms and cost senders 0.7 ms.
         self._on_visible(subjects)
 
 
@@ -300,6 +299,6 @@ def _outcome(placed: Placed) -> Placed | Exception:
     message_id = format_message_id(placed.conflict)
     return ConflictError(
         f"message id {message_id} was stored before with other content",
-        remedy="Send changed content under an id of its own.",
+        remedy="Send changed content with a new id.",
         message_id=message_id,
     )

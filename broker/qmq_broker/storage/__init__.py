@@ -1,24 +1,23 @@
-"""The data directory of one broker: everything on disk, with no knowledge of what it means to
-consumers.
+"""The data directory of one broker: all files, without the logic of groups and consumers.
 
 ::
 
-    store.py         the face of all of it, for the service
-      retention.py   where the log begins, and how it gets shorter
-      saving.py      what an open store writes down for the next start
-      keepers.py     whom retention waits for
-      recovery.py    one start: examine, derive, mend, raise the epoch
+    store.py         the interface for the service
+      retention.py   deletes the oldest segments
+      saving.py      derived files that an open store writes for the next start
+      keepers.py     the archives that retention waits for
+      recovery.py    a start: examine, derive, repair, raise the epoch
       commit_log.py  append messages
       reading.py     read messages back
-      staging.py     what a frame of the log means for queues and schedule
-      refusals.py    what the log says of work that has no room
-    queues/          where the messages of a subject stand in the log
+      staging.py     effects of a frame of the log on queues and schedule
+      refusals.py    log lines about work that has no room
+    queues/          places of the messages of a subject in the log
     index/           messages by id and by key
     schedule/        messages that wait for their time
-    ids/             which messages were stored already
+    ids/             recognition of repeated messages
     logs/            append-only logs in segments: the commit log and the action log
     files/           the disk port, names, and small files
-    upkeep/          what an operator does while no broker runs: verify, rebuild, back up, give up
+    upkeep/          operator's work on a stopped broker: verify, rebuild, back up, quarantine
 
-First-time readers: begin with `files/layout.py` and `logs/segmented_log.py`, then `commit_log.py`.
+New readers: begin with `files/layout.py` and `logs/segmented_log.py`, then `commit_log.py`.
 """

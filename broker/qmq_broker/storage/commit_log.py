@@ -1,6 +1,6 @@
-"""The commit log: all messages of all subjects in arrival order, in the frames they came in.
+"""The commit log: all messages of all subjects in arrival order, in the frames in which they were sent.
 
-A thin layer over `SegmentedLog`. It assigns sequences, keeps repeats out and makes the entries of
+A thin layer over `SegmentedLog`. It assigns sequences, leaves out repeats and makes the entries of
 the consume queues; `reading.py` reads records back. No record is decoded: apart from copying two
 columns and looking up the ids, the work for a frame is per subject.
 """
@@ -45,7 +45,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     stored_at_ms: int
     #: Records that were already stored; they are not stored again.
     duplicates: int
-    #: Where the records are, in the order of the request.
+    #: The places of the records, in the order of the request.
     places: tuple[SubjectPlace, ...]
     #: Id of a record that was already stored with other content: then nothing of the frame is
     #: stored.
@@ -72,7 +72,7 @@ class CommitLog:
         self._schedule = schedule
 
     def append(self, frames: Sequence[MessageFrame]) -> list[Placed]:
-        """Write what is new in these frames; neither durable nor visible on return.
+        """Write the new messages of these frames; neither durable nor visible on return.
 
         Raises `NoRoomError` with nothing written, or `PoisonedError`.
         """
@@ -95,7 +95,7 @@ class CommitLog:
     def cancel(
         self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
     ) -> list[DelayedState | None]:
-        """Write cancellations for those of `wanted` that are pending; not durable on return.
+        """Write cancellations for the pending messages of `wanted`; not durable on return.
 
         Returns the state of each: `CANCELLED` if it is cancelled now or was before, another state if
         it is too late, None if the message is unknown. Messages with the ids `withdrawn`, by
@@ -125,7 +125,7 @@ class CommitLog:
         ]
 
     def note_time(self) -> None:
-        """Write a frame that carries nothing but its time; not durable on return."""
+        """Write a frame that carries only its time; not durable on return."""
         self.log.append([(cancelled_frame([]), ())])
 
     def _judge(self, frames: Sequence[MessageFrame]) -> list[Verdict]:
@@ -167,7 +167,7 @@ class CommitLog:
         return self._window.is_empty_for_good or bool(self._window.find(wanted))
 
     def _read_frame(self, offset: int) -> StoredFrame | Withdrawn:
-        """What stands in the log, to compare a repeat with."""
+        """Read a stored frame, to compare a repeat with it."""
         try:
             header = read_header(self.log.read(offset, FRAME_HEADER_BYTES))
             if header.kind is FrameKind.CANCELLED:

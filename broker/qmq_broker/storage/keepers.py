@@ -1,10 +1,9 @@
-"""Keepers: those who keep the logs elsewhere, such as an archive. No segment goes before every
-keeper has it.
+"""Keepers: applications that archive the logs. No segment is deleted before every keeper has it.
 
-A keeper is a name with a place in each log. Its place only moves forward, never beyond what is
-durable, and survives restarts. What forced retention takes from a keeper is not counted at that
-moment, because a crash could come in between. Instead the loss is the distance from the keeper's
-place to where the log begins, and it is added up when the keeper moves past it.
+A keeper is a name with an offset in each log. Its offsets only move forward, never beyond the
+durable end, and survive restarts. Losses by forced retention are not counted at that moment,
+because a crash could come in between. Instead the loss is the distance from the keeper's offset to
+the beginning of the log, and is added up when the keeper moves past it.
 
 The action log waits for keepers only while the disk is above its reserve. Below it, pulls and acks
 continue and need the room.
@@ -27,14 +26,14 @@ from qmq_client.wire.errors import InvalidMessageError
 from qmq_client.wire.shown import shorten
 
 _log = logging.getLogger(__name__)
-#: Each may fill the disk. An archive, a second one elsewhere and a mirror make three.
+#: Each may fill the disk. An archive, a second archive and a mirror make three.
 KEEPERS_MAX: Final = 16
-#: The bound without keepers.
+#: The limit without keepers.
 NO_BOUND: Final = 2**63 - 1
 
 
 class LogOffsets(NamedTuple):
-    """One place in each log."""
+    """An offset in each log."""
 
     commit: int
     actions: int
@@ -44,12 +43,12 @@ class Keepers:
     """The keepers of one store. Changed by the writer thread, read by any."""
 
     def __init__(self, disk: Disk, options: StoreOptions, store_id: bytes) -> None:
-        """Take over what is on the disk; raises `CorruptionError` if the file is not whole."""
+        """Read the keepers from the disk; raises `CorruptionError` if the file is damaged."""
         self._disk = disk
         self._options = options
         self._store_id = store_id
         self._by_name = {keeper.name: keeper for keeper in read_keepers(disk, store_id)}
-        #: Held while a keeper is added, and while actions are given up.
+        #: Held while a keeper is added, and while actions are deleted.
         self._lock = threading.Lock()
 
     @property
@@ -60,7 +59,7 @@ class Keepers:
 
     @property
     def needed(self) -> LogOffsets:
-        """Retention may not pass these places; `NO_BOUND` without keepers."""
+        """The offsets that retention may not pass; `NO_BOUND` without keepers."""
         keepers = () if self._options.force_retention else self.all
         return LogOffsets(
             min((one.kept_offset for one in keepers), default=NO_BOUND),
@@ -69,7 +68,7 @@ class Keepers:
 
     @contextmanager
     def given_up_actions(self) -> Iterator[int]:
-        """How far keepers allow the action log to be given up.
+        """The offset below which keepers allow the action log to be deleted.
 
         No keeper can be added while this is entered.
         """
@@ -80,8 +79,8 @@ class Keepers:
     def limit(self, end: LogOffsets) -> int:
         """Move back keepers that are ahead of the ends of the logs, durably; returns how many.
 
-        They kept a log that differs from this one, such as this one before a backup was restored.
-        What follows the end is new to them.
+        They archived a log that differs from this one, such as this one before a backup was
+        restored. Frames after the end are new to them.
         """
         ahead: dict[str, Keeper] = {}
         for one in self.all:
@@ -103,12 +102,12 @@ class Keepers:
         first: Callable[[], LogOffsets],
         durable: LogOffsets,
     ) -> Keeper:
-        """Wait for this keeper from now on, as far as it has reported; durable on return.
+        """Make retention wait for this keeper beyond its reported offsets; durable on return.
 
-        A new keeper starts at `first`, where the logs begin, at the lowest; one that reports less,
-        because it has nothing of a log yet, means that place, then and later. Raises
-        `InvalidMessageError` if it moves back, claims more than is `durable`, or is one too many, and
-        `NoRoomError`; in both cases nothing changes.
+        A new keeper starts at least at `first`, where the logs begin; a lower report, from a keeper
+        without a part of the log, means that offset. Raises `InvalidMessageError` if it moves back,
+        claims more than is `durable`, or is one too many, and `NoRoomError`; in both cases nothing
+        changes.
         """
         before = self._by_name
         known = before.get(name)
@@ -116,7 +115,7 @@ class Keepers:
             reported = _at_least(reported, known)
         self._check(name, known, reported, durable)
         draft = known or Keeper(name, reported.commit, reported.actions, at_ms)
-        with self._lock:  # from here on, nothing above is given up
+        with self._lock:  # from here on, nothing above is deleted
             self._by_name = {**before, name: draft}
         begins = first()
         keeper = _begun(draft, begins) if known is None else _moved(known, reported, at_ms, begins)
@@ -162,21 +161,21 @@ class Keepers:
                     field,
                     f"up to {high}, where this log ends",
                     str(value),
-                    "What is kept is of another log, or of this one before it was restored from a "
-                    "backup: begin it again, under a name of its own.",
+                    "The archive is of another log, or of this one before it was restored from a "
+                    "backup: begin a new archive under a new name.",
                 )
             if value < low:
                 raise _refused(
                     field,
                     f"at least {low}, which keeper {name} has reported before",
                     str(value),
-                    "Two archives may not have one name: give this one a name of its own (--keeper), or remove "
+                    "Two archives may not have the same name: give this one another name (--keeper), or remove "
                     f"the keeper (qmq broker remove-keeper {name}) when the other one is gone.",
                 )
 
 
 def limited_to(end: LogOffsets, keeper: Keeper) -> Keeper:
-    """The keeper as far as logs that end there have what it kept."""
+    """The keeper with its offsets limited to the ends of the logs."""
     return msgspec.structs.replace(
         keeper,
         kept_offset=min(keeper.kept_offset, end.commit),
@@ -187,13 +186,13 @@ def limited_to(end: LogOffsets, keeper: Keeper) -> Keeper:
 
 
 def _at_least(reported: LogOffsets, keeper: Keeper) -> LogOffsets:
-    """The offsets that a keeper means which has nothing of a log yet."""
+    """The offsets of a keeper that has no part of a log yet."""
     firsts = (keeper.first_offset, keeper.first_actions_offset)
     return LogOffsets(*map(max, reported, firsts))
 
 
 def _begun(draft: Keeper, begins: LogOffsets) -> Keeper:
-    """A new keeper of logs that begin there."""
+    """A new keeper for logs that begin at these offsets."""
     return msgspec.structs.replace(
         draft,
         kept_offset=max(draft.kept_offset, begins.commit),
@@ -204,7 +203,7 @@ def _begun(draft: Keeper, begins: LogOffsets) -> Keeper:
 
 
 def _moved(known: Keeper, reported: LogOffsets, at_ms: int, begins: LogOffsets) -> Keeper:
-    """The keeper once it is so far; what it had not got is lost when it is past where a log begins."""
+    """The keeper at these offsets; bytes that were deleted before it had them are added to its losses."""
     lost = lost_bytes(known, begins)
     return msgspec.structs.replace(
         known,
@@ -219,7 +218,7 @@ def _moved(known: Keeper, reported: LogOffsets, at_ms: int, begins: LogOffsets) 
 
 
 def lost_bytes(keeper: Keeper, first: LogOffsets) -> LogOffsets:
-    """Bytes of each log given up before this keeper had them; the logs begin at `first`."""
+    """Bytes of each log that were deleted before this keeper had them; the logs begin at `first`."""
     return LogOffsets(
         keeper.lost_bytes + max(0, first.commit - keeper.kept_offset),
         keeper.lost_actions_bytes + max(0, first.actions - keeper.kept_actions_offset),

@@ -3,12 +3,12 @@
 ::
 
     lock ─▶ FORMAT ─▶ checkpoint, CLEAN ─▶ examine both logs ─▶ derive queues and window
-                       nothing is changed up to here; whatever is wrong is refused
+                       nothing is changed up to here; faults are refused
          ─▶ remove CLEAN ─▶ mend both logs ─▶ new epoch, durable ─▶ open for writing
 
-A crash anywhere in between is a crash like any other: the next start finds the same end, and at
-worst an epoch number is wasted. "Derive" fills the consume queues, the dedupe window and the
-schedule, from where their files and journals end, or from the beginning of the log.
+A crash in between is harmless: the next start finds the same end, and at worst an epoch number is
+skipped. "Derive" fills the consume queues, the dedupe window and the schedule, from where their
+files and journals end, or from the beginning of the log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FrameKind
 
 _log = logging.getLogger(__name__)
-#: A well-kept clock may be set back by this much.
+#: A synchronized clock may be set back by this much.
 AHEAD_MS_MAX: Final = 60_000
 _DIRECTORIES: Final = (
     layout.COMMIT_LOG,
@@ -74,7 +74,7 @@ _DIRECTORIES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening the store found and did."""
+    """The report about an opening of the store."""
 
     #: Whether the last stop was clean.
     clean: bool
@@ -145,7 +145,7 @@ class Recovery:
         self._schedule = Schedule(disk, options, format_.store_id, self._commit)
 
     def run(self, checkpoints: CheckpointFiles) -> Recovered:
-        """Examine, derive, mend, raise the epoch.
+        """Examine, derive, repair, raise the epoch.
 
         Raises `CorruptionError` with nothing changed, except perhaps derived files, and
         `UnknownFormatError` with nothing changed.
@@ -173,7 +173,7 @@ class Recovery:
         if has_schedule:
             copier.adopt_options()
         else:
-            copier.copy_all()  # from now on the journal may say that nothing follows it
+            copier.copy_all()  # from now on nothing after the journal's end may be lost
         report = RecoveryReport(
             clean=clean,
             frames=commit.frames,
@@ -225,7 +225,7 @@ class Recovery:
             point=last.commit_log if last else _start_at(self._retained.first_offset),
             first_offset=self._retained.first_offset,
         )
-        # All that is replayed: damage there must be found before anything changes.
+        # All actions that will be replayed: damage there must be found before any change.
         newest = self._snapshots.newest
         snapshot_offset = 0 if newest is None else newest.snapshot.offset
         content = None if newest is None else newest.content
@@ -253,16 +253,16 @@ class Recovery:
         return commit, actions
 
     def _make_names_durable(self) -> None:
-        # When the last process was killed, this kernel may know names, FORMAT above all, that the
-        # disk does not. Nothing is built on them before they are durable.
+        # When the last process was killed, this kernel may know names, such as FORMAT, that are not
+        # on the disk. They are made durable before other files depend on them.
         self._disk.sync_directory(layout.ROOT)
         for directory in _DIRECTORIES:
             self._disk.make_directory(directory)
-        # The same for the notes of what was given up: segments are removed on their word.
+        # The same for the records of deleted segments, because segments are removed according to them.
         self._disk.sync_directory(layout.STATE)
 
     def _derive(self, commit: LogFinding, copier: ScheduleCopier, *, has_schedule: bool) -> None:
-        """Fill queues, window and schedule from the frames they do not know yet."""
+        """Fill queues, window and schedule from frames that are not in their files."""
         queues, schedule = self._queues, self._schedule
         known_offset, window_offset = queues.known_offset, self._ids.next_offset
         copied_offset = max(schedule.copied_offset, queues.copied_offset if has_schedule else 0)
@@ -276,7 +276,7 @@ class Recovery:
                 queues.flush_entries()
             if frame.offset >= copied_offset:
                 self._derive_delayed(frame, scan.next_offset)
-                # What no sync has confirmed may still be lost, so no file may rely on it.
+                # Unsynced frames may still be lost, so no file may depend on them.
                 if schedule.uncopied >= UNCOPIED_MAX and scan.next_offset <= commit.durable_offset:
                     copier.copy_all()
             if ids is not None and frame.offset >= window_offset:
@@ -291,7 +291,7 @@ class Recovery:
         self._schedule.make_visible(next_offset, frame.header.stored_at_ms)
 
     def _staged(self, frame: ScannedFrame, *, is_new: bool) -> SubjectIds | None:
-        """Stage one frame; returns the ids by which repeats of what it holds are recognized."""
+        """Stage one frame; returns the ids by which repeats of its messages are recognized."""
         try:
             if frame.header.kind is FrameKind.CANCELLED:
                 withdrawn = read_withdrawn(frame.data)
@@ -365,13 +365,13 @@ class Recovery:
 def _raise_epoch(files: CheckpointFiles, last: Checkpoint | None, checkpoint: Checkpoint) -> None:
     files.prepare()
     if last is not None:
-        # A killed process may have left it unsynced, and the other slot is written next.
+        # A killed process may have left this slot unsynced, and the other slot is written next.
         files.write(last)
     files.write(checkpoint)
 
 
 def write_clean_stop(disk: Disk, checkpoint: Checkpoint) -> None:
-    """Note that everything is in its place. Requires: nothing is written afterwards."""
+    """Write the mark of a clean stop. Requires: nothing is written afterwards."""
     stop = CleanStop(generation=checkpoint.generation, epoch=checkpoint.epoch)
     replace_file(disk, layout.CLEAN, msgspec.json.encode(stop))
 

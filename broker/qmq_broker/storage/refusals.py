@@ -1,8 +1,8 @@
 """Log lines about work that the disk, or a full queue, has no room for.
 
-Work of many kinds needs room, in several threads, and all of it tries again until there is some. So
-a full disk is logged for each kind of work once, then at the 2nd, 4th, 8th … refusal of any kind, and
-when it is over.
+Many kinds of work need disk space, in several threads, and each tries again until there is some. So
+a full disk is logged once for each kind of work, then at the 2nd, 4th, 8th … refusal of any kind,
+and when it has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
-#: It is over when nothing was refused for so long; whatever waits tries again within a second or two.
+#: The outage has ended when nothing was refused for this long; waiting work tries again within a second or two.
 PEACE_S: Final = 10.0
 
 
@@ -30,7 +30,7 @@ class Refusals:
         self._kinds: set[str] = set()
 
     def note(self, work: str, reason: object) -> None:
-        """Work of this kind, a name from the code, was refused and will be tried again."""
+        """Record that work of this kind, a name from the code, was refused and will be tried again."""
         with self._lock:
             self._last_at_s = self._clock.monotonic_s()
             if not self._count:
@@ -45,7 +45,7 @@ class Refusals:
             )
 
     def look(self) -> None:
-        """Tell if it is over. Call it every second or so."""
+        """Log the end of refusals. Call it about every second."""
         with self._lock:
             if not self._count or self._clock.monotonic_s() - self._last_at_s < PEACE_S:
                 return

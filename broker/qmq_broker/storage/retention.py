@@ -2,20 +2,20 @@
 
 ::
 
-    noted      parallel to the writer   where each queue will begin, then state/retained, durably
-    taken      by the writer       nothing reads below it any more
+    noted      parallel to the writer   new beginning of each queue, then state/retained, durably
+    taken      by the writer       readers no longer read below it
     removed    parallel to the writer   files of the log and of the queues; some segments stay as spares
 
-Finding where ten thousand queues begin means reading all of their files, and a file system may take
-a second to remove a GiB. So the writer only starts such work and asks later how it went. A crash
-leaves the old beginning, or the new one plus files below it, which the next start removes.
+Finding the new beginning of ten thousand queues means reading all of their files, and a file system
+may take a second to remove a GiB. So the writer only starts such work and checks the result later.
+A crash leaves the old beginning, or the new one plus files below it, which the next start removes.
 
-What a restart needs is never given up: the segment of the last checkpoint, ids that may be
-repeated, entries that are not in their files, delayed messages that were not copied. What a keeper
-has not got yet (`keepers.py`) is given up only by force.
+Retention never deletes what a restart needs: the segment of the last checkpoint, ids of the dedupe
+window, entries that are not in their files, delayed messages that were not copied. Segments that a
+keeper does not have yet (`keepers.py`) are deleted only by force.
 
-Whether a group still needs something is decided in another thread, which asks for it to be given
-up. From then on no group can seek there: what is decided is not looked at again.
+Another thread decides whether a group still needs a segment, and requests the deletion. From then
+on no group can seek there, so the decision need not be checked again.
 """
 
 from __future__ import annotations
@@ -61,39 +61,38 @@ class Retention:
         self._saver = saver
         self._retained = retained
         self._keepers = keepers
-        #: Where the log begins, or will begin once the work under way is done. No new keeper can
-        #: start below it.
+        #: The beginning of the log, or its beginning after the work under way. No new keeper can start below it.
         self.coming_offset = retained.first_offset
-        #: What the writer was asked to give up below, and has not begun with; 0 for nothing. Set by
-        #: the thread that asks, which waits for 0 before it asks again.
+        #: Offset below which the writer was asked to delete, until it begins; 0 for none. Set by
+        #: the requesting thread, which waits for 0 before the next request.
         self.asked_offset = 0
-        #: What was noted parallel to the writer, for the writer to take over.
+        #: The new beginning that was written parallel to the writer, for the writer to take over.
         self._noted: Retained | None = None
-        #: Runs what takes long.
+        #: Runs long work.
         self.background = Background()
         keep_room_for_keepers(disk)
         self._keep_room()
 
     @property
     def first_offset(self) -> int:
-        """Where the commit log begins; everything below was given up. For any thread."""
+        """The beginning of the commit log; earlier segments were deleted. For any thread."""
         return self._retained.first_offset
 
     @property
     def spared_offset(self) -> int:
-        """No group can begin or be moved below this: what is there may go at any moment.
+        """No group can begin or be moved below this: earlier messages may be deleted at any moment.
 
-        For the thread that asks.
+        For the requesting thread.
         """
-        # In this order: what was asked is forgotten only when what is coming of it is noted.
+        # In this order: a request is cleared only after its result is recorded.
         return max(self.asked_offset, self.coming_offset)
 
     def expired_offset(self, now_ms: int) -> int:
-        """How far the log may be given up if no group needs it; a segment begins there.
+        """The offset below which the log may be deleted if no group needs it; a segment begins there.
 
-        Counts neither entries nor delayed messages that are not saved: asking is what saves them.
-        Once that was asked, nothing may go before the first segment is saved, which takes long on a
-        full disk. For any thread.
+        Ignores entries and delayed messages that are not saved, because a request causes their
+        saving. After a request, nothing may be deleted before the first segment is saved, which
+        takes long on a full disk. For any thread.
         """
         first_offset, last = self.first_offset, self._saver.last
         is_asked = self._saver.wanted_offset > first_offset
@@ -104,22 +103,22 @@ class Retention:
         return self._parts.commit_log.base_of(offset)
 
     def look_for_old_ids(self, now_ms: int) -> None:
-        """Have ids forgotten that are too old by now, if they are in the way. For any thread.
+        """Make the window forget expired ids if they prevent a deletion. For any thread.
 
-        Ids grow old by the log's own time, and that stands still while nothing can be stored, such
-        as on a disk that is full of what should go.
+        Ids expire by the log's own time, which stands still while nothing can be stored, such as on
+        a disk full of expired segments.
         """
         is_in_the_way = self._saver.last.window_offset < self._wanted_offset(now_ms)
         self._saver.is_forgetting = is_in_the_way
 
     def old_offset(self, now_ms: int) -> int:
-        """How far age and length alone allow it; a segment begins there. For any thread."""
+        """The offset below which age and length alone allow a deletion; a segment begins there. For any thread."""
         log, options = self._parts.commit_log, self._options
         too_long_offset = log.written_offset - options.retain_bytes if options.retain_bytes else 0
         bases = log.bases()
         expired_offset = bases[0] if bases else 0
         for base in bases[1:]:
-            # A segment got its last message when the next one was begun.
+            # A segment got its last message when the next one was created.
             is_old = log.made_at_ms(base) <= now_ms - options.retain_ms
             if not is_old and base > too_long_offset:
                 break
@@ -127,13 +126,13 @@ class Retention:
         return expired_offset
 
     def gives_up(self, offset: int) -> bool:
-        """Whether anything is below `offset` that could go. For any thread."""
+        """Whether a segment below `offset` could be deleted. For any thread."""
         return self._parts.commit_log.base_of(offset) > self.first_offset
 
     def ask(self, offset: int) -> bool:
-        """Keep readers from what is to be given up below `offset`; returns whether that is anything.
+        """Request the deletion of segments below `offset`, and keep readers out; returns whether there are any.
 
-        Then the writer has to call `give_up_below`. For the thread that asks, once at a time.
+        Then the writer must call `give_up_below`. For the requesting thread, one request at a time.
         """
         assert not self.asked_offset
         if not self.gives_up(offset):
@@ -142,10 +141,10 @@ class Retention:
         return True
 
     def give_up_below(self, offset: int) -> int:
-        """Let the log begin at the last segment at or below `offset` that a restart can do without.
+        """Delete segments below `offset`, except those that a restart needs.
 
-        Returns how many bytes were given up so far; where this takes long, a later `step` continues.
-        While an earlier request is under way nothing is started: ask again.
+        Returns how many bytes were deleted so far; long work is continued by a later `step`. While
+        an earlier request is under way nothing is started: call it again later.
         """
         before, log = self.first_offset, self._parts.commit_log
         self._saver.make_way(log.base_of(min(offset, log.durable_offset)))
@@ -163,17 +162,17 @@ class Retention:
             self.background.check()
             noted, self._noted = self._noted, None
             if noted is None:
-                self.coming_offset = self.first_offset  # also where there was no room for the note
+                self.coming_offset = self.first_offset  # also if there was no room to record it
                 return True
             self._take_over(noted)
             self.background.begin(self._remove)
         return False
 
     def remove_subject(self, subject: str) -> bool:
-        """Forget a subject whose messages are all gone; returns whether that is so.
+        """Forget a subject whose messages are all deleted; returns whether they are.
 
-        Durable on return. Its place is kept: sent to again, it continues where it ended. Requires:
-        there is such a subject. Raises `NoRoomError` with nothing changed.
+        Durable on return. Its next sequence is kept: if it gets messages again, it continues there.
+        Requires: the subject exists. Raises `NoRoomError` with nothing changed.
         """
         queues = self._parts.queues
         if not self.step() or not queues.is_empty(subject):
@@ -188,7 +187,7 @@ class Retention:
 
     @property
     def removed_subjects(self) -> int:
-        """How many were removed and did not come again. For any thread."""
+        """How many removed subjects do not exist again. For any thread."""
         return len(self._parts.queues.removed())
 
     def finish(self) -> None:
@@ -204,12 +203,12 @@ class Retention:
         return min(self.old_offset(now_ms), self._keepers.needed.commit)
 
     def _needed_offset(self) -> int:
-        """The lowest offset that a restart reads or a keeper has not got."""
+        """The lowest offset that a restart reads or a keeper does not have."""
         parts, last = self._parts, self._saver.last
         return min(
             self._keepers.needed.commit,
             last.commit_log.last_frame_offset,
-            last.window_offset,  # what is remembered by now begins there or later
+            last.window_offset,  # the remembered ids begin there or later
             self._saved_offset(),
             parts.commit_log.written_offset - 1,
         )
@@ -219,7 +218,7 @@ class Retention:
         return min(self._parts.queues.indexed_offset, self._parts.schedule.copied_offset)
 
     def _note(self, first_offset: int) -> None:
-        """Parallel to the writer: note durably where the log begins, before anything below it goes."""
+        """Parallel to the writer: record the new beginning of the log durably, before files below it are removed."""
         removed = self._parts.queues.removed()
         sequences = {name: self._retained.first_sequences[name] for name in removed}
         sequences |= self._parts.queues.sequences_at(first_offset)
@@ -240,14 +239,14 @@ class Retention:
         _log.info("segments given up: first_offset=%d bytes=%d", noted.first_offset, given_up_bytes)
 
     def _remove(self) -> None:
-        """Parallel to the writer: remove the files of what was given up."""
+        """Parallel to the writer: remove the files of deleted segments."""
         self._parts.commit_log.put_away()
         self._parts.queues.remove_given_up()
         self._keep_room()
 
     def _keep_room(self) -> None:
-        """See that the next note can be written where nothing is left: it is what makes room.
+        """Reserve room for the next record, which must be written on a full disk before space is freed.
 
-        Only where notes are written, parallel to the writer, or before it begins.
+        Only where records are written, parallel to the writer, or before the writer begins.
         """
         keep_room_for_retained(self._disk, self._parts.queues.subjects())

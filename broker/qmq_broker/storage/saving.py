@@ -1,14 +1,13 @@
-"""The saver: derived files that an open store writes, so that the next start has little to read.
+"""The saver: derived files that an open store writes, so that the next start reads little.
 
 ::
 
     after each commit    some consume queues and delayed messages into their files, in bounded portions;
                          ids, once thousands wait
-    at a checkpoint      ids and entries into their journals, then how far the logs are durable
-    at a clean stop      everything that takes no minutes, then CLEAN
+    at a checkpoint      ids and entries into their journals, then the durable ends of the logs
+    at a clean stop      all data that can be written quickly, then CLEAN
 
-All of it is derived or a hint. A full disk postpones it, and a start rebuilds what is missing from
-the logs.
+All of these files are derived or hints. A full disk postpones them, and a start rebuilds missing ones from the logs.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.clock import Clock
 
 _log = logging.getLogger(__name__)
-#: How long delayed messages are copied between two commits; whatever falls due meanwhile is late by
-#: that.
+#: How long delayed messages are copied between two commits; messages that become due meanwhile are late by this time.
 COPY_SLICE_S: Final = 0.005
 #: With more queues than this, a clean stop leaves their entries in the journal: it must not take
 #: minutes.
@@ -86,21 +84,20 @@ class Saver:
         self._options = options
         self._parts = parts
         self._checkpoints = checkpoints
-        #: Of all work on this store.
+        #: Log lines of refused work on this store.
         self.refusals = Refusals(clock)
         #: The last checkpoint that was written.
         self.last = last
         self._written_s = clock.monotonic_s()
-        #: Everything below this is to be saved soon. For any thread.
+        #: Entries and delayed messages below this offset must be saved soon. For any thread.
         self.wanted_offset = 0
-        #: Whether ids that are too old by the clock are forgotten although nothing is stored. For
-        #: any thread.
+        #: Whether ids that are expired by the clock are forgotten although nothing is stored. For any thread.
         self.is_forgetting = False
 
     def step(self) -> bool:
         """Continue with the work under way; returns whether a checkpoint was due and written.
 
-        Requires: everything appended to the commit log is synced and visible.
+        Requires: all appends to the commit log are synced and visible.
         """
         self._save_some()
         if self.is_forgetting:
@@ -121,16 +118,16 @@ class Saver:
         return True
 
     def make_way(self, offset: int) -> None:
-        """Save everything below `offset` soon, so that the commit log can begin there."""
+        """Save all entries and delayed messages below `offset` soon, so that the commit log can begin there."""
         self.wanted_offset = self._parts.copier.wanted_offset = offset
 
     def stop_clean(self, disk: Disk) -> None:
-        """Save everything, or what leaves the next start little to read, and note the clean stop.
+        """Save all data, or as much as keeps the next start short, and write the mark of the clean stop.
 
         Requires: both logs are synced, nothing is written after.
 
-        On a full disk, what has no room is left to the next start. Raises `NoRoomError` when there
-        is no room even for the note: the next start then treats the stop as a crash.
+        On a full disk, the rest is left to the next start. Raises `NoRoomError` if there is no room
+        even for the mark: the next start then treats the stop as a crash.
         """
         parts, durable_offset = self._parts, self._parts.commit_log.durable_offset
         try:
@@ -149,7 +146,7 @@ class Saver:
         write_clean_stop(disk, self.last)
 
     def write_checkpoint(self) -> None:
-        """Note how far the logs are durable; durable on return."""
+        """Write the durable ends of the logs; durable on return."""
         commit_point = self._parts.commit_log.durable_point
         window_offset = self._parts.window.first_offset
         checkpoint = Checkpoint(
@@ -164,7 +161,7 @@ class Saver:
         self._written_s = self._clock.monotonic_s()
 
     def _forget_ids(self) -> None:
-        """Forget by the clock; durable before anything that was forgotten can be stored again."""
+        """Forget ids by the clock; durable before a forgotten id can be stored again."""
         window = self._parts.window
         first_offset = window.first_offset
         window.forget(self._clock.now_ms())

@@ -1,7 +1,7 @@
 """The effects of a frame of the commit log on consume queues and delayed messages.
 
-Shared by the writer, which stages what it appends, and by everything that reads the log again: a
-start, a rebuild, a verification. Nothing here writes a file.
+Shared by the writer, which stages the frames that it appends, and by all code that reads the log
+again: a start, a rebuild, a verification. It writes no file.
 """
 
 from __future__ import annotations

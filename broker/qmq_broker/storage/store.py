@@ -1,8 +1,8 @@
-"""The store: all files of one broker, behind one interface.
+"""The store: the interface to all files of one broker.
 
 A data directory belongs to one `Store` of one process. `append` and `commit` make messages durable
-and then visible, while other threads read queues and records. The actions of consumers have a log
-of their own. The files are described in `files/layout.py` and `docs/format/`.
+and then visible, while other threads read queues and records. The actions of consumers have a
+separate log. The files are described in `files/layout.py` and `docs/format/`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Store:
     Methods that write to the commit log or move its beginning belong to the writer thread: `append`, `commit`,
     `step` or both, `cancel`, `note_time`, `give_up_below`, `remove_subject`, `keep`, `end_keeper`, `close`.
     `queue`, `subjects` and `read_records` may be called from any thread, and `actions` belongs to a
-    thread of its own. After a `PoisonedError` only `close` is left, then a restart.
+    separate thread. After a `PoisonedError` only `close` may be called, then restart.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Store:
         recovered: Recovered,
     ) -> None:
         """For `open` only."""
-        #: Its files, also for those that read them next to it.
+        #: Its files, also for readers outside the store.
         self.disk = disk
         self._options = options
         #: Identifies the store; a backup of it has the same.
@@ -85,7 +85,7 @@ class Store:
         self._queues, self._window, self._ids = recovered.queues, recovered.window, recovered.ids
         self._poison: str | None = None
         self._is_closed = False
-        #: One more at each opening; stamped on every frame.
+        #: Increased by one at each opening; stamped on every frame.
         self.epoch = recovered.checkpoint.epoch
         #: Identifies this opening; with a pull sequence, one delivery. Random, because copies of a
         #: directory that are both opened share store id and epoch.
@@ -106,15 +106,15 @@ class Store:
         )
         parts = Saved.of(recovered, log, action_log)
         self._saver = Saver(clock, options, parts, checkpoints, recovered.checkpoint)
-        #: Work that has to be tried again.
+        #: Log lines of work that must be tried again.
         self.refusals = self._saver.refusals
-        #: Where the commit log begins.
+        #: The retention of the commit log.
         self.retention = Retention(
             disk, options, parts, self._saver, retained=recovered.retained, keepers=keepers
         )
-        #: Ids and keys of messages. One thread steps it; if none does, nothing breaks.
+        #: The index of ids and keys. One thread steps it; without steps, searches still work.
         self.index = KeyIndex(disk, segments, options, store_id=store_id, bounds=bounds)
-        #: What sealed segments hold; stepped by the thread of the index.
+        #: The summaries of sealed segments; stepped by the thread of the index.
         self.summaries = Summaries(disk, segments, store_id=store_id, bounds=bounds)
         #: Dead letters that are not in memory.
         self.letters = LetterFiles(disk, options.reserve_bytes)
@@ -131,9 +131,9 @@ class Store:
     ) -> Store:
         """Take the data directory: lock, format, recovery, new epoch.
 
-        `check_groups` raises for the content of a snapshot that the service cannot read. Raises
+        `check_groups` raises an error for a snapshot that the service cannot read. Raises
         `LockedError`, `SharedFilesError` and `UnknownFormatError` with nothing touched,
-        `CorruptionError` with nothing changed but derived files.
+        `CorruptionError` with only derived files changed.
         """
         lock = disk.lock(layout.LOCK, f"pid {os.getpid()}")
         checkpoints: CheckpointFiles | None = None
@@ -162,12 +162,12 @@ class Store:
 
     @property
     def durable_offset(self) -> int:
-        """Everything in the commit log below this survives a power cut."""
+        """The commit log below this offset survives a power cut."""
         return self._commit_log.log.durable_offset
 
     @property
     def written_offset(self) -> int:
-        """Everything in the commit log below this has been handed to the operating system."""
+        """The commit log below this offset was written to the operating system."""
         return self._commit_log.log.written_offset
 
     @property
@@ -186,7 +186,7 @@ class Store:
         return self._commit_log.append(frames)
 
     def commit(self) -> None:
-        """Make everything appended durable, then visible, with one sync; raises `PoisonedError`."""
+        """Make all appended frames durable, then visible, with one sync; raises `PoisonedError`."""
         self._check()
         self._commit_log.log.sync()
         self._check_place()

@@ -1,7 +1,7 @@
-"""Disk work in the background of the writer: one piece at a time, in a thread of its own.
+"""Disk work that runs next to the writer: one piece at a time, in a separate thread.
 
-Requests wait while the writer works. A sync of files that no answer depends on
-may take as long as the disk likes, so it is done here, and the writer asks later how it went.
+Requests wait while the writer works. A sync of files that no answer depends on may take long, so it
+is done here, and the writer checks the result later.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Work = Callable[[], None]
 
 
 def at_once(work: Work) -> None:
-    """Do it now, in the calling thread: at a start, a clean stop, and without threads."""
+    """Run the work now, in the calling thread: at a start, a clean stop, and without threads."""
     work()
 
 
 def in_a_thread(work: Work) -> None:
-    """Do it in a daemon thread: if the disk hangs, the process can still end."""
+    """Run the work in a daemon thread: if the disk hangs, the process can still end."""
     threading.Thread(target=work, name="qmq-background", daemon=True).start()
 
 
@@ -42,24 +42,24 @@ class Background:
         self._is_over.clear()
         try:
             self.start(lambda: self._do(work))
-        except BaseException:  # no thread could be started: nothing is under way
+        except BaseException:  # no thread could be started, so no work is under way
             self._is_over.set()
             raise
 
     def check(self) -> None:
-        """Raise what the last piece of work raised, once. Requires: it is over."""
+        """Raise the error of the last piece of work, once. Requires: it has ended."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no work is under way."""
         self._is_over.wait()
 
     def _do(self, work: Work) -> None:
         try:
             work()
-        except Exception as error:  # the top of its thread: the writer decides what it means
+        except Exception as error:  # the top of its thread: the writer handles the error
             self._error = error
         finally:
             self._is_over.set()

@@ -1,4 +1,4 @@
-"""The checkpoint: how far the logs were durable, and the epoch; two slots written in turn.
+"""The checkpoint: the durable offsets of the logs and the epoch; two slots written in turn.
 
 ::
 
@@ -9,17 +9,17 @@
     24     24    commit log: durable offset, offset of its last frame, stored at of that frame
     48     24    action log: the same
     72     8     commit log offset from which on message ids are remembered
-    80     16    store id; zeros in slots of before it was noted
+    80     16    store id; zeros in slots from before it was recorded
     96     3996  zeros
     4092   4     CRC-32C of bytes 0 … 4091
 
 Each slot is a one-page file of its own, overwritten in place with its own sync, so a crash during
-one write leaves the other intact. Whatever a slot claims about a log was synced before the slot was
-written: damage below that point is damage to accepted data, whatever else the log says. Big-endian.
+one write leaves the other intact. The offsets in a slot were synced before the slot was written:
+damage below them is damage to accepted data, even if the log looks like a torn tail. Big-endian.
 
-A third such slot, `state/actions`, is the *witness* of the action log: an older log that was copied in
-with both checkpoints would be taken for whole. (Of the commit log the journals tell as much.) It only
-says how far that log was synced; no scan begins where it points to, and an older store has none.
+A third such slot, `state/actions`, is the *witness* of the action log: it reveals an older log that
+was copied in together with both checkpoints. (For the commit log the journals do this.) It only
+gives the synced offset of that log; no scan begins there, and an older store has none.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from qmq_client.wire.checksum import crc32c
 SLOT_BYTES: Final = 4096
 _MAGIC: Final = b"QMQCKPT1"
 _FIELDS: Final = struct.Struct(">8s9Q16s")
-#: In a slot that does not say of which store it is.
+#: The store id of a slot without one.
 NO_STORE: Final = bytes(16)
 _CRC: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPoint:
-    """How far one log was durable."""
+    """The durable end of one log."""
 
     durable_offset: int
-    #: Where its last frame began: the scan of the next opening begins there.
+    #: Offset of its last frame, where the scan of the next start begins.
     last_frame_offset: int
-    #: When that frame was stored; later ones are never stamped earlier.
+    #: When that frame was stored; later frames are never stamped earlier.
     last_stored_at_ms: int
 
 
@@ -64,7 +64,7 @@ class Checkpoint:
     epoch: int
     commit_log: LogPoint
     action_log: LogPoint
-    #: No message id that may still be repeated stands below this commit log offset.
+    #: All message ids of the dedupe window are at or above this commit log offset.
     window_offset: int
 
 
@@ -103,7 +103,7 @@ class CheckpointFiles:
         self._disk.sync_directory(layout.ROOT)
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write a slot; durable on return. Requires: what it claims about the logs was synced."""
+        """Write a slot; durable on return. Requires: the logs were synced up to its offsets."""
         slot = encode_slot(checkpoint, self._store_id)
         _overwrite(self._files[checkpoint.generation % len(layout.CHECKPOINTS)], slot)
         actions_offset = checkpoint.action_log.durable_offset
@@ -113,7 +113,7 @@ class CheckpointFiles:
                 self._witnessed_offset = actions_offset
 
     def _write_witness(self, slot: bytes) -> None:
-        if len(self._files) == len(layout.CHECKPOINTS):  # an idle store has none
+        if len(self._files) == len(layout.CHECKPOINTS):  # an idle store has written none
             self._disk.make_directory(layout.STATE)
             file = self._disk.open(layout.ACTIONS_WITNESS, is_new=True)
             self._files.append(file)
@@ -135,15 +135,15 @@ def _overwrite(file: DiskFile, slot: bytes) -> None:
 
 
 def read_slot(file: DiskFile, store_id: bytes) -> tuple[Checkpoint | None, str]:
-    """The slot, or why there is none: it is not whole, or of another store."""
+    """The slot, or the reason why it is not valid: damaged, or of another store."""
     slot, named = decode_slot(file.read(0, SLOT_BYTES))
     if is_foreign(named, store_id):
         return None, f"of store {named.hex()}"
-    return slot, "" if slot else "not a whole slot"
+    return slot, "" if slot else "not a complete slot"
 
 
 def read_witness(disk: Disk, store_id: bytes) -> tuple[int, str]:
-    """How far the action log was durable according to its witness, 0 without one; why it is not whole."""
+    """The durable offset of the action log according to its witness, 0 without one; and the reason if it is damaged."""
     if layout.ACTIONS_WITNESS.rpartition("/")[2] not in disk.names(layout.STATE):
         return 0, ""
     file = disk.open(layout.ACTIONS_WITNESS)
@@ -180,9 +180,9 @@ def encode_slot(checkpoint: Checkpoint, store_id: bytes = NO_STORE) -> bytes:
 
 
 def decode_slot(data: bytes) -> tuple[Checkpoint | None, bytes]:
-    """The content of a slot, None if it is not whole; and the store that it names.
+    """The content of a slot, None if it is damaged; and the store that it names.
 
-    Raises `UnknownFormatError` if it is as it was written, by another version.
+    Raises `UnknownFormatError` if it is intact, and of another version.
     """
     if len(data) != SLOT_BYTES:
         return None, NO_STORE

@@ -1,4 +1,4 @@
-"""The one place where an `OSError` becomes one of our errors."""
+"""The only place that translates an `OSError` into an error of the broker."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 
 from qmq_broker.errors import DiskError, DiskFullError, FilesFullError, StoreError
 
-#: What to do when there is no room.
+#: The remedies when there is no room.
 _FULL: Final = {
     errno.ENOSPC: "Make room on the disk.",
     errno.EDQUOT: "Make room below this quota, or raise it: the free space of the disk does not show it.",
 }
 _FILES_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE})
-#: Missing rights. A disk that takes no writes from anybody gives another error.
+#: Missing rights. A read-only file system gives another error.
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
-#: The errors of a file system without locks.
+#: Errors of a file system without locks.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -29,9 +29,11 @@ def translate(error: OSError, operation: str, path: str) -> StoreError:
     if error.errno == errno.ELOOP:
         reason += " (symbolic links are not followed below the data directory)"
     if error.errno == errno.EROFS:
-        reason += " (the log of the system says why; check it and mount it for writing)"
+        reason += (
+            " (the system's log has the reason; check the file system and mount it for writing)"
+        )
     if error.errno in _NOT_PERMITTED:
         reason += " (run this as the user who owns the data directory)"
     if operation == "lock" and error.errno in _NO_LOCKS:
-        reason += " (this file system keeps no second broker away: use a local one)"
+        reason += " (this file system cannot lock out a second broker: use a local one)"
     return DiskError(operation=operation, path=path or ".", reason=reason)

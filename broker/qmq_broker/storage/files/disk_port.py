@@ -1,6 +1,6 @@
 """The port to the disk: the protocols that all storage code is written against.
 
-`disk.py` has the real one and says what is durable when; crash tests use a recording one.
+`disk.py` has the real one and documents durability; crash tests use a recording one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class DiskFile(Protocol):
         ...
 
     def data_from(self, position: int) -> int:
-        """Where the next byte may stand that is not zero; the file's length if none does.
+        """The position of the next byte that may be non-zero; the file's length if there is none.
 
-        Space that was reserved and never written need not be read for that, where the file system
-        knows which it is; `position` itself where it does not.
+        Reserved space that was never written is skipped without reading it if the file system knows
+        it; otherwise returns `position` itself.
         """
         ...
 
@@ -31,7 +31,7 @@ class DiskFile(Protocol):
     def sync(self) -> None:
         """Make everything written so far, and the length, durable; fails for a removed file.
 
-        Once it has failed it fails always, in every thread: what is on the disk is not known.
+        After one failure it always fails, in every thread: the content of the disk is unknown.
         """
         ...
 
@@ -64,7 +64,7 @@ class DiskLock(Protocol):
         ...
 
     def release(self) -> None:
-        """Let others in. Safe to call twice."""
+        """Release the lock. Safe to call twice."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Faults in the files of a stopped broker, and their consequences.
 
-Three levels, by what the next start does: accepted data is **damaged** (nothing can restore it); a
-derived file is **rebuilt**; or what was found is **ignored**, because nothing needs it.
+Three levels, by the reaction of the next start: accepted data is **damaged** (it cannot be
+restored); a derived file is **rebuilt**; or the fault is **ignored**, because nothing depends on
+it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from qmq_broker.storage.files import layout
 class Level(StrEnum):
     """How serious a fault is, worst first."""
 
-    #: Accepted data is missing or not as it was written.
+    #: Accepted data is missing or altered.
     DAMAGED = "damaged"
-    #: A derived file is wrong; the next start makes it again, with the same answers.
+    #: A derived file is wrong; the next start rebuilds it, with the same answers.
     REBUILT = "rebuilt"
-    #: A hint is lost, or a file is not ours; the next start passes over it.
+    #: A hint is lost, or a file is not the broker's; the next start ignores it.
     IGNORED = "ignored"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong."""
+    """One fault."""
 
     level: Level
     #: Path below the data directory.
@@ -34,7 +35,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     #: In a log: the offset in the log. Otherwise the byte in the file. None for the whole file.
     offset: int | None = None
     what: str
-    #: What follows for the broker and its messages.
+    #: The consequences for the broker and its messages.
     meaning: str
     remedy: str
 
@@ -45,14 +46,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RESTORE: Final = (
-    "Restore a backup; or, when what is left is worth more than what is missing, copy this directory "
-    "and start the broker with --quarantine. Cut nothing by hand."
+    "Restore a backup; or, to go on without the damaged part, copy this directory and start the "
+    "broker with --quarantine. Do not cut files by hand."
 )
-#: What no quarantine passes over, and where a copy can be found.
+#: Remedies for files without which a quarantine cannot start.
 PUT_BACK: Final = {
     layout.FORMAT: "It never changes: put it back from any backup of this store, then verify "
-    "again, because nothing else can be judged without it.",
-    layout.RETAINED: "Restore a backup; no quarantine passes over this file.",
+    "again, because no other file can be verified without it.",
+    layout.RETAINED: "Restore a backup; a quarantine does not skip this file.",
     layout.KEEPERS: "Remove it, start the broker, and archive at once: until an archive has run, retention does not "
     "wait for it.",
 }
@@ -69,7 +70,7 @@ def damaged(
     offset: int | None = None,
     remedy: str = RESTORE,
 ) -> Fault:
-    """Accepted data is not as it was written."""
+    """Accepted data was altered."""
     return Fault(
         level=Level.DAMAGED,
         file=file,
@@ -87,13 +88,13 @@ def rebuilt(file: str, what: str, *, offset: int | None = None) -> Fault:
         file=file,
         offset=offset,
         what=what,
-        meaning="It is made again from the commit log; no message is touched.",
+        meaning="It is rebuilt from the commit log; no message is affected.",
         remedy=AT_START,
     )
 
 
 def ignored(file: str, what: str, meaning: str, *, offset: int | None = None) -> Fault:
-    """Nothing needs what is wrong here."""
+    """Nothing depends on the faulty part."""
     return Fault(
         level=Level.IGNORED,
         file=file,

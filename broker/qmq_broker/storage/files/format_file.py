@@ -1,8 +1,8 @@
 """FORMAT: the version and settings a data directory was made with.
 
 One JSON object and a checksum line (see `small_file.py`), written once, before anything else, and
-never changed. A directory is refused and left untouched if it holds our files without a FORMAT,
-or with one that this program does not know word for word.
+never changed. A directory is refused and left untouched if it holds the broker's files without a
+FORMAT, or with a FORMAT that this program does not know exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OURS: Final = frozenset(
     | {layout.IDS, layout.ENTRIES, layout.SORTED, layout.LETTERS}
     | set(layout.CHECKPOINTS)
 )
-#: The lengths fixed for the life of a directory that the command line can set, and how.
+#: The fixed lengths of a directory that the command line can set, with the remedy.
 _REMEDIES: Final = {
     "segment_bytes": "Leave --segment-bytes out, or give it with an empty directory."
 }
@@ -36,9 +36,9 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """What must never change in the life of a data directory."""
+    """The settings of a data directory that never change."""
 
-    #: Tells segments of this store from those of another.
+    #: Distinguishes segments of this store from those of another.
     store_id: bytes
     segment_bytes: int
     action_segment_bytes: int
@@ -68,7 +68,7 @@ def open_format(disk: Disk, options: StoreOptions) -> Format:
 
 
 def check_format(disk: Disk, options: StoreOptions) -> Format | None:
-    """The format of the directory if it fits these options; None for a directory without one.
+    """The format of the directory if it matches these options; None for a directory without one.
 
     Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
     """
@@ -86,7 +86,7 @@ def check_format(disk: Disk, options: StoreOptions) -> Format | None:
 
 
 def read_format(disk: Disk) -> Format | None:
-    """The format of a directory that is only looked at, whatever its lengths; None without one.
+    """The format of a directory that is only read, with any lengths; None without one.
 
     Raises `UnknownFormatError` or `CorruptionError`. Changes nothing.
     """
@@ -95,7 +95,7 @@ def read_format(disk: Disk) -> Format | None:
 
 
 def required_format(disk: Disk) -> Format:
-    """The same of a directory that has to have one: otherwise raises `StoreError`."""
+    """The format of a directory; raises `StoreError` if it has none."""
     format_ = read_format(disk)
     if format_ is None:
         raise not_a_data_directory("FORMAT is missing")
@@ -103,10 +103,10 @@ def required_format(disk: Disk) -> Format:
 
 
 def not_a_data_directory(reason: str) -> StoreError:
-    """The refusal of another directory."""
+    """The error for a directory that is not a data directory."""
     return StoreError(
         f"this is not a data directory: {reason}",
-        remedy="Give the data directory of a broker, or a whole backup.",
+        remedy="Give the data directory of a broker, or a complete backup.",
     )
 
 
@@ -134,7 +134,7 @@ def _make(disk: Disk, options: StoreOptions) -> Format:
 def _parse(data: bytes) -> _Written:
     content = unseal(data)
     if content is None:
-        raise CorruptionError(segment=layout.FORMAT, offset=0, reason="its checksum does not fit")
+        raise CorruptionError(segment=layout.FORMAT, offset=0, reason="its checksum does not match")
     try:
         version = msgspec.json.decode(content, type=_Version).version
         if version != FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""A journal: saves a start from reading frames of the commit log, chunk by chunk.
+"""A journal: stores derived data in chunks, so that a start need not read frames of the commit log.
 
 ::
 
@@ -11,11 +11,11 @@
 Derived and append-only. A chunk covers the frames from where the chunk before it ends (the first
 one: from the first offset of the file) to its `next_offset`, all of them durable when it was
 written. Its checksum covers next offset, length and content and continues that of the chunk before,
-so no chunk is believed after a missing one, and neither are leftovers in the file. Each file begins
-where the one before it ends. The first thing that does not fit ends the journal: frames are read
-from there on, and the journal continues where it ended. Big-endian.
+so no chunk after a missing one is valid, nor are leftovers in the file. Each file begins where the
+one before it ends. The first chunk that does not match ends the journal: frames are read from there
+on, and the journal continues where it ended. Big-endian.
 
-Not for: what the chunks hold (`ids/journal.py`, `queues/entry_chunk.py`).
+Not for: the content of chunks (`ids/journal.py`, `queues/entry_chunk.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JOURNAL_HEAD_BYTES: Final = 40
 CHUNK_HEAD_BYTES: Final = 16
 #: A file of this length gets no more chunks: a start reads whole files, one at a time.
 FILE_BYTES: Final = 4 * 1024 * 1024
-#: By directory; the last letter is the version.
+#: The magic of each directory; the last letter is the version.
 MAGICS: Final = {layout.IDS: b"QMQIDSJ2", layout.ENTRIES: b"QMQENTJ1"}
 _HEAD: Final = struct.Struct(">8s16sQ4x")
 _CHUNK: Final = struct.Struct(">QI")
@@ -58,9 +58,9 @@ class Journal:
         self._disk = disk
         self.directory = directory
         self._store_id = store_id
-        #: The journal covers all frames below this, beginning where it was read from.
+        #: The journal covers all frames below this, from the offset at which reading began.
         self.next_offset = 0
-        #: First offsets of the files that are believed, in order.
+        #: First offsets of the valid files, in order.
         self._bases: list[int] = []
         self._file: DiskFile | None = None
         #: In the last file: the position of its next chunk, and the checksum that chunk continues.
@@ -90,7 +90,7 @@ class Journal:
             base = self.next_offset if base < self.next_offset in bases else None
 
     def start(self) -> None:
-        """Remove what is not believed and get ready to append. Not durable on return."""
+        """Remove invalid parts and get ready to append. Not durable on return."""
         for base in journal_bases(self._disk, self.directory):
             if base not in self._bases:
                 self._disk.unlink(layout.segment_path(self.directory, base))
@@ -130,7 +130,7 @@ class Journal:
         self._file, self._position = None, 0
 
     def disbelieve(self, offset: int) -> None:
-        """Drop what was read because it is wrong: the journal begins again at `offset`.
+        """Drop the chunks that were read because they are wrong: the journal begins again at `offset`.
 
         Call before `start`.
         """
@@ -146,7 +146,7 @@ class Journal:
     def remove_below(self, offset: int) -> None:
         """Remove the files that cover nothing at or above `offset`.
 
-        Not durable on return: a start ignores files that come back.
+        Not durable on return: a start ignores files that reappear.
         """
         ends = [*self._bases[1:], self.next_offset if self._file is None else None]
         for base, end in list(zip(self._bases, ends, strict=False)):
@@ -182,18 +182,18 @@ class Journal:
 
 
 class JournalFile:
-    """One file of a journal, read from its beginning to the first chunk that is not whole."""
+    """One file of a journal, read from its beginning to the first invalid chunk."""
 
     def __init__(self, disk: Disk, directory: str, base: int, store_id: bytes) -> None:
         self.path = layout.segment_path(directory, base)
         self._disk = disk
         self._head = _head(directory, store_id, base)
-        #: Whether its head is that of a file of this store with this name.
+        #: Whether its head belongs to a file of this store with this name.
         self.is_journal = False
         #: The end of the last chunk that was read, in the log and in the file.
         self.next_offset = base
         self.position = JOURNAL_HEAD_BYTES
-        #: What the checksum of the next chunk continues.
+        #: The checksum that the next chunk continues.
         self.crc = crc32c(self._head[:-4])
         #: Bytes after the last whole chunk.
         self.rest_bytes = 0
@@ -228,7 +228,7 @@ class JournalFile:
 
 
 def journal_bases(disk: Disk, directory: str) -> list[int]:
-    """Where the files of a journal begin, by their names, in order."""
+    """The first offsets of a journal's files, from their names, in order."""
     numbers = (layout.parse_number(name) for name in disk.names(directory))
     return sorted(number for number in numbers if number is not None)
 

@@ -1,12 +1,12 @@
-"""The file of keepers: who keeps the logs elsewhere, and how far; retention waits for each.
+"""The file of keepers: archives of the logs with the offsets that each has; retention waits for them.
 
 ::
 
     state/keepers    MessagePack of KeeperTable and a checksum line
 
-Truth, not derived: nothing else on the disk tells what an archive still lacks. Written durably
-before a keeper is answered. Without the file there are no keepers. A draft is next to it all the
-time, so that a keeper can be removed where nothing is left on the disk.
+Not derived: no other file says what an archive still lacks. Written durably before a keeper is
+answered. Without the file there are no keepers. A draft always exists next to it, so that a keeper
+can be removed on a full disk.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from qmq_broker.storage.files.small_file import keep_room, read_truth, replace_f
 from qmq_client.wire.names import is_name
 from qmq_client.wire.requests import Natural
 
-#: Sixteen keepers with the longest names and numbers, and what stands around them.
+#: Enough for sixteen keepers with the longest names and numbers, and the rest of the file.
 _ROOM_BYTES: Final = 3_400
-#: Of a keeper's fields: those that were added last.
+#: The fields of a keeper that were added last.
 _FIRST_OFFSETS: Final = slice(6, 8)
 
 
 class Keeper(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An application that keeps the logs elsewhere, such as an archive; retention waits for it."""
+    """An application that archives the logs; retention waits for it."""
 
     name: str
-    #: Everything in the commit log below this is kept elsewhere …
+    #: The commit log below this offset is archived …
     kept_offset: Natural
-    #: … and everything in the action log below this.
+    #: … and the action log below this one.
     kept_actions_offset: Natural
     #: When it last reported.
     reported_at_ms: Natural
-    #: Bytes that were given up by force before it had them, below its present place.
+    #: Bytes that were deleted by force before it had them, below its current offsets.
     lost_bytes: Natural = 0
     lost_actions_bytes: Natural = 0
-    #: Where the logs began when it came: nothing below was ever waited for. Not written where both are 0.
+    #: Where the logs began when it registered: retention never waited for earlier parts. Not written if both are 0.
     first_offset: Natural = 0
     first_actions_offset: Natural = 0
 
@@ -55,7 +55,7 @@ class KeeperTable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 def read_keepers(disk: Disk, store_id: bytes) -> tuple[Keeper, ...]:
-    """All keepers, by name; raises `CorruptionError` if the file is not whole."""
+    """All keepers, by name; raises `CorruptionError` if the file is damaged."""
     table = read_truth(disk, layout.KEEPERS, KeeperTable, store_id)
     if table is None:
         return ()
@@ -73,7 +73,7 @@ def write_keepers(disk: Disk, store_id: bytes, keepers: tuple[Keeper, ...]) -> N
 
 
 def keep_room_for_keepers(disk: Disk) -> None:
-    """Let them be replaceable on a full disk too, if there is room now."""
+    """Reserve room so that the file can be replaced on a full disk, if there is room now."""
     keep_room(disk, layout.KEEPERS, _ROOM_BYTES)
 
 

@@ -29,7 +29,7 @@ Sync = Callable[[int], object]
 
 
 def choose_syncs(full: int | None, data: Sync | None, everything: Sync) -> tuple[Sync, Sync]:
-    """The functions that sync content and length of a file, and everything, from those of a system.
+    """Choose the functions that sync content and length of a file, and all of its metadata.
 
     `full` is the `fcntl` command that also flushes the drive's cache. macOS needs it: its `fsync`
     leaves the bytes in that cache (fsync(2) of macOS). `data` is the system's `fdatasync`.
@@ -51,8 +51,8 @@ sync_data, sync_all = choose_syncs(
 class OsFile:
     """One open file.
 
-    It is closed at the latest when its last reference goes. A deleted file that is being read stays
-    open until the read ends, and no longer: the disk gets the space back only when it is closed.
+    It is closed at the latest when its last reference is dropped. A deleted file that is being read
+    stays open only until the read ends, because its space is freed when it is closed.
 
     Linux reports a failed sync only once for an open file: a second thread that syncs a moment later
     gets a success. So threads sync one at a time, and after a failed sync every later one fails.
@@ -80,11 +80,11 @@ class OsFile:
         if _SEEK_DATA is None:
             return position
         try:
-            # What the system read ahead is no hole while it is in the page cache.
+            # Pages that the system read ahead do not count as a hole while they are in the page cache.
             os.posix_fadvise(self._descriptor, position, 0, os.POSIX_FADV_DONTNEED)
             return os.lseek(self._descriptor, position, _SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole, or beyond the end
+            if error.errno == errno.ENXIO:  # only a hole, or beyond the end
                 return max(position, self.length())
             if error.errno in _NOT_SUPPORTED:
                 return position
@@ -107,7 +107,7 @@ class OsFile:
         while rest:
             written = os.pwrite(self._descriptor, rest, position)
             if not written:
-                raise OSError(errno.EIO, "nothing was written")
+                raise OSError(errno.EIO, "no byte was written")
             position += written
             rest = rest[written:]
         return position

@@ -1,8 +1,8 @@
 """The check that no other directory shares the files of a data directory.
 
-`cp -al` and `rsync --link-dest` make copies whose files are the originals under further names. What
-an opening writes into one such directory appears in all of them, and two brokers would overwrite
-each other. The check looks at the checkpoints: every opening writes them in place, so in such a
+`cp -al` and `rsync --link-dest` make copies whose files are the originals under further names. A
+write into one such directory appears in all of them, and two brokers would overwrite each other.
+The check reads the link counts of the checkpoints: every start writes them in place, so in such a
 copy they always have a second name. Sealed segments may legitimately have one (`link_file`); they
 are never written.
 """

@@ -6,8 +6,8 @@
     crc32c <8 hex digits of the content>\n
 
 Replaced in four steps: write a draft, sync it, rename it over the old file, sync the directory.
-After a crash either the old or the new content is there, never a mixture. A draft that is there
-already is written over and keeps its room meanwhile; `keep_room` makes one ahead of need.
+After a crash the file has either the old or the new content, never a mixture. An existing draft is
+overwritten and keeps its allocated space; `keep_room` makes one in advance.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from qmq_client.wire.checksum import crc32c
 
 _SEAL: Final = re.compile(rb"\ncrc32c ([0-9a-f]{8})\n\Z")
 _SEAL_BYTES: Final = 17
-#: Of a long file, so much is read or written at a time.
+#: Bytes of a long file that are read or written at a time.
 _AT_ONCE_BYTES: Final = 1024 * 1024
-#: A long file is synced after so much.
+#: A long file is synced after this many bytes.
 _SYNC_BYTES: Final = 16 * 1024 * 1024
 
 V = TypeVar("V")
@@ -40,7 +40,7 @@ def replace_file(disk: Disk, path: str, content: bytes) -> None:
 
 
 def replace_by_parts(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
-    """The same for content in parts, of which few are in memory at a time; returns its length."""
+    """Like `replace_file`, for content in parts, of which few are in memory at a time; returns its length."""
     return replace_whole(disk, path, _sealed(parts), draft=draft_path(path))
 
 
@@ -53,17 +53,17 @@ def _sealed(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def replace_whole(disk: Disk, path: str, parts: Iterable[bytes], *, draft: str) -> int:
-    """The same for a file without a checksum line; `draft` is a path next to it. Durable on return."""
+    """Like `replace_file`, for a file without a checksum line; `draft` is a path next to it. Durable on return."""
     file = open_draft(disk, draft)
     try:
         length = synced = 0
         for some in _batches(parts):
             file.write(length, some)
             length += sum(map(len, some))
-            if length - synced >= _SYNC_BYTES:  # a sync of very much would hold up other files
+            if length - synced >= _SYNC_BYTES:  # a sync of very many bytes would delay other files
                 file.sync()
                 synced = length
-        file.truncate(length)  # not before: its room would be anybody's
+        file.truncate(length)  # not earlier: other files could take its space
         file.sync()
     finally:
         file.close()
@@ -86,9 +86,9 @@ def _batches(parts: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def keep_room(disk: Disk, path: str, room_bytes: int) -> None:
-    """Let `path` be replaceable where nothing is left on the disk: its draft is there and has room.
+    """Make `path` replaceable on a full disk: create its draft and allocate its space.
 
-    For what must change before anything can be given up. Without room now, nothing is done.
+    For files that must change before space can be freed. Without room now, it does nothing.
     """
     with suppress(NoRoomError):
         file = open_draft(disk, draft_path(path))
@@ -99,10 +99,9 @@ def keep_room(disk: Disk, path: str, room_bytes: int) -> None:
 
 
 def open_draft(disk: Disk, draft: str) -> DiskFile:
-    """The draft that is there, whatever it holds, or a new one.
+    """Open the existing draft, with any content, or a new one.
 
-    Never the file that counts: of a rename a power cut may leave both names, where the file system
-    keeps no journal of them.
+    Never the file itself: after a power cut during a rename both names may exist, on a file system without a journal.
     """
     file = disk.open(draft, is_new=True)
     if file.links() == 1:
@@ -125,7 +124,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def unseal(data: bytes) -> bytes | None:
-    """The content of a small file; None if the checksum does not fit."""
+    """The content of a small file; None if the checksum does not match."""
     found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if found is None:
         return None
@@ -134,7 +133,7 @@ def unseal(data: bytes) -> bytes | None:
 
 
 def sealed_bytes(file: DiskFile) -> int | None:
-    """How long the content of a small file that is long is; None if the checksum does not fit."""
+    """The length of the content of a long small file; None if the checksum does not match."""
     content_bytes = file.length() - _SEAL_BYTES
     found = _SEAL.match(file.read(max(0, content_bytes), _SEAL_BYTES))
     if found is None:
@@ -147,9 +146,9 @@ def sealed_bytes(file: DiskFile) -> int | None:
 
 
 def decode_whole(path: str, content: bytes, kind: type[V]) -> V:
-    """MessagePack whose checksum was right, as a value.
+    """Decode MessagePack whose checksum was verified.
 
-    Raises `UnknownFormatError` if it is none: a file that is as it was written is not damaged.
+    Raises `UnknownFormatError` if it cannot: an intact file is not damaged.
     """
     try:
         return msgspec.msgpack.decode(content, type=kind)
@@ -158,9 +157,9 @@ def decode_whole(path: str, content: bytes, kind: type[V]) -> V:
 
 
 def unknown_content(path: str, reason: str) -> UnknownFormatError:
-    """The error for a file that is as it was written, and that this version cannot read."""
+    """The error for an intact file that this version cannot read."""
     return UnknownFormatError(
-        setting=path, found=f"not as this version writes it ({reason})", known="version 1"
+        setting=path, found=f"not in the form of this version ({reason})", known="version 1"
     )
 
 
@@ -173,16 +172,16 @@ T = TypeVar("T", bound=_OfStore)
 
 
 def read_truth(disk: Disk, path: str, kind: type[T], store_id: bytes) -> T | None:
-    """The content of a small file that cannot be derived from others; None if there is no file.
+    """The content of a small file that is not derived from others; None if there is no file.
 
-    Raises `CorruptionError` if it is not whole, or of another store, and `UnknownFormatError`.
+    Raises `CorruptionError` if it is damaged or of another store, and `UnknownFormatError`.
     """
     data = read_file(disk, path)
     if data is None:
         return None
     content = unseal(data)
     if content is None:
-        raise CorruptionError(segment=path, offset=0, reason="its checksum does not fit")
+        raise CorruptionError(segment=path, offset=0, reason="its checksum does not match")
     truth = decode_whole(path, content, kind)
     if truth.store_id != store_id:
         reason = f"of store {truth.store_id.hex()}; this is store {store_id.hex()}"

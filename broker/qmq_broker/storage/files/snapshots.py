@@ -1,15 +1,14 @@
-"""Snapshots: the state of all groups at one point of the action log, so that it need not grow
-forever.
+"""Snapshots: the state of all groups at one offset of the action log, so that older segments of the log can be deleted.
 
 ::
 
     state/groups.0, state/groups.1    MessagePack of Snapshot, pages, and a checksum line
     pages                             each length 4 (big-endian) and bytes; then a line: "pages", their length in
-                                      20 digits; nothing where there are none
+                                      20 digits; left out without pages
 
-Written in turn, so that the previous one is there while the next is made. A start takes the newest
-whole one and replays the action log from its offset on; segments of the action log below both may
-go. What `content` and the pages mean is the service's affair. Only `content` has to fit in memory.
+Written in turn, so that the previous one exists while the next is written. A start loads the newest
+valid one and replays the action log from its offset on; segments of the action log below both may
+be deleted. The service defines `content` and the pages. Only `content` has to fit in memory.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ _PAGES_LINE_BYTES: Final = 28
 
 
 class GroupsContent(NamedTuple):
-    """What a snapshot says of the groups."""
+    """The groups of a snapshot."""
 
-    #: Empty if all groups were given up.
+    #: Empty if all groups were discarded.
     groups: bytes
-    #: What may be too much for the memory.
+    #: The part that may be too large for the memory.
     pages: Iterable[Page] = ()
 
 
-#: Raises an error for content of a snapshot that the service would not accept.
+#: Raises an error for content that the service would not accept.
 CheckGroups = Callable[[GroupsContent], object]
 
 
@@ -52,9 +51,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """One snapshot."""
 
     store_id: bytes
-    #: One more with each snapshot.
+    #: Increased by one with each snapshot.
     generation: int
-    #: It covers everything in the action log below this offset, and nothing else.
+    #: It covers exactly the actions below this offset of the action log.
     offset: int
     content: bytes
 
@@ -66,11 +65,11 @@ class SnapshotPage:
 
     def __init__(self, path: str, file: DiskFile, position: int, length: int) -> None:
         self._path, self._file, self._position, self._length = path, file, position, length
-        #: Of what was read first.
+        #: The checksum of the first read.
         self._checksum: int | None = None
 
     def read(self) -> bytes:
-        """Its content, in any thread; raises `DiskError` if that is not as it was when it was read first."""
+        """Its content, in any thread; raises `DiskError` if it has changed since the first read."""
         content = self._file.read(self._position, self._length)
         checksum = crc32c(content)
         if len(content) < self._length or self._checksum not in (None, checksum):
@@ -80,13 +79,13 @@ class SnapshotPage:
 
 
 class SnapshotPages:
-    """The pages of a snapshot in an open file, read one by one; also after that was replaced.
+    """The pages of a snapshot in an open file, read one by one, even after the file was replaced.
 
-    The file is closed when nothing refers to it or a page any more.
+    The file is closed when this object and its pages are no longer referenced.
     """
 
     def __init__(self, path: str, file: DiskFile, first: int, next_: int) -> None:
-        """They stand from position `first` on."""
+        """The pages begin at position `first`."""
         self._path, self._file, self._first, self._next = path, file, first, next_
 
     def __iter__(self) -> Iterator[SnapshotPage]:
@@ -94,7 +93,7 @@ class SnapshotPages:
         while position < self._next:
             length = int.from_bytes(self._file.read(position, _LENGTH_BYTES))
             if position + _LENGTH_BYTES + length > self._next:
-                reason = "no whole page"
+                reason = "not a complete page"
                 raise CorruptionError(segment=self._path, offset=position, reason=reason)
             yield SnapshotPage(self._path, self._file, position + _LENGTH_BYTES, length)
             position += _LENGTH_BYTES + length
@@ -102,7 +101,7 @@ class SnapshotPages:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A whole snapshot, and its pages."""
+    """A valid snapshot, and its pages."""
 
     snapshot: Snapshot
     pages: Iterable[Page] = ()
@@ -111,15 +110,15 @@ class Slot:
 
     @property
     def content(self) -> GroupsContent | None:
-        """What it says of the groups; None if all were given up."""
+        """The groups of the snapshot; None if all were discarded."""
         content = self.snapshot.content
         return GroupsContent(content, self.pages) if content else None
 
 
 def read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
-    """The snapshot in a slot, or why it is not whole or cannot be read; (None, "") if there is none.
+    """The snapshot in a slot, or the reason why it is damaged or unreadable; (None, "") if there is none.
 
-    Raises `UnknownFormatError` if it is whole and of another version.
+    Raises `UnknownFormatError` if it is intact and of another version.
     """
     try:
         return _read_snapshot(disk, path)
@@ -136,7 +135,7 @@ def _read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
     try:
         next_position = sealed_bytes(file)
         if next_position is None:
-            return None, "its checksum does not fit"
+            return None, "its checksum does not match"
         line_bytes = min(_PAGES_LINE_BYTES, next_position)
         line = _PAGES_LINE.match(file.read(next_position - line_bytes, line_bytes))
         next_position -= 0 if line is None else line_bytes
@@ -153,7 +152,7 @@ def _read_snapshot(disk: Disk, path: str) -> tuple[Slot | None, str]:
 def write_snapshot(disk: Disk, snapshot: Snapshot, pages: Iterable[Page]) -> int:
     """Write a snapshot to its slot, durable on return; returns the length of the file.
 
-    If that fails nothing of it stays.
+    If that fails, the file is removed.
     """
     path = layout.SNAPSHOTS[snapshot.generation % len(layout.SNAPSHOTS)]
     try:
@@ -189,18 +188,18 @@ class SnapshotFiles:
         """Reads both; raises `UnknownFormatError`."""
         self._disk = disk
         self._store_id = store_id
-        #: The whole ones, by slot; None for a slot without one.
+        #: The valid snapshots, by slot; None for a slot without one.
         self._slots = [self._read(path) for path in layout.SNAPSHOTS]
 
     @property
     def newest(self) -> Slot | None:
-        """The newest whole snapshot; None if there is none."""
+        """The newest valid snapshot; None if there is none."""
         whole = [slot for slot in self._slots if slot is not None]
         return max(whole, key=lambda slot: slot.snapshot.generation, default=None)
 
     @property
     def first_offset(self) -> int:
-        """The action log is needed from here on: the older of the two may have to serve."""
+        """The offset from which the action log is needed, because a start may have to use the older snapshot."""
         return min(0 if slot is None else slot.snapshot.offset for slot in self._slots)
 
     def write(self, offset: int, content: GroupsContent) -> None:
@@ -212,12 +211,12 @@ class SnapshotFiles:
         generation = 1 if newest is None else newest.snapshot.generation + 1
         snapshot = Snapshot(self._store_id, generation, offset, content.groups)
         file_bytes = write_snapshot(self._disk, snapshot, content.pages)
-        # The content is not kept: it may be large, and only a start needs it.
+        # The content is dropped: it may be large, and only a start needs it.
         slot = _without_content(Slot(snapshot, file_bytes=file_bytes))
         self._slots[generation % len(self._slots)] = slot
 
     def forget_content(self) -> None:
-        """Keep only where the snapshots end; drafts that a crash left go too, which may be long."""
+        """Keep only the end offsets of the snapshots; also remove drafts that a crash left."""
         for path in layout.SNAPSHOTS:
             _remove_draft(self._disk, path)
         self._slots = [slot and _without_content(slot) for slot in self._slots]

@@ -1,1 +1,1 @@
-"""The dedupe window: message ids that tell repeats, and how they survive a restart."""
+"""The dedupe window: message ids by which repeats are recognized, and their journal."""

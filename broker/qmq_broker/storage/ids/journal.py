@@ -1,4 +1,4 @@
-"""Keeps the dedupe window over a restart: a journal of the stored ids, in `ids/`.
+"""The journal of stored message ids, in `ids/`, which restores the dedupe window after a restart.
 
 ::
 
@@ -10,8 +10,8 @@
                                              n × last counter 8, n × frame offset 8
 
 A chunk holds runs of one generation of the window, those of each subject sorted by instance and counter, so that a
-start takes whole columns instead of reading a million frames, and ends with the same window. Derived: what the
-journal lacks is read from the frames. Big-endian.
+start takes whole columns instead of reading a million frames, and ends with the same window.
+Derived: ids missing in the journal are read from the frames. Big-endian.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK_RUNS: Final = 4096
 WAITING_RUNS_MAX: Final = 1_000_000
 #: Era, last stored at, number of subjects.
 _FIXED: Final = struct.Struct(">QQQI")
-#: Of each subject: number of its runs, length of its name.
+#: For each subject: number of its runs, length of its name.
 _SUBJECT: Final = struct.Struct(">IB")
 _COLUMNS: Final = 4
 
@@ -56,7 +56,7 @@ class IdJournal:
         return self._journal.next_offset
 
     def load(self, window_offset: int, log_next_offset: int) -> None:
-        """Fill the window with what is remembered from `window_offset` on. Changes no file."""
+        """Fill the window with the ids from `window_offset` on. Changes no file."""
         if self._window.is_empty_for_good:
             self._journal.disbelieve(log_next_offset)
             return
@@ -71,7 +71,7 @@ class IdJournal:
                 )
 
     def start(self) -> None:
-        """Get ready to append. Requires: the commit log ends durably where it was said to end."""
+        """Get ready to append. Requires: the commit log durably ends at the offset given to `load`."""
         self._journal.start()
 
     @property
@@ -118,7 +118,7 @@ class IdJournal:
         return self._waiting[:]
 
     def _begin_anew(self, offset: int) -> None:
-        """Forget what waits: a start reads frames until the window has moved past them."""
+        """Drop the waiting ids: a start reads frames until the window has moved past them."""
         _log.warning("journal of ids begins again: offset=%d runs=%d", offset, self._waiting_runs)
         self._waiting, self._waiting_runs = [], 0
         self._journal.restart(offset)
@@ -130,7 +130,7 @@ class IdChunk(NamedTuple):
     era: Era
     #: When the last frame that holds one of these ids was stored.
     last_stored_at_ms: int
-    #: By subject.
+    #: Runs by subject.
     columns: dict[str, RunColumns]
 
 

@@ -1,11 +1,11 @@
-"""Telling new messages from repeats: a message id is stored once within the dedupe window.
+"""Recognizes repeats: a message id is stored once within the dedupe window.
 
 A repeat with the same content is answered with its first place and not stored again; with other content
 the whole frame is refused. The same id under another subject is another message. A frame that mixes new messages and
 repeats is rebuilt without the repeats. Earlier frames of the same append count as stored. A message
-that was withdrawn before it came counts as a repeat, whatever its content.
+that was withdrawn before it arrived counts as a repeat, with any content.
 
-The common case, a frame with nothing remembered in it, costs one look-up per run of its ids.
+The common case, a frame without repeats, costs one look-up per run of its ids.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _TIME: Final = struct.Struct(">Q")
 #: Lengths of key, tags and headers, after the flags.
 _LENGTHS: Final = struct.Struct(">BHH")
 _BORN_POSITION: Final = RECORD_FIXED_BYTES - _TIME.size
-#: What lies between the checksum and the first time.
+#: The bytes between the checksum and the first time.
 _HEAD: Final = slice(4, _BORN_POSITION)
 
 
 class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
-    """A frame in the log, or one about to be: offset and time are then still unknown."""
+    """A frame in the log, or one that will be appended, whose offset and time are still unknown."""
 
     frame: MessageFrame
     ids: SubjectIds
@@ -53,7 +53,7 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
     _indexes: dict[tuple[str, bytes], int] = {}
 
     def index_of(self, subject: str, message_id: bytes) -> int:
-        """Which record of this subject has this id. Requires: there is one."""
+        """The index of the record of this subject with this id. Requires: there is one."""
         if not self._indexes:
             self._indexes.update(
                 ((name, record_message_id(record)), index)
@@ -75,7 +75,7 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
         return self.frame.header.kind in (FrameKind.DELAYED, FrameKind.RESCHEDULED)
 
     def places(self) -> tuple[SubjectPlace, ...]:
-        """Where all its messages are; empty for delayed messages."""
+        """The places of its messages; empty for delayed messages."""
         if self.is_delayed:
             return ()
         return tuple(
@@ -85,24 +85,23 @@ class StoredFrame(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Withdrawn(msgspec.Struct):
-    """What stands in the log in the place of messages that were withdrawn before they came."""
+    """The stored counterpart of messages that were withdrawn before they arrived."""
 
 
 class Verdict(msgspec.Struct, kw_only=True, eq=False):
-    """What to do with one frame of an append."""
+    """The decision about one frame of an append."""
 
-    #: What is stored of it: all of it, the new messages only, or nothing.
+    #: The part that is stored: the whole frame, only its new messages, or nothing.
     stored: StoredFrame | None
-    #: Only if there are repeats: where each record of the request is, in order; without those that
-    #: were withdrawn.
+    #: Only with repeats: the place of each record of the request, in order, without withdrawn ones.
     origins: list[tuple[StoredFrame, int]] = []
-    #: Records that were already there.
+    #: Number of records that were already stored.
     repeats: int = 0
     #: A message id that is already stored with other content; then nothing is stored.
     conflict: bytes | None = None
 
     def places(self) -> tuple[SubjectPlace, ...]:
-        """Where the records of the request are, new and old, with neighbours joined."""
+        """The places of the request's records, new and old, with neighbours joined."""
         if self.conflict is not None:
             return ()
         if not self.origins:
@@ -117,13 +116,13 @@ class RepeatFinder:
     def __init__(
         self, window: DedupeWindow, read_frame: Callable[[int], StoredFrame | Withdrawn]
     ) -> None:
-        """`read_frame` gives what stands at an offset of the log."""
+        """`read_frame` reads the frame at an offset of the log."""
         self._window = window
         self._read_frame = read_frame
         #: Ids of earlier frames of this append, by subject; the place is an index into `_earlier`.
         self._new_ids: defaultdict[str, RunTable] = defaultdict(RunTable)
         self._earlier: list[StoredFrame] = []
-        #: How many of those the tables know: nothing looks for the last one.
+        #: How many of them the tables contain: the last frame is not needed.
         self._noted = 0
 
     def judge(self, frame: MessageFrame) -> Verdict:
@@ -154,7 +153,7 @@ class RepeatFinder:
         ]
 
     def _readable(self, place: int) -> StoredFrame | Withdrawn | None:
-        """A frame to compare with; None if it is damaged: then its messages are stored again."""
+        """Read a frame to compare with; None if it is damaged, so that its messages are stored again."""
         try:
             return self._read_frame(place)
         except CorruptionError as error:
@@ -204,8 +203,8 @@ class RepeatFinder:
 def is_same_message(record: bytes, other: bytes) -> bool:
     """Whether two records with one id and subject are the same message, sent twice.
 
-    The time it was made does not count, nor do times counted from then: sending again from a shell
-    or with another client makes a new record.
+    The creation time and times relative to it do not count, because sending again from a shell or
+    another client makes a new record.
     """
     if record == other:
         return True
@@ -222,7 +221,7 @@ def is_same_message(record: bytes, other: bytes) -> bool:
 
 
 def _times(record: bytes) -> tuple[list[int], bytes]:
-    """The times when it was made, is due and expires, if given, and the bytes around them."""
+    """The times of creation, due time and expiry, if given, and the bytes around them."""
     key_bytes, tags_bytes, headers_bytes = _LENGTHS.unpack_from(record, FLAGS_POSITION + 1)
     flags, parts, times = record[FLAGS_POSITION], [], [_TIME.unpack_from(record, _BORN_POSITION)[0]]
     position = RECORD_FIXED_BYTES

@@ -1,9 +1,10 @@
 """The message ids of a frame, as runs of consecutive counters.
 
-An id is a producer instance and a dense counter, so the ids of a frame are mostly one run. That is
-checked on sixteen columns of bytes, one for each byte of an id, against what they should be: a
-column is cut out of the frame in one step, while looking at ids one by one costs ten times as much.
-The expected columns are kept: all but the last two are the same for 65,536 ids of a producer.
+An id is a producer instance and a dense counter, so the ids of a frame are mostly one run. This is
+checked on sixteen columns of bytes, one for each byte of an id, against the expected columns: a
+column is sliced out of the frame in one step, while checking ids one by one costs ten times as
+much. The expected columns are cached: all but the last two are the same for 65,536 ids of a
+producer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qmq_client.wire.names import OWN_PREFIX
 from qmq_client.wire.record import MESSAGE_ID_POSITION
 
 _COUNTER_MAX: Final = 2**64 - 1
-#: Of a subject in the subject table of a frame: count 4, name length 1.
+#: A subject in the subject table of a frame: count 4, name length 1.
 _SUBJECT_FIXED_BYTES: Final = 5
 _OWN_SUBJECT: Final = OWN_PREFIX.encode()
 _ID: Final = struct.Struct(">QQ")
@@ -45,22 +46,21 @@ class IdRun(NamedTuple):
     next_counter: int
 
 
-#: Ids by subject: an id says which message it is only together with the subject.
+#: Ids by subject: only subject and id together identify a message.
 SubjectIds = Mapping[str, Sequence[IdRun]]
 
 
 def is_remembered(header: FrameHeader, data: bytes) -> bool:
     """Whether the window remembers the ids of this frame: a client sent it, and may send it again.
 
-    Copies are the broker's own. Their ids are never given twice, and would only displace ids that
-    must be known.
+    Copies are made by the broker. Their ids are never used twice, and would only displace other ids.
     """
     first_name = header.head_bytes + _SUBJECT_FIXED_BYTES
     return header.kind in SENT_KINDS and not data.startswith(_OWN_SUBJECT, first_name)
 
 
 def id_runs(frame: MessageFrame) -> list[IdRun]:
-    """The ids of a frame as runs, whatever their subjects.
+    """The ids of a frame as runs, across subjects.
 
     An id that occurs twice in the frame makes two overlapping runs.
     """
@@ -88,7 +88,7 @@ def runs_of_each(message_ids: Mapping[str, Iterable[bytes]]) -> SubjectIds:
 
 
 def scanned_ids(header: FrameHeader, data: bytes) -> SubjectIds:
-    """What `subject_ids` gives, of a message frame whose checksums were verified, without decoding its records.
+    """Like `subject_ids`, for a message frame with verified checksums, without decoding its records.
 
     A start does this for every frame in the window. Raises `ProtocolError`.
     """
@@ -98,7 +98,7 @@ def scanned_ids(header: FrameHeader, data: bytes) -> SubjectIds:
         lengths = struct.unpack_from(f">{count}I", data, position)
         return dict(_by_subject(data, runs, lengths, position + 12 * count))
     except (struct.error, IndexError) as error:
-        raise ProtocolError(f"no message frame: {error}") from error
+        raise ProtocolError(f"not a message frame: {error}") from error
 
 
 def _by_subject(
@@ -113,7 +113,7 @@ def _by_subject(
 
 
 def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[IdRun]:
-    """The ids of records that lie back to back; `struct.error` if they are not all there."""
+    """The ids of contiguous records; raises `struct.error` if some are missing."""
     count, length = len(lengths), lengths[0]
     first = first_position + MESSAGE_ID_POSITION
     if count == 1:
@@ -137,8 +137,7 @@ def _id_runs(data: bytes, lengths: Sequence[int], first_position: int) -> list[I
 def _dense_run(data: bytes, first: int, stride: int, count: int) -> IdRun | None:
     """The run formed by the ids at every `stride` bytes from `first` on; None if they form none.
 
-    Also None where more than the last two bytes of the counter change, which happens in about one
-    frame of a hundred.
+    Also None if more than the last two bytes of the counter change, which happens in about one frame of a hundred.
     """
     instance, counter = _ID.unpack_from(data, first)
     low = counter % _LOW_END
@@ -146,7 +145,7 @@ def _dense_run(data: bytes, first: int, stride: int, count: int) -> IdRun | None
     if after > _LOW_END:
         return None
     columns = _id_columns(first, stride, count)(data)
-    # The last column first: it is the one that tells other orders apart.
+    # The last column first, because it reveals other orders.
     if columns[-1] != _LAST_BYTES[low:after] or columns[-2] != _OTHER_BYTES[low:after]:
         return None
     if columns[:_SAME_BYTES] != _same_columns(data[first : first + _SAME_BYTES], count):

@@ -1,19 +1,20 @@
-"""The dedupe window: which message ids were stored lately, and in which frame.
+"""The dedupe window: the message ids that were stored recently, with the frame of each.
 
-An id is remembered together with its subject: the same id under another subject is another message, so a caller that
-may send to one subject has no say over those of another.
+An id is remembered together with its subject: the same id under another subject is another message,
+so a caller that may send to one subject cannot block messages of another.
 
 An id is a producer instance and a dense counter, so the ids of a frame are a few runs of counters,
 and a million ids are a few thousand runs of 24 bytes each. A window keeps at least the last
 `ids_max` ids or the last `age_ms`, whichever is less, in eight generations; the oldest generation
-leaves as a whole. Time is the log's own (`stored_at_ms` of frames), so that replaying the log gives
-the same window. Retention alone may have it forget by the clock, when nothing can be stored.
+is dropped as a whole. Time is the log's own (`stored_at_ms` of frames), so that replaying the log
+gives the same window. Only retention may make it forget by the clock, when nothing can be stored.
 
-Why eight tables, although a look-up asks each: a generation leaves at once, with all that it holds, and its
-first frame says where a snapshot of the window and the log that a start reads begin. One table for all would save
-about a microsecond and a half of a request, and would need, for each run, the generation it leaves with, and a sweep
-that takes a full generation out piece by piece between commits. With two tables the window would hold, and a
-start read, half as much again as is promised, instead of an eighth.
+There are eight tables, although a look-up checks each: a generation is dropped at once, and its
+first frame marks the beginning of a snapshot of the window and of the log that a start reads. A
+single table would save about 1.5 microseconds per request, but would need the generation of each
+run, and a pass that removes an old generation piece by piece between commits. With two tables the
+window, and the log that a start reads, would be half as long again as promised, instead of an
+eighth.
 
 Not for: deciding whether a repeat has the same content, which needs the stored record
 (`repeats.py`). An id added here may be acknowledged only after the next sync.
@@ -33,15 +34,15 @@ GENERATIONS: Final = 8
 
 
 class IdRunPlace(NamedTuple):
-    """Ids that were stored before, and where."""
+    """Ids that were stored before, with their place."""
 
     run: IdRun
-    #: Offset of the frame, or whatever number the window was given for it.
+    #: Offset of the frame, or another number that the caller gave for it.
     place: int
 
 
 class Known(NamedTuple):
-    """Ids of one subject that were stored before, and where."""
+    """Ids of one subject that were stored before, with their frames."""
 
     subject: str
     run: IdRun
@@ -164,7 +165,7 @@ class _Columns:
 
 
 class Era(NamedTuple):
-    """Identifies a generation of a window: its first frame, and when that was stored."""
+    """Identifies a generation of a window: the offset of its first frame, and the time when it was stored."""
 
     first_offset: int
     first_stored_at_ms: int
@@ -201,12 +202,12 @@ class DedupeWindow:
         #: Newest first, because repeats are mostly of recent messages.
         self._generations: list[_Generation] = []
         self.ids = 0
-        #: Told of each frame that is added; `journal.py` keeps them over a restart.
+        #: Called with each added frame; `journal.py` stores them for a restart.
         self.on_added: Callable[[Added], object] = lambda _: None
 
     @property
     def is_empty_for_good(self) -> bool:
-        """Whether the options say to remember nothing."""
+        """Whether the options disable the window."""
         return not self._ids_max or not self._age_ms
 
     @property
@@ -215,7 +216,7 @@ class DedupeWindow:
         return self._generations[-1].era.first_offset if self._generations else None
 
     def find(self, ids: SubjectIds) -> list[Known]:
-        """Those of these ids that are remembered, with the offsets of their frames."""
+        """The remembered ones of these ids, with the offsets of their frames."""
         found: list[Known] = []
         for subject, runs in ids.items():
             for generation in self._generations:
@@ -243,9 +244,9 @@ class DedupeWindow:
     def restore(
         self, era: Era, columns: Mapping[str, RunColumns], *, last_stored_at_ms: int
     ) -> None:
-        """Restore what was added to one generation before a restart: sorted columns by subject.
+        """Restore the ids of one generation from before a restart: sorted columns by subject.
 
-        Requires: it follows what was restored before.
+        Requires: generations are restored in order.
         """
         if self.is_empty_for_good:
             return
@@ -261,7 +262,7 @@ class DedupeWindow:
         self.forget(last_stored_at_ms)
 
     def forget(self, now_ms: int) -> None:
-        """Forget what a frame stored at `now_ms` would make it forget."""
+        """Forget the ids that a frame stored at `now_ms` would push out."""
         while self._generations:
             oldest = self._generations[-1]
             is_old = oldest.last_stored_at_ms + self._age_ms < now_ms

@@ -1,4 +1,4 @@
-"""The hashes under which messages are in the key index.
+"""The hashes of message ids and keys in the key index.
 
 The hash of a key is the CRC-32C of subject, zero byte, key. The hash of a message id is the CRC-32C
 of its first half plus its second half, modulo 2³². The ids of one producer are dense, so those of a
@@ -15,24 +15,24 @@ from qmq_client.wire.columns import byte_column
 from qmq_client.wire.frame import FrameKind, MessageFrame
 from qmq_client.wire.record import DUE_BYTES, KEY_BYTES_POSITION, RECORD_FIXED_BYTES
 
-#: How many hashes there are.
+#: Number of possible hashes.
 HASHES: Final = 2**32
 
 
 class FrameKeys(NamedTuple):
-    """What is indexed of a frame: its ids as runs, and the hashes of its keys, each once."""
+    """The indexed values of a frame: its ids as runs, and the hashes of its keys, each once."""
 
     ids: list[IdRun]
     keys: list[int]
 
     @property
     def entry_count(self) -> int:
-        """How many entries that makes."""
+        """How many entries the frame needs."""
         return len(self.keys) + sum(run.next_counter - run.first_counter for run in self.ids)
 
 
 def frame_keys(frame: MessageFrame) -> FrameKeys:
-    """What is indexed of a frame. A record without a key costs one look at one byte."""
+    """The indexed values of a frame. For a record without a key only one byte is read."""
     data = frame.data
     key_bytes = byte_column(frame, KEY_BYTES_POSITION)
     if not any(key_bytes):

@@ -1,15 +1,15 @@
-"""The key index of a store: where messages stand, by id and by key.
+"""The key index of a store: finds frames by message id and by key.
 
 ::
 
     index/<17 digits>    files of entries, see key_index_file.py; each covers a range of the log
     state/index          MessagePack of IndexTable and a checksum line
 
-Derived, and behind the log. `step` indexes the next frames that no file covers, a bounded number of
-bytes at a time, in a thread of its own; no send waits for it. A file that is missing or not as it
-was written leaves a gap, and a gap is indexed again; without a table, everything is. Nothing that
-goes wrong here stops the broker: without room the index waits, after a failed call it is switched
-off until the next start, and searches look through what it does not cover (`key_search.py`).
+Derived, and always behind the log. `step` indexes the next frames that no file covers, a bounded
+number of bytes at a time, in a separate thread; no send waits for it. A missing or damaged file
+leaves a gap, and gaps are indexed again; without a table, the whole log is. No failure here stops
+the broker: without room the index waits, after a failed call it is switched off until the next
+start, and searches scan the parts that it does not cover (`key_search.py`).
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ from qmq_client.wire.frame import FrameKind, MessageFrame
 _log = logging.getLogger(__name__)
 #: Entries kept in memory before they are written: 1.3 MB.
 TAIL_BYTES_MAX: Final = 65_536 * 20
-#: Log bytes after which the table is written again: without it a search would look through this
-#: much.
+#: Log bytes after which the table is written again: without the table a search would scan this much.
 NOTE_BYTES: Final = 256 * 1024 * 1024
 #: Entries per slot of a full file, as in RocketMQ.
 ENTRIES_PER_SLOT: Final = 4
 #: Kinds with a place in a consume queue; a delayed message gets one when it is released.
 INDEXED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
 
-#: Beginning and durable end of the commit log at this moment.
+#: The current beginning and durable end of the commit log.
 LogBounds = Callable[[], LogRange]
 
 
@@ -66,11 +65,11 @@ class IndexTable(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStep:
-    """What one step did."""
+    """The result of one step."""
 
     log_bytes: int = 0
     messages: int = 0
-    #: Whether more may be left to do right now.
+    #: Whether more work may be left now.
     is_unfinished: bool = False
 
 
@@ -107,9 +106,9 @@ class KeyIndex:
         self._is_noted = True
         #: Log bytes indexed since the table was written.
         self._unnoted_bytes = 0
-        #: Files that a reader found damaged, and how.
+        #: Files that a reader found damaged, with the reason.
         self._suspects: list[tuple[IndexFile, str]] = []
-        #: Why there is no index until the next start; empty while there is one.
+        #: The reason why there is no index until the next start; empty while there is one.
         self.fault = "" if self._entries_max else "switched off"
 
     def files(self) -> list[IndexFile]:
@@ -120,27 +119,26 @@ class KeyIndex:
     def cover(self, within: LogRange) -> tuple[list[IndexFile], list[LogRange]]:
         """The files that can be searched, and the parts of this range that none of them covers.
 
-        Both belong to one moment: what is in neither was not in the range.
+        Both belong to one moment: together they cover the whole range.
         """
         files = [file for file in self.files() if file.is_usable]
         return files, [gap for gap in _gaps(files, within) if gap.length]
 
     def gaps(self, within: LogRange) -> list[LogRange]:
-        """The parts of this range without a file, or with one that was not taken up yet."""
+        """The parts of this range without a file, or with one that was not reopened yet."""
         return self.cover(within)[1]
 
     @property
     def indexed_offset(self) -> int:
-        """Everything in the commit log below this is indexed."""
+        """The commit log below this offset is indexed."""
         within = self._bounds()
         gaps = self.gaps(within)
         return gaps[0].first_offset if gaps else within.next_offset
 
     def step(self, bytes_max: int) -> IndexStep:
-        """Index about this many bytes of the log, or check files, or do nothing.
+        """Index about this many bytes of the log, or check files, if either is due.
 
-        Never raises because of the disk: without room it does nothing; after a failure, nothing
-        ever again.
+        Never raises because of the disk: without room it does nothing; after a failure it stays off.
         """
         if self.fault:
             return IndexStep()
@@ -153,7 +151,7 @@ class KeyIndex:
         return IndexStep()
 
     def note(self) -> None:
-        """Write everything indexed to its files and note it in the table; durable on return."""
+        """Write all entries to the files and update the table; durable on return."""
         if self._growing is not None:
             self._growing.flush()
             self._growing.sync()
@@ -165,7 +163,7 @@ class KeyIndex:
         self._is_noted = True
 
     def finish(self) -> None:
-        """Note what is not noted yet; never raises because of the disk.
+        """Update the table if needed; never raises because of the disk.
 
         Requires: no step is under way.
         """
@@ -177,7 +175,7 @@ class KeyIndex:
             _log.warning("key index not noted: reason=%s", error)
 
     def close(self) -> None:
-        """Close all files without noting anything. Safe to call twice."""
+        """Close all files without updating the table. Safe to call twice."""
         for file in self.files():
             file.close()
 
@@ -211,7 +209,7 @@ class KeyIndex:
         return done
 
     def _kept(self, within: LogRange) -> LogRange:
-        """The range to cover: not what was in files removed because there were too many."""
+        """The range to cover, without the files that were removed because there were too many."""
         files = self.files()
         if len(files) < self._files_max:
             return within
@@ -253,7 +251,7 @@ class KeyIndex:
         return file
 
     def _skip(self, file: IndexFile, next_offset: int, reason: str) -> None:
-        """Continue after a damaged range, or where the log begins by now."""
+        """Continue after a damaged range, or at the current beginning of the log."""
         offset = file.next_offset
         first_offset = self._bounds().first_offset
         if first_offset > offset:
@@ -288,12 +286,12 @@ class KeyIndex:
             self._forget(file)
         try:
             self.note()
-        finally:  # after the table, which names only files that are there; without room they go too
+        finally:  # after the table, which may name only existing files; they are removed without room too
             for file in surplus:
                 file.remove()
 
     def _prepare(self) -> None:
-        """Once: remove what the table does not know, and take up the growing file."""
+        """Once: remove files that the table does not name, and reopen the growing file."""
         if self._is_prepared:
             return
         files = self.files()
@@ -373,11 +371,11 @@ class KeyIndex:
             table = msgspec.msgpack.decode(content, type=IndexTable)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return []
-        # A restored copy may lack frames that the table covers: then the table does not count.
+        # A restored copy may lack frames that the table covers: then the table is ignored.
         end = self._bounds().next_offset
         if table.store_id != self._store_id or not _is_in_order(table.files, end):
             return []
-        # A file may have gone with its part of the log, before a kill that came before the table.
+        # A file may have been removed with its part of the log, before a kill prevented the update of the table.
         there = set(self._disk.names(layout.INDEX))
         states = [state for state in table.files if state.name in there]
         return [IndexFile.of_state(self._disk, self._store_id, state) for state in states]

@@ -114,10 +114,9 @@ class Hit(NamedTuple):
 
 
 class IndexFile:
-    """A growing or sealed file. Changed by one thread, read by any.
+    """A growing or sealed index file. Changed by one thread, read by any.
 
-    Raises `DiskError` and `NoRoomError` of the disk, and `CorruptionError` if the file is not as it
-    was written.
+    Raises `DiskError` and `NoRoomError` of the disk, and `CorruptionError` if the file is damaged.
     """
 
     def __init__(self, disk: Disk, store_id: bytes, *, first_offset: int, slot_count: int) -> None:
@@ -141,7 +140,7 @@ class IndexFile:
         self.last_stored_at_ms = 0
         self.count = 0
         self.is_sealed = False
-        #: Whether all of it was read and matches its checksums.
+        #: Whether the whole file was read and matches its checksums.
         self.is_checked = True
 
     @classmethod
@@ -181,7 +180,7 @@ class IndexFile:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be searched. A file that was growing at the last stop cannot before `take_up`."""
+        """Whether it can be searched. A file that was growing at the last stop cannot be searched before `take_up`."""
         return self.is_sealed or self._slots is not None or not self.count
 
     @property
@@ -205,7 +204,7 @@ class IndexFile:
                 count = run.next_counter - run.first_counter
                 first = id_hash(run.instance, run.first_counter)
                 hashes += range(first, min(first + count, HASHES))
-                hashes += range(first + count - HASHES)  # those that wrap round to 0, if any
+                hashes += range(first + count - HASHES)  # those that wrap around to 0, if any
                 self._link_run(first, count, previous)
             slots = self._grown_slots()
             number = self.count + len(hashes) + 1
@@ -228,7 +227,7 @@ class IndexFile:
             file = self._disk.open(self.path, is_new=True)
             file.truncate(0)
             file.write(0, [self.header()])
-            self._file = file  # set last: if the disk was full, the next try starts over
+            self._file = file  # set last: if the disk was full, the next attempt starts over
         position = self._entry_position(self._written_count + 1)
         tail = bytes(self._tail)
         self._file.write(position, [tail])
@@ -238,7 +237,7 @@ class IndexFile:
             self._tail = bytearray()
 
     def seal(self) -> None:
-        """Write all of it and stop growing. Durable on return, except for the name."""
+        """Write the rest of the file and stop growing. Durable on return, except for the name."""
         if self.count:
             self.flush()
             packed = big_endian(self._grown_slots())
@@ -252,7 +251,7 @@ class IndexFile:
         self.close()
 
     def sync(self) -> None:
-        """Make everything flushed durable, except for the name."""
+        """Make the flushed entries durable, except for the name."""
         if self._file is not None:
             self._file.sync()
 
@@ -289,7 +288,7 @@ class IndexFile:
                 slots[hash_ % self.slot_count] = hash_number
             number += len(hashes)
         if crc != self._entries_crc:
-            raise self._corruption(first, "entries are not as they were written")
+            raise self._corruption(first, "entries were altered")
         self._file.truncate(after)
         with self._lock:
             self._slots = slots
@@ -298,7 +297,7 @@ class IndexFile:
     def check_some(self) -> bool:
         """Read the next megabyte of a sealed file; returns whether it is checked to its end.
 
-        Raises `CorruptionError` if the file is not as it was written.
+        Raises `CorruptionError` if the file is damaged.
         """
         if self.is_checked:
             return True
@@ -327,7 +326,7 @@ class IndexFile:
         if self._checked_bytes < after:
             return False
         if self._checking_crcs != (self._slots_crc, self._entries_crc):
-            raise self._corruption(INDEX_HEADER_BYTES, "not as it was written")
+            raise self._corruption(INDEX_HEADER_BYTES, "altered since it was written")
         self.is_checked = True
         return True
 
@@ -387,7 +386,7 @@ class IndexFile:
             first = (number - self._written_count - 1) * INDEX_ENTRY_BYTES
             return _ENTRY.unpack_from(self._tail, first)
         if file is None:
-            raise self._corruption(self._entry_position(number), "the file was given up")
+            raise self._corruption(self._entry_position(number), "the file was removed")
         data = file.read(self._entry_position(number), INDEX_ENTRY_BYTES)
         if len(data) != INDEX_ENTRY_BYTES:
             raise self._corruption(self._entry_position(number), "the file is too short")

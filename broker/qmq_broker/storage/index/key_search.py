@@ -1,9 +1,9 @@
-"""Searching messages by id, or by key and time: the key index first, then what it does not cover.
+"""Searches messages by id, or by key and time: first in the key index, then in parts of the log without an index.
 
-Newest first. Nothing the index says is trusted: the frame is read, verified and compared. Parts of
-the log without an index (it is behind, a file was damaged, old files were removed) are looked
-through up to a bound; the result says what was left out. Runs in any thread, parallel to the writer and
-the indexer.
+Newest first. Entries of the index are not trusted: the frame is read, verified and compared. Parts
+of the log without an index (it lags, a file was damaged, old files were removed) are scanned up to
+a limit; the result says how much was left out. Runs in any thread, parallel to the writer and the
+indexer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import split_message_id
 from qmq_client.wire.record import record_key, record_message_id
 
-#: Unindexed log bytes that one search looks through: a few tenths of a second.
+#: Unindexed log bytes that one search scans: a few tenths of a second.
 LOOKED_THROUGH_BYTES_MAX: Final = 256 * 1024 * 1024
-#: Entries that one search follows: ids and keys may have been chosen to meet in one slot.
+#: Entries that one search follows: ids and keys may have been chosen to collide in one slot.
 ENTRIES_MAX: Final = 100_000
 #: Bytes of frames that one search reads because of the index.
 FRAME_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -42,7 +42,7 @@ FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class TimeRange(NamedTuple):
-    """When a message was stored, ms since 1970 UTC; half open."""
+    """A range of times of storing, ms since 1970 UTC; half open."""
 
     first_ms: int = 0
     next_ms: int = 2**63 - 1
@@ -53,7 +53,7 @@ class FoundRecord(NamedTuple):
 
     subject: str
     sequence: int
-    #: Of the record in the commit log.
+    #: Offset of the record in the commit log.
     physical_offset: int
     stored_at_ms: int
     record: bytes
@@ -61,23 +61,23 @@ class FoundRecord(NamedTuple):
 
 @dataclass(slots=True)
 class SearchResult:
-    """What a search found, newest first, and what it did not look at."""
+    """The result of a search, newest first, and the parts that it left out."""
 
     found: list[FoundRecord] = field(default_factory=list)
-    #: Whether there are more than were asked for.
+    #: Whether there are more messages than requested.
     has_more: bool = False
-    #: Everything below this was indexed when the search began.
+    #: The log below this offset was indexed when the search began.
     indexed_offset: int = 0
     #: Where the log ended at that time.
     next_offset: int = 0
     #: Log bytes that neither the index nor the search covered.
     unsearched_bytes: int = 0
-    #: A bound was reached, or an index file is not checked yet: something may be missing.
+    #: A limit was reached, or an index file is not checked yet: messages may be missing.
     is_uncertain: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether anything not found, up to the limit, does not exist."""
+        """Whether the search was complete, up to the limit of results."""
         return not self.unsearched_bytes and not self.is_uncertain
 
 
@@ -115,7 +115,7 @@ class KeySearch:
     def by_key(self, subject: str, key: str, times: TimeRange, count: int) -> SearchResult:
         """The messages of a subject with this key that were stored in this time.
 
-        Requires: a key that a message may have; the empty one is no key.
+        Requires: a valid key; the empty one is not.
         """
         assert key
         needle = key.encode()
@@ -140,7 +140,7 @@ class _Wanted:
 
 
 class _Search:
-    """One search: from the newest source to the oldest, until enough is found."""
+    """One search: from the newest source to the oldest, until enough messages are found."""
 
     def __init__(self, over: KeySearch, wanted: _Wanted, times: TimeRange, count: int) -> None:
         self._segments = over._segments
@@ -162,7 +162,7 @@ class _Search:
         )
 
     def run(self) -> SearchResult:
-        # Whatever is indexed meanwhile is looked at twice rather than never.
+        # Frames that are indexed meanwhile are searched twice rather than not at all.
         files, gaps = self._index.cover(self._within)
         sources: list[LogRange | IndexFile] = [*files]
         sources += [part for gap in gaps for part in self._parts(gap)]
@@ -205,7 +205,7 @@ class _Search:
                 yield hit.offset, frame
 
     def _parts(self, gap: LogRange) -> Iterator[LogRange]:
-        """The parts of a gap that may hold a match, by what is known of its segments."""
+        """The parts of a gap that may hold a match, according to the summaries of its segments."""
         first_offset, next_offset = gap
         while first_offset < next_offset:
             base = self._segments.base_of(first_offset)
@@ -219,7 +219,7 @@ class _Search:
             first_offset = part.next_offset
 
     def _of_gap(self, gap: LogRange) -> Iterator[tuple[int, MessageFrame]]:
-        """The frames of an unindexed part, newest first, as far as the bound allows."""
+        """The frames of an unindexed part, newest first, up to the limit."""
         first_offset, next_offset = gap
         if self._times.first_ms:
             first_offset = max(first_offset, self._offset_at(self._times.first_ms, gap))
@@ -253,7 +253,7 @@ class _Search:
                 if self._wanted.needle in frame.data and frame.header.kind in INDEXED_KINDS:
                     yield frame.offset
             offset = scan.next_offset
-            if offset < part.next_offset:  # a damaged range, or given up meanwhile
+            if offset < part.next_offset:  # a damaged range, or deleted meanwhile
                 later = frame_at_or_after(self._segments, LogRange(offset + 1, part.next_offset))
                 after = part.next_offset if later is None else later.physical_offset
                 if not self._is_gone(offset):
@@ -290,7 +290,7 @@ class _Search:
         try:
             frame = read_message_frame(self._segments, offset)
         except (CorruptionError, DiskError):
-            # The frame was given up meanwhile or is damaged, or a damaged entry led here.
+            # The frame was deleted meanwhile or is damaged, or a damaged entry led here.
             if not self._is_gone(offset):
                 self._result.is_uncertain = True
             return None

@@ -1,6 +1,6 @@
 """The action log: every change of a group, in order. A snapshot and the actions after it restore all groups.
 
-Frames of kind ACTIONS in segments of their own. Body: length 4 (big-endian), MessagePack list of
+Frames of kind ACTIONS in a separate set of segments. Body: length 4 (big-endian), MessagePack list of
 actions (`actions.py`), zero fill. If a power cut takes the newest actions, messages are
 redelivered, never lost; so the service may sync at an interval.
 """
@@ -26,7 +26,7 @@ from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_HEADER_BYTES, FrameKind, build_frame
 from qmq_client.wire.requests import sized_part
 
-#: What the action log holds.
+#: The kinds of frames in the action log.
 ACTION_KINDS: Final = frozenset({FrameKind.ACTIONS})
 #: Actions per frame: a frame is encoded in memory, and a torn one is lost as a whole.
 ACTIONS_PER_FRAME_MAX: Final = 1000
@@ -50,7 +50,7 @@ class ActionLog:
         *,
         kept: Callable[[], AbstractContextManager[int]] = _by_nobody,
     ) -> None:
-        """`kept` yields the offset below which segments may go as far as keepers are concerned."""
+        """`kept` yields the offset below which keepers allow segments to be deleted."""
         self.log = log
         self._kept = kept
         self._segments = segments
@@ -58,7 +58,7 @@ class ActionLog:
         self._snapshots = snapshots
         self._first_new_offset = log.written_offset
         newest = snapshots.newest
-        #: Where the newest snapshot ends, and its content until that is forgotten; None if there is none.
+        #: The newest snapshot, with its content until `forget_snapshot`; None if there is none.
         self.snapshot_offset = 0 if newest is None else newest.snapshot.offset
         self.snapshot = None if newest is None else newest.content
 
@@ -82,15 +82,15 @@ class ActionLog:
             self.log.append([(frame, ()) for frame in self._frames(actions)])
 
     def sync(self) -> None:
-        """Make everything appended before this call durable."""
+        """Make all actions appended before this call durable."""
         self.log.sync()
 
     def write_snapshot(self, offset: int, content: GroupsContent) -> int:
-        """Store the state of the groups at `offset`, durable on return, then give up old segments.
+        """Store the state of the groups at `offset`, durable on return, then delete old segments.
 
-        Requires: `content` is the effect of everything below `offset`, and a frame ends there.
-        Returns how many segments went. May run parallel to `append`, in the thread of `sync`. Raises
-        `NoRoomError` with nothing changed, or `PoisonedError`.
+        Requires: `content` is the effect of all actions below `offset`, and a frame ends there.
+        Returns how many segments were deleted. May run parallel to `append`, in the thread of
+        `sync`. Raises `NoRoomError` with nothing changed, or `PoisonedError`.
         """
         self.log.sync()
         self._snapshots.write(offset, content)
@@ -106,7 +106,7 @@ class ActionLog:
         self._snapshots.forget_content()
 
     def replay(self) -> Iterator[Action]:
-        """All actions after the snapshot that were there when the log was opened, in order.
+        """All actions after the snapshot that existed when the log was opened, in order.
 
         Raises `CorruptionError` where the log is damaged, and `UnknownFormatError` where a later
         version wrote it.
@@ -139,7 +139,7 @@ class ActionLog:
     def between(self, within: LogRange) -> Iterator[tuple[int, list[Action]]]:
         """The actions of a part of the log, frame by frame, each with the offset after it.
 
-        May run parallel to `append`, in any thread. Ends early where the log was given up meanwhile.
+        May run parallel to `append`, in any thread. Ends early where the log was deleted meanwhile.
         """
         scan = FrameScan(
             self._segments, ACTION_KINDS, store_id=self._store_id, first_offset=within.first_offset
@@ -152,7 +152,7 @@ class ActionLog:
                 yield next_offset, frame_actions(self._segments, frame)
 
     def _frames(self, actions: Sequence[Action]) -> Iterator[bytes]:
-        """Frames that fit a segment: a list that does not fit is halved."""
+        """Frames that fit in a segment: a list that does not fit is halved."""
         content = msgspec.msgpack.encode(actions)
         is_short = len(content) + _FRAME_TABLE_BYTES <= self.log.frame_bytes_max
         if len(actions) == 1 or (is_short and len(actions) <= ACTIONS_PER_FRAME_MAX):

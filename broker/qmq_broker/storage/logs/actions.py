@@ -1,4 +1,4 @@
-"""Reading the actions of a frame of the action log; kinds and fields of later versions are refused."""
+"""Decodes the actions of a frame of the action log, and refuses kinds and fields of later versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decode_actions(content: bytes) -> list[Action]:
     """The actions of one frame; raises `ProtocolError`.
 
     Raises `UnknownFormatError` if a later version wrote an action of an unknown kind, or with unknown
-    fields. That is no damage, but the actions around it must not be interpreted.
+    fields. That is not damage, but the actions around it must not be interpreted.
     """
     try:
         return decode_msgpack(content, list[Action])

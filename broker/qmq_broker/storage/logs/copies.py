@@ -1,6 +1,6 @@
-"""Copies of messages for long retries, as they stand in the commit log.
+"""Copies of messages for long retries, as stored in the commit log.
 
-A *copy* is a delayed message of the broker's own subject `COPIES`. Its body is one MessagePack
+A *copy* is a delayed message of the broker's internal subject `COPIES`. Its body is one MessagePack
 array: the group, the message, the retry's id (see `SetAside` in `actions.py`), and the original record
 as its producer made it.
 """
@@ -67,5 +67,5 @@ def original_record(record: bytes, subject: str) -> bytes:
 
 def _damaged(reason: str) -> CorruptionError:
     return CorruptionError(
-        segment=layout.COMMIT_LOG, offset=0, reason=f"the copy is not as it was written: {reason}"
+        segment=layout.COMMIT_LOG, offset=0, reason=f"the copy is damaged: {reason}"
     )

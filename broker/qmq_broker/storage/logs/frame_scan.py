@@ -1,11 +1,11 @@
-"""Reading a log frame by frame, trusting nothing: the one scanner of all append-only logs.
+"""The scanner of all append-only logs: reads a log frame by frame and verifies each frame.
 
 A frame is good if magic and kind are right, it stands at the offset it was stamped for, its epoch
 is not older than that of the frame before, it lies inside its segment, and both checksums match.
 The scan ends at the first bad frame; `log_recovery.py` decides what that means.
 
-`claims_after` looks past that point for frames whose stamp is whole. The durable gap of such a
-frame tells how far the log had been synced when it was written.
+`claims_after` searches the bytes after that point for frames with a valid stamp. The durable gap of
+such a frame gives the offset up to which the log had been synced when it was written.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ SCAN_BLOCK_BYTES: Final = 1024 * 1024
 #: The head of a frame has a sequence for each of its subjects.
 HEAD_BYTES_MAX: Final = FRAME_HEADER_BYTES + SEQUENCE_BYTES * SUBJECTS_PER_FRAME_MAX
 _OFFSET_BYTES: Final = 8
-#: A searched block overlaps the next one by the longest head, so that no head is cut in two.
-#: A multiple of every system's page: a page that was read in part is no hole any more.
+#: A searched block overlaps the next one by the longest head, so that no head is cut in two. A
+#: multiple of every system's page size, because a partly read page no longer counts as a hole.
 _PAGE_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(SCAN_BLOCK_BYTES + HEAD_BYTES_MAX)
 
 
 class ScanSource(Protocol):
-    """What a scanner needs from the files of a log; `Segments` is one source."""
+    """The interface that a scanner needs from the files of a log; `Segments` implements it."""
 
     segment_bytes: int
 
@@ -65,14 +65,14 @@ class ScanSource(Protocol):
         ...
 
     def data_from(self, offset: int) -> int:
-        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        """The offset of the next byte of the segment that may be non-zero; its end if there is none."""
         ...
 
 
 class ReadAhead:
-    """A source read forwards in short pieces, which are cut out of long ones. For one thread.
+    """A source that is read forwards in short pieces, sliced from long reads. For one thread.
 
-    Requires: nothing that is asked for is still being written when the first piece is.
+    Requires: the requested range is already written at the first read.
     """
 
     def __init__(self, source: ScanSource, ahead_bytes: int) -> None:
@@ -84,7 +84,7 @@ class ReadAhead:
         self._block_offset = 0
 
     def read(self, offset: int, count: int) -> bytes:
-        """As of the source."""
+        """Like the source's method."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
             self._block = self._read(offset, count)
@@ -93,18 +93,18 @@ class ReadAhead:
 
     def _read(self, offset: int, count: int) -> bytes:
         if count < self._ahead_bytes:
-            with suppress(DiskError):  # perhaps of what lies further on
+            with suppress(DiskError):  # the fault may be in a later part of the block
                 return self._source.read(offset, self._ahead_bytes)
         return self._source.read(offset, count)
 
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A good frame as part of a larger read: keeping it keeps the whole block."""
+    """A good frame within a larger block: a reference to it keeps the whole block in memory."""
 
     offset: int
     header: FrameHeader
-    #: The block that was read, and where in it this frame begins.
+    #: The block that was read, and the start of this frame in it.
     block: bytes
     first: int = 0
 
@@ -117,7 +117,7 @@ class ScannedFrame:
 
     @cached_property
     def data(self) -> bytes:
-        """The same bytes on their own; copied once."""
+        """The same bytes as a separate object; copied once."""
         return bytes(self.view)
 
 
@@ -125,7 +125,8 @@ class FrameScan:
     """One pass over a log, from the first byte of a frame to the first bad frame.
 
     Iterate once; afterwards `next_offset` and the attributes below it say where and why it ended.
-    Raises `UnknownFormatError` at a frame of another version: that is no damage, and nothing ends there.
+    Raises `UnknownFormatError` at a frame of another version, which is neither damage nor the end
+    of the log.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class FrameScan:
         self.search_offset = first_offset
         #: The last good frame; None if there was none.
         self.last: FrameHeader | None = None
-        #: How far the log had been synced, according to the good frames.
+        #: The offset up to which the log had been synced, according to the good frames.
         self.durable_claim = 0
 
     def __iter__(self) -> Iterator[ScannedFrame]:
@@ -175,7 +176,7 @@ class FrameScan:
             raise
         verify_stamp(header, self._bytes(offset, header.head_bytes))
         if header.physical_offset != offset:
-            raise ProtocolError(f"frame that was written for offset {header.physical_offset}")
+            raise ProtocolError(f"frame written for offset {header.physical_offset}")
         if self.last is not None and header.epoch < self.last.epoch:
             raise ProtocolError(
                 f"frame of epoch {header.epoch} after one of epoch {self.last.epoch}"
@@ -187,7 +188,7 @@ class FrameScan:
             raise ProtocolError(
                 f"frame of kind {header.kind.name}, {header.frame_bytes} bytes, does not belong here"
             )
-        # The stamp is whole, so its length is believed even if the body is not.
+        # The stamp is valid, so its length is trusted even if the body is damaged.
         self.search_offset = next_offset
         is_first = offset == base
         frame = self._whole(offset, header, is_first, room_offset)
@@ -217,7 +218,7 @@ class FrameScan:
         return self._block[first : first + count]
 
     def _place(self, offset: int, count: int) -> int:
-        """Where `offset` lies in the block, which is read again unless it holds enough."""
+        """The index of `offset` in the block, which is read again unless it holds enough bytes."""
         first = offset - self._block_offset
         if first < 0 or first + count > len(self._block):
             self._block = self._segments.read(offset, max(count, self._block_bytes()))
@@ -228,7 +229,7 @@ class FrameScan:
     def _block_bytes(self) -> int:
         """How much to read in one step: whole frames, if all are as long as the last one.
 
-        A frame cut by the end of a block is read again, and a long frame makes up much of a block.
+        A frame that is cut by the end of a block is read again, and a long frame is a large part of a block.
         """
         if self.last is None:
             return SCAN_BLOCK_BYTES
@@ -236,9 +237,9 @@ class FrameScan:
 
 
 def claims_after(segments: Segments, offset: int, *, epoch: int) -> Iterator[FrameHeader]:
-    """Headers at or after `offset` with a whole stamp and an epoch of at least `epoch`.
+    """Headers at or after `offset` with a valid stamp and an epoch of at least `epoch`.
 
-    Only places where a frame may begin are looked at: every eighth byte, with the right magic and
+    Only places where a frame may begin are checked: every eighth byte, with the right magic and
     offset. Raises `UnknownFormatError` at a frame of another version.
     """
     for base in segments.bases_from(offset):
@@ -256,8 +257,8 @@ def claims_in_segment(
 def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of one segment from `offset` to its end, in blocks that overlap.
 
-    Zeros are left out: a new segment is a gigabyte of them, and a start looks after its last frame.
-    Most are in space that was never written, which is not read.
+    Zeros are left out: a new segment has a gigabyte of them, and a start searches after its last
+    frame. Most are in space that was never written, which is not read.
     """
     while block := segments.read(offset, len(_ZEROS)):
         if block == _ZEROS:
@@ -272,7 +273,7 @@ def blocks(segments: ScanSource, offset: int, base: int) -> Iterator[tuple[int, 
 
 
 def durable_claim(header: FrameHeader) -> int:
-    """How far the log had been synced when this frame was written."""
+    """The offset up to which the log had been synced when this frame was written."""
     if header.durable_gap >= DURABLE_GAP_MAX:
         return 0
     return header.physical_offset - header.durable_gap
@@ -281,7 +282,7 @@ def durable_claim(header: FrameHeader) -> int:
 def refuse_unknown(head: bytes, segments: ScanSource, offset: int, epoch: int) -> None:
     """Raise `UnknownFormatError` if another version wrote the frame at `offset` of the log.
 
-    Requires: `head` begins there. A frame of an epoch below `epoch` is an old one, and no frame of the log.
+    Requires: `head` begins there. A frame with an epoch below `epoch` is an old one that does not belong to the log.
     """
     what = unknown_format(head)
     if not what:

@@ -17,14 +17,13 @@ COMMIT_KINDS: Final = frozenset(
         FrameKind.CANCELLED,
     }
 )
-#: What clients send, and copies, which are the broker's own (`ids.runs.is_remembered` tells them
-#: apart).
+#: Frames of clients, and copies made by the broker (`ids.runs.is_remembered` distinguishes them).
 SENT_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.DELAYED})
 #: Frames whose records get places in consume queues.
 QUEUED_KINDS: Final = frozenset({FrameKind.MESSAGES, FrameKind.RELEASED})
 #: Frames that settle the state of the delayed messages in them.
 SETTLING_KINDS: Final = frozenset({FrameKind.RELEASED, FrameKind.RESCHEDULED})
-#: For frames that are already in the log: they passed the limits of their day.
+#: Limits for frames that are already in the log, which passed the limits of their time.
 LOG_LIMITS: Final = Limits(
     record_bytes=1024 * 1024 * 1024 - 1024,
     tags=64,

@@ -1,19 +1,19 @@
-"""Opening one append-only log, whatever happened to it before.
+"""Opens one append-only log after a clean stop, a crash or a power cut.
 
-`examine` reads and decides, `mend` changes. The first bad frame is one of two things:
+`examine` reads and decides, `mend` repairs. The first bad frame is one of two things:
 
-- a **torn tail**: nothing after it claims that it had been synced, so it was never acknowledged.
-  It is cut physically, so that old bytes can never be taken for new ones;
+- a **torn tail**: no later frame claims that it had been synced, so it was never acknowledged. It
+  is cut physically, so that old bytes cannot be mistaken for new ones;
 - **corruption**: the checkpoint, or the durable gap of a later frame, says that the log had been
-  synced beyond it. Then accepted data is damaged: `CorruptionError`, nothing is changed.
+  synced beyond it. Then accepted data is damaged: raises `CorruptionError` and changes nothing.
 
 The limit of the method: damage inside the very last commit before the stop looks like a torn write.
-Checkpoints, which are also written when the log falls idle, narrow that to about a second.
+Checkpoints, which are also written when the log becomes idle, limit this to about a second.
 
-`mend` also writes frames that may never have been synced once more in place, and syncs them: after
-a failed sync the page cache may show bytes that the kernel has marked as stored although the disk
-never took them (PostgreSQL's fsync finding of 2018). A sync alone would then succeed and promise
-what is not there.
+`mend` also rewrites in place frames that may never have been synced, and syncs them: after
+a failed sync the page cache may show bytes that the kernel has marked as stored although they never
+reached the disk (PostgreSQL's fsync finding of 2018). A sync alone would then succeed without
+storing them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from qmq_client.wire.frame import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFinding:
-    """What `examine` found in one log."""
+    """The result of `examine` for one log."""
 
     #: First byte after the accepted frames: the log continues here.
     next_offset: int
-    #: Everything below this is known to have been synced once.
+    #: Bytes below this are known to have been synced.
     durable_offset: int
     last_frame_offset: int
     last_stored_at_ms: int
@@ -62,9 +62,9 @@ class LogFinding:
     scanned_bytes: int
     #: Bytes after the accepted frames, from the first to the last that is not zero.
     torn_bytes: int
-    #: What is wrong with the first of them; empty if there are none.
+    #: The fault of the first of them; empty if there are none.
     torn_reason: str
-    #: Offsets of whole frames among them: what stood before those was lost, so they are, too.
+    #: Offsets of valid frames among them: bytes before them were lost, so these frames are discarded too.
     torn_frames: tuple[int, ...] = ()
 
 
@@ -77,7 +77,7 @@ def examine(
     first_offset: int = 0,
     check: Callable[[ScannedFrame], object] = lambda _: None,
 ) -> LogFinding:
-    """Read the log from the last frame of the checkpoint on, and decide where it ends.
+    """Read the log from the checkpoint's last frame on, and decide where it ends.
 
     `first_offset` is where the log begins; `check` is called with each frame of `kinds`. Raises
     `CorruptionError`, and `UnknownFormatError` where another version wrote. Changes nothing.
@@ -113,10 +113,10 @@ def examine(
 def mend(
     segments: Segments, finding: LogFinding, *, first_offset: int = 0, spares_max: int = 0
 ) -> None:
-    """Cut what was not accepted and secure what was; durable on return.
+    """Cut the bytes after the accepted frames and make the accepted ones durable; durable on return.
 
-    Segments below `first_offset` were given up; their removal is completed. May be interrupted
-    anywhere and repeated: it finds the same end again.
+    Segments below `first_offset` were deleted; their removal is completed. May be interrupted at
+    any point and repeated, with the same result.
     """
     given_up = [b for b in segments.bases if b + segments.segment_bytes <= first_offset]
     for base in given_up:
@@ -134,9 +134,9 @@ def mend(
 def _check_unbroken(
     segments: Segments, store_id: bytes, first_offset: int, point: LogPoint
 ) -> None:
-    """Raise unless every segment from `first_offset` to that of `point` is there, and is ours.
+    """Raise unless every segment from `first_offset` to that of `point` exists and belongs to this store.
 
-    Only their heads are read. What the scan begins with, and what follows, is for the scan: an
+    Only their heads are read. The scan checks the segment where it begins and later ones: an
     interrupted cut may leave any of them.
     """
     for base in range(first_offset, point.last_frame_offset, segments.segment_bytes):
@@ -148,7 +148,7 @@ def _check_unbroken(
 
 
 def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
-    """What is wrong with the head of a segment; empty for nothing."""
+    """The fault of the head of a segment; empty without one."""
     data = segments.read(base, SEGMENT_HEAD_BYTES)
     refuse_unknown(data, segments, base, epoch=0)
     try:
@@ -160,11 +160,11 @@ def _head_fault(segments: Segments, base: int, store_id: bytes) -> str:
         return str(error)
     except CorruptionError as error:
         return error.reason
-    return "" if header.kind is FrameKind.SEGMENT_HEAD else "no segment head"
+    return "" if header.kind is FrameKind.SEGMENT_HEAD else "not a segment head"
 
 
 def _check_end(segments: Segments, scan: FrameScan, point: LogPoint) -> tuple[int, ...]:
-    """Offsets of whole frames after the scan; raises if one of them, or the checkpoint, says synced beyond it."""
+    """Offsets of valid frames after the scan; raises if one of them, or the checkpoint, claims a sync beyond it."""
     if scan.next_offset < point.durable_offset:
         raise _corruption(
             segments, scan, f"the checkpoint says synced up to offset {point.durable_offset}"
@@ -194,7 +194,7 @@ def _corruption(segments: Segments, scan: FrameScan, evidence: str) -> Corruptio
 
 
 def torn_bytes_after(segments: Segments, offset: int) -> int:
-    """How many bytes after the accepted frames were meant to be a frame."""
+    """How many bytes after the accepted frames belong to a torn frame."""
     torn_bytes = 0
     for base in segments.bases_from(offset):
         first = max(base, offset)
@@ -211,7 +211,7 @@ def torn_bytes_after(segments: Segments, offset: int) -> int:
 
 
 def _claimed_bytes(segments: Segments, offset: int) -> int:
-    """The length of the frame that was meant to stand here, if any; old frames name another offset."""
+    """The length of the torn frame at this place, if any; old frames have another offset."""
     try:
         header = read_header(segments.read(offset, FRAME_HEADER_BYTES))
     except ProtocolError:
@@ -220,7 +220,7 @@ def _claimed_bytes(segments: Segments, offset: int) -> int:
 
 
 def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
-    """Write accepted bytes again where they stand, and sync the segments they are in."""
+    """Rewrite accepted bytes in place, and sync their segments."""
     for base in segments.bases_from(offset):
         if base >= next_offset:
             return
@@ -238,11 +238,11 @@ def _rewrite(segments: Segments, offset: int, next_offset: int) -> None:
 
 
 def _cut(segments: Segments, offset: int, torn_frames: Iterable[int]) -> None:
-    """Make everything after `offset` in the last segment read as zeros.
+    """Make all bytes after `offset` in the last segment read as zeros.
 
-    In a recycled segment only the heads of the torn frame and of `torn_frames` are cleared. Nothing
-    else after them is stamped for the place where it stands. Without that, padding would hide such a frame
-    from a scan, but not from who looks for the next frame from any byte on (`frame_seek.py`).
+    In a recycled segment only the heads of the torn frame and of `torn_frames` are cleared. No
+    other frame after them is stamped for its place. Otherwise padding would hide such a frame from
+    a scan, but not from a search for the next frame after any byte (`frame_seek.py`).
     """
     base = segments.bases[-1]
     file = segments.file(base)

@@ -17,7 +17,7 @@ def log_settings(
         reserve_bytes=options.reserve_bytes,
         spare_segments=options.spare_segments,
     )
-    # Pulls and acks continue below the reserve: they are what makes room.
+    # Pulls and acks continue below the reserve, because they free space.
     actions = LogSettings(
         store_id=store_id,
         epoch=epoch,

@@ -1,6 +1,6 @@
-"""Places of lost messages: what stands in the log where accepted frames were damaged.
+"""LOST frames, which replace damaged accepted frames in the log and keep the sequences of their messages.
 
-When a person gives up a damaged range (`quarantine.py`), it is covered by frames of kind LOST.
+When an operator discards a damaged range (`quarantine.py`), it is covered by frames of kind LOST.
 Body: length 4 (big-endian), MessagePack list of LostRun, zeros. Sequences stay dense: each lost one
 has an entry of length 0 in its consume queue, which is never delivered but skipped and counted.
 """
@@ -19,7 +19,7 @@ from qmq_client.wire.requests import decode_msgpack, sized_part
 
 _LENGTH: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">QIQ")
-#: A longer range is covered by several frames, so that no scan must hold it in one piece.
+#: A longer range is covered by several frames, so that no scan must hold the whole range in memory.
 LOST_FRAME_BYTES_MAX: Final = 1024 * 1024
 #: The shortest frame that can hold a run.
 LOST_LEAST_BYTES: Final = FRAME_HEADER_BYTES + _LENGTH.size + 4
@@ -34,9 +34,9 @@ class LostRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 def lost_frames(range_bytes: int, runs: list[LostRun]) -> list[bytes]:
-    """Unstamped frames that fill a range; the first one says what is lost.
+    """Unstamped frames that fill a range; the first one lists the lost messages.
 
-    The others share one object where possible: a lost segment is a GiB, and its frames must not be.
+    The others share one object where possible, so that the frames for a lost segment of a GiB take little memory.
     Raises `ValueError` if the range is too short.
     """
     frames: list[bytes] = []

@@ -1,13 +1,13 @@
-"""An append-only log of frames: offsets, stamps, segments, and what is durable.
+"""An append-only log of frames: offsets, stamps, segments, and the durable end.
 
-`append` writes with one gathering write, `sync` makes everything appended before it durable with
-one sync. In between, the operating system has the bytes, the disk may not. Segments are described
-in `segments.py`, the frame in `qmq_client.wire.frame`.
+`append` writes with one gathering write, `sync` makes all earlier appends durable with one sync. In
+between, the operating system has the bytes, but perhaps not the disk. Segments are described in
+`segments.py`, the frame in `qmq_client.wire.frame`.
 
-Space is allocated before anything is written: on a full disk, or in a process that may open no more
-files, the whole append is refused and the log continues. The first failed write or sync poisons the
-log for good: it is unknown what the disk holds, and a second try may succeed without having
-stored anything. Only a restart, which verifies and rewrites the tail, can be trusted.
+Space is allocated before any write: on a full disk, or in a process that may open no more files,
+the whole append is refused and the log continues. The first failed write or sync poisons the log
+permanently: the content of the disk is unknown, and a second attempt may succeed without storing
+the bytes. Only a restart, which verifies and rewrites the tail, can be trusted.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Draft = tuple[bytes, Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How a log allocates space, and who writes it."""
+    """The space settings of a log, and the store and epoch in its frames."""
 
     store_id: bytes
-    #: Stamped on every frame of this opening.
+    #: Stamped on every frame that this process writes.
     epoch: int
     growth_bytes: int
-    #: When less space than this is free, no more is allocated.
+    #: No more space is allocated below this free space.
     reserve_bytes: int
-    #: How many given-up segments are kept to be written again.
+    #: How many deleted segments are kept as spares.
     spare_segments: int = 0
 
 
 class SegmentedLog:
     """One log, recovered and open for appending.
 
-    `append` belongs to one thread. `sync` may run in another one at the same time; it covers what
-    was appended before it began. `read` may run in any thread. Invariant: `durable_offset` ≤
-    `written_offset`, neither ever goes back.
+    `append` belongs to one thread. `sync` may run in another one at the same time; it covers
+    appends before it began. `read` may run in any thread. Invariant: `durable_offset` ≤
+    `written_offset`, and neither ever decreases.
     """
 
     def __init__(
         self, segments: Segments, clock: Clock, settings: LogSettings, finding: LogFinding
     ) -> None:
-        """Requires: the segments were mended as `finding` says."""
+        """Requires: the segments were repaired according to `finding`."""
         self._segments = segments
         self._clock = clock
         self._settings = settings
@@ -71,22 +71,22 @@ class SegmentedLog:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below this survives a power cut."""
+        """Bytes below this survive a power cut."""
         return self._durable.durable_offset
 
     @property
     def durable_point(self) -> LogPoint:
-        """How far the log is durable, for the checkpoint."""
+        """The durable end of the log, for the checkpoint."""
         return self._durable
 
     @property
     def poison(self) -> str | None:
-        """Why nothing is written any more; None while the log is healthy."""
+        """The reason why nothing is written any more; None while the log is healthy."""
         return self._poison
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest frame that a segment holds."""
+        """The longest frame that a segment can hold."""
         return self._segments.segment_bytes - SEGMENT_HEAD_BYTES - FRAME_HEADER_BYTES
 
     def append(self, drafts: Sequence[Draft]) -> list[int]:
@@ -110,7 +110,7 @@ class SegmentedLog:
             return offsets
 
     def sync(self) -> None:
-        """Make everything appended before this call durable: one sync of one file."""
+        """Make all earlier appends durable: one sync of one file."""
         with self._lock:
             self._check_poison()
             point = self._written_point()
@@ -130,7 +130,7 @@ class SegmentedLog:
         return self._segments.read(offset, count)
 
     def data_from(self, offset: int) -> int:
-        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        """The offset of the next byte of the segment that may be non-zero; its end if there is none."""
         return self._segments.data_from(offset)
 
     @property
@@ -151,15 +151,15 @@ class SegmentedLog:
         return list(self._segments.bases)
 
     def made_at_ms(self, base: int) -> int:
-        """When the segment that begins at `base` was begun; 0 if it is gone."""
+        """When the segment at `base` was created; 0 if it is gone."""
         return self._segments.made_at_ms(base)
 
     def give_up_below(self, offset: int) -> int:
-        """Give up the segments that end at or below `offset`; returns how many.
+        """Take the segments that end at or below `offset` out of the log; returns how many.
 
         Their files stay.
 
-        Requires: it is durably noted that nothing below is needed, and the last segment is not
+        Requires: it is durably recorded that nothing below is needed, and the last segment is not
         among them. Raises `PoisonedError`.
         """
         with self._lock:
@@ -170,9 +170,9 @@ class SegmentedLog:
             return len(bases)
 
     def put_away(self) -> None:
-        """Remove the files of what was given up; some become spares. Durable on return.
+        """Remove the files of segments that were taken out; some become spares. Durable on return.
 
-        In any single thread: no append waits for it, though it may take long. Raises
+        Call it in one thread at a time: no append waits for it, though it may take long. Raises
         `PoisonedError`.
         """
         with self._poisoning("removal of a segment"):
@@ -180,7 +180,7 @@ class SegmentedLog:
 
     @property
     def spare_count(self) -> int:
-        """How many segments are kept to be written again."""
+        """How many spare segments there are."""
         return len(self._segments.spares)
 
     def add_spare(self, path: str) -> None:
@@ -192,7 +192,7 @@ class SegmentedLog:
             with self._lock:
                 self._check_poison()
                 self._segments.add_spare(path)
-            # Outside the lock: no commit waits for it, and losing this name does no harm.
+            # Outside the lock: no commit waits for it, and losing this name is harmless.
             self._segments.disk.sync_directory(self._segments.directory)
         except DiskError as error:
             raise self._poisoned("spare", error) from error
@@ -211,16 +211,16 @@ class SegmentedLog:
         self._segments.close()
 
     def _offsets_ahead(self, sizes: Sequence[int]) -> list[int] | None:
-        """Where frames of these lengths go if there is space for all of them, as mostly."""
+        """The offsets of frames of these lengths, if there is space for all of them, which is the common case."""
         *offsets, after = accumulate(sizes, initial=self.written_offset)
         position = self.written_offset % self._segments.segment_bytes
         room_bytes = self._allocated.get(self.written_offset - position, 0) - position
-        # A segment that is just full, or just begun, is left to `_place`.
+        # A segment that is just full, or just created, is left to `_place`.
         is_ahead = position and after - self.written_offset + FRAME_HEADER_BYTES <= room_bytes
         return offsets if is_ahead else None
 
     def _place(self, sizes: Sequence[int]) -> list[int]:
-        """Where frames of these lengths go; none crosses a segment."""
+        """The offsets of frames of these lengths; none crosses a segment."""
         segment_bytes = self._segments.segment_bytes
         offset, offsets = self.written_offset, []
         for size in sizes:
@@ -253,7 +253,7 @@ class SegmentedLog:
     def _grow(self, base: int, length: int, stored_at_ms: int) -> None:
         """Allocate in large steps; if the disk has no room for that, only what is needed.
 
-        If it has none for that either, spares go: they are made for speed.
+        If that fails too, spares are removed, because they only serve speed.
         """
         wanted, needed = (
             min(self._segments.segment_bytes, -(-length // step) * step)
@@ -304,7 +304,7 @@ class SegmentedLog:
         return self._stamped(head, base, (), stored_at_ms) + head[FRAME_HEADER_BYTES:]
 
     def _write(self, drafts: Sequence[Draft], offsets: Sequence[int]) -> None:
-        """One gathering write per segment touched: one in all, except for a roll."""
+        """One gathering write per segment: one in total, except for a roll."""
         parts: list[bytes | memoryview] = []
         first = next_offset = self.written_offset
         last = self._last_frame_offset
@@ -319,7 +319,7 @@ class SegmentedLog:
         self._put(first, parts, last)
 
     def _put(self, offset: int, parts: Sequence[bytes | memoryview], last: int) -> None:
-        """Write frames, the last of which stands at `last`; only then may a reader look for them."""
+        """Write frames, the last of them at `last`; readers may look for them only afterwards."""
         if parts:
             self._flush(offset, parts)
             self._last_frame_offset = last

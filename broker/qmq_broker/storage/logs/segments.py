@@ -1,21 +1,21 @@
-"""The files of one append-only log: segments of equal length, named by the offset they begin at.
+"""The files of one append-only log: segments of equal length, each named by its first offset.
 
 ::
 
     <log>/00000000000000000000    SEGMENT_HEAD frame, frames …, PADDING frame to the end
-    <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were taken ahead
+    <log>/00000000001073741824    SEGMENT_HEAD frame, frames …, zeros that were allocated ahead
 
 Body of a SEGMENT_HEAD frame, 32 bytes big-endian: store id 16, base offset 8, flags 1, made at 7
 (ms since 1970 UTC). It reveals a segment of another store, or one under a wrong name. A frame never
 crosses a segment. It is written only where it either ends with the segment or leaves room for the
 header of a PADDING frame, so a sealed segment consists of frames from its first to its last byte.
 
-A given-up segment may be kept as a spare and written again under another name: overwriting blocks
-the disk has already allocated is several times faster than allocating new ones. Flag 1 marks it:
-after its last frame stand old frames instead of zeros. No scan takes those for new ones, because
-they were stamped for other offsets.
+A deleted segment may be kept as a spare and used again under another name: overwriting blocks that
+the disk has already allocated is several times faster than allocating new ones. Flag 1 marks such a
+segment: after its last frame there are old frames instead of zeros. Scans ignore them, because they
+were stamped for other offsets.
 
-Not for: what is in the frames. Other files next to the segments are left alone.
+Not for: the content of frames. Other files next to the segments are not touched.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from qmq_client.wire.frame import (
 _HEAD_BODY: Final = struct.Struct(">16sQQ")
 _RECYCLED: Final = 1 << 56  # flags and time as one number
 _TIME_MASK: Final = _RECYCLED - 1
-#: For where there is only one thread.
+#: The lock where there is only one thread.
 _NO_LOCK: Final = nullcontext()
-#: Of a segment that gets a file of its own, at a time.
+#: Bytes copied at a time when a shared segment gets a separate file.
 _COPIED_BYTES: Final = 1024 * 1024
 SEGMENT_HEAD_BYTES: Final = FRAME_HEADER_BYTES + _HEAD_BODY.size
 
@@ -67,7 +67,7 @@ class Segments:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._files: dict[int, DiskFile] = {}
-        #: Given-up segments that still have their files, oldest first.
+        #: Segments taken out of the log whose files still exist, oldest first.
         self._given_up: deque[tuple[int, DiskFile]] = deque()
         #: Base offsets in order.
         self.bases: list[int] = []
@@ -98,7 +98,7 @@ class Segments:
 
     def bases_from(self, offset: int) -> list[int]:
         """The segments that hold `offset` or anything after it."""
-        bases = self.bases.copy()  # at one moment: the writer gives segments up meanwhile
+        bases = self.bases.copy()  # read at one moment: the writer may take segments out meanwhile
         return bases[bisect_right(bases, offset - self.segment_bytes) :]
 
     def read(self, offset: int, count: int) -> bytes:
@@ -110,13 +110,13 @@ class Segments:
         return file.read(offset - base, min(count, base + self.segment_bytes - offset))
 
     def data_from(self, offset: int) -> int:
-        """Where the next byte of the segment may stand that is not zero; its end if none does."""
+        """The offset of the next byte of the segment that may be non-zero; its end if there is none."""
         base = self.base_of(offset)
         file = self._files.get(base)
         return offset if file is None else base + file.data_from(offset - base)
 
     def make(self, base: int, length: int, head: bytes) -> None:
-        """A new segment of `length` bytes that begins with `head`; durable on return."""
+        """Create a segment of `length` bytes that begins with `head`; durable on return."""
         file = self.disk.open(segment_path(self.directory, base), is_new=True)
         try:
             file.allocate(length)
@@ -131,7 +131,7 @@ class Segments:
     def adopt(self, base: int, head: bytes) -> bool:
         """Turn a spare into a new segment that begins with `head`; durable on return.
 
-        Returns False, with one spare less, if a backup shares the file: such a file is not
+        Returns False and drops the spare if a backup shares the file, which must not be
         overwritten. Requires: there is a spare. Until the last step the file is a spare like any
         other.
         """
@@ -155,10 +155,9 @@ class Segments:
         return True
 
     def unshare(self, base: int) -> None:
-        """Let a segment be written whose file a backup shares: it gets one of its own, durably.
+        """Give a segment whose file a backup shares a separate file, durably, so that it can be written.
 
-        Until then the shared one is the segment. Raises `NoRoomError` with nothing changed but a
-        draft next to it.
+        Until then the shared one is the segment. Raises `NoRoomError`, which leaves only a draft next to it.
         """
         shared, path = self._files[base], segment_path(self.directory, base)
         if shared.links() == 1:
@@ -187,7 +186,7 @@ class Segments:
         self.spares.append(number)
 
     def remove_spare(self) -> None:
-        """Remove a spare; after a crash it may be there again. Requires: there is one."""
+        """Remove a spare; after a crash it may reappear. Requires: there is one."""
         self.disk.unlink(spare_path(self.directory, self.spares[-1]))
         self.spares.pop()
 
@@ -197,17 +196,17 @@ class Segments:
         self._given_up.append((base, self._files.pop(base)))
 
     def put_away(self, *, spares_max: int, lock: AbstractContextManager[object] = _NO_LOCK) -> None:
-        """Remove the files of what was given up, or keep them as spares up to `spares_max`.
+        """Remove the files of segments that were taken out, or keep up to `spares_max` of them as spares.
 
-        Oldest first, and each durably before the next: the action log has no other note of where it begins,
-        so a power cut must leave it without a hole. Takes as long as the disk needs, in any single
-        thread; `lock` is held only while a spare is added. A reader inside such a file keeps it
-        until its read ends.
+        Oldest first, and each durably before the next: the beginning of the action log is not
+        recorded elsewhere, so a power cut must not leave a gap. Takes as long as the disk needs, in
+        one thread at a time; `lock` is held only while a spare is added. A reader inside such a
+        file keeps it until its read ends.
         """
         while self._given_up:
             base, file = self._given_up[0]
             path = segment_path(self.directory, base)
-            # A segment closed early because of long frames is worth keeping too; it is grown again.
+            # A segment that was closed early because of long frames becomes a spare too; it is extended again.
             is_worth_it = file.length() * 2 >= self.segment_bytes
             with lock:
                 is_kept = is_worth_it and len(self.spares) < spares_max
@@ -219,11 +218,11 @@ class Segments:
             self.disk.sync_directory(self.directory)
 
     def is_recycled(self, base: int) -> bool:
-        """Whether this segment was a spare: then old frames stand after its last one."""
+        """Whether this segment was a spare, so that old frames follow its last one."""
         return bool(self._flags_and_time(base) & _RECYCLED)
 
     def made_at_ms(self, base: int) -> int:
-        """When this segment was begun; 0 if it does not exist or has no whole head."""
+        """When this segment was created; 0 if it does not exist or has no valid head."""
         return self._flags_and_time(base) & _TIME_MASK
 
     def _flags_and_time(self, base: int) -> int:
@@ -259,7 +258,7 @@ def build_segment_head(
 
 
 def store_of_head(data: bytes, base: int) -> bytes | None:
-    """The store that the head of a segment names; None if it is no whole head for this place."""
+    """The store that the head of a segment names; None if it is not a valid head for this place."""
     try:
         header = read_header(data)
         verify_stamp(header, data[: header.head_bytes])

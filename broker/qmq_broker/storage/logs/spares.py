@@ -1,19 +1,19 @@
 """Makes a spare segment ahead of need, so that a full segment is followed by a file that already
 exists.
 
-Retention leaves spares of the segments it gives up. A log that has not given up any has none, and
-the disk would have to allocate new blocks just when a commit waits. So when the active segment is
-half full and there is no spare, one is made. Its space is allocated at once; then it is filled with
-zeros little by little while not much is written, because blocks that were written once are several
-times faster than blocks that were only promised. It becomes a spare when it is full, or when it
-will be needed soon, whichever comes first.
+Retention leaves deleted segments as spares. A log without deleted segments has none, and the disk
+would have to allocate new blocks while a commit waits. So when the active segment is half full and
+there is no spare, one is made. Its space is allocated at once; then it is filled with zeros in
+small steps during light writes, because writing to blocks a second time is several times faster
+than to blocks that were only reserved. It becomes a spare when it is full, or when it will be
+needed soon, whichever comes first.
 
-Where the log has no room to grow by a step, messages are refused before the log is asked. So
-spares are returned there: room that may not be used is taken from messages that wait.
+If the disk has no room for the log to grow by a step, messages are refused. So spares are removed
+then, because their space is needed for messages.
 
 Runs in a background thread. Until the last step, a rename, the file is not part of the log: a crash
-before it leaves a draft that the next maker starts over, a crash after it a normal spare. Nothing
-that goes wrong here stops the broker.
+before it leaves a draft that the next maker starts over, a crash after it a normal spare. No
+failure here stops the broker.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from qmq_broker.storage.files.disk_port import Disk, DiskFile
 from qmq_broker.storage.logs.segmented_log import SegmentedLog
 
 _log = logging.getLogger(__name__)
-#: One write of zeros, synced at once so that no commit waits for a pile of them.
+#: Length of one write of zeros, synced at once so that no commit waits for many of them.
 STEP_BYTES: Final = 1024 * 1024
-#: A spare is begun when this share of the active segment is used …
+#: A spare is started when this share of the active segment is used …
 BEGUN_AT: Final = 1 / 2
-#: … and finished as it is when no more than this share is left.
+#: … and finished, even if not filled, when no more than this share is left.
 NEEDED_AT: Final = 1 / 8
 
 
@@ -50,14 +50,14 @@ class SpareMaker:
         self._draft: DiskFile | None = None
         self._written = 0
         self._is_prepared = False
-        #: Why no spares are made until the next start; empty while they are.
+        #: The reason why no spares are made until the next start; empty while they are made.
         self.fault = ""
 
     def step(self, *, is_busy: bool) -> bool:
-        """Begin, continue or finish; returns whether there is more to do right now.
+        """Begin, continue or finish a spare; returns whether more work is due now.
 
-        Never raises because of the disk: without room it does nothing; after a failure, nothing
-        ever again. While `is_busy`, nothing is filled with zeros.
+        Never raises because of the disk: without room it does nothing; after a failure it stays
+        off. While `is_busy`, no zeros are written.
         """
         if self.fault or not self._spares_max or self._log.poison is not None:
             return False
@@ -73,14 +73,14 @@ class SpareMaker:
         return False
 
     def close(self) -> None:
-        """Close the draft, leaving it as it is. Safe to call twice."""
+        """Close the draft without finishing it. Safe to call twice."""
         if self._draft is not None:
             self._draft.close()
             self._draft = None
 
     def _step(self, is_busy: bool) -> bool:
         if not self._is_prepared:
-            self._remove_draft()  # left by an earlier run: its space may be needed more
+            self._remove_draft()  # left by an earlier run: its space may be needed
             self._is_prepared = True
         segment_bytes = self._log.segment_bytes
         left_bytes = segment_bytes - self._log.written_offset % segment_bytes
@@ -103,11 +103,11 @@ class SpareMaker:
         return True
 
     def _has_room(self, segment_bytes: int) -> bool:
-        """Whether there is room for the spare and one more segment: a spare is only a comfort."""
+        """Whether there is room for the spare and one more segment: a spare is optional."""
         return self._disk.free_bytes() >= self._reserve_bytes + 2 * segment_bytes
 
     def _free(self) -> bool:
-        """Remove the draft, or else one spare; returns whether that was anything."""
+        """Remove the draft, or otherwise one spare; returns whether there was one."""
         if self._draft is not None:
             self._give_up()
             return True

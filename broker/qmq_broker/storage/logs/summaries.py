@@ -3,7 +3,7 @@
 A segment is summarized when all of it is durable and no more frames can be added. `step` reads a
 bounded number of bytes of the first segment without a summary and verifies every frame; so each
 byte of the log is read back once after it was written. A damaged segment gets no summary, and
-readers look into it as if it had not been tried. Nothing that goes wrong here stops the broker.
+readers search it without one. No failure here stops the broker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Summaries:
         #: Segments that have a summary, or cannot have one.
         self._done: set[int] = set()
         self._work: _Work | None = None
-        #: Why no summaries are made until the next start; empty while they are.
+        #: The reason why no summaries are made until the next start; empty while they are made.
         self.fault = ""
 
     def find(self, base: int) -> SegmentSummary | None:
@@ -76,8 +76,7 @@ class Summaries:
         """Continue with one segment for about this many bytes; returns whether there may be more to
         do.
 
-        Never raises because of the disk: without room it does nothing; after a failure, nothing
-        ever again.
+        Never raises because of the disk: without room it does nothing; after a failure it stays off.
         """
         if self.fault:
             return False
@@ -116,7 +115,7 @@ class Summaries:
         self._done.add(work.base)
 
     def _next_base(self) -> int | None:
-        """The first sealed segment that was not looked at; forgets those that were removed."""
+        """The first sealed segment that was not summarized; forgets removed ones."""
         within, segment_bytes = self._bounds(), self._segments.segment_bytes
         gone = {base for base in self._done if base < within.first_offset}
         if gone or not self._done:
@@ -140,7 +139,7 @@ class Summaries:
 
 
 class _Work:
-    """One segment under way."""
+    """The work on one segment."""
 
     def __init__(self, segments: Segments, store_id: bytes, base: int) -> None:
         self.base = base
@@ -150,7 +149,7 @@ class _Work:
         self._frames: Iterator[ScannedFrame] = iter(self._scan)
 
     def read(self, bytes_max: int) -> bool:
-        """Read on for this many bytes; returns whether the end of the segment was reached.
+        """Read the next bytes, up to this many; returns whether the end of the segment was reached.
 
         Raises `ProtocolError` or `CorruptionError` where it is damaged.
         """

@@ -68,7 +68,7 @@ class SegmentSummary(msgspec.Struct, frozen=True, array_like=True):
     next_offset: int
     #: Bytes 16 to 23 of the segment.
     identity: bytes
-    #: When its first and its last message were stored; 0 if there is none.
+    #: When its first and last messages were stored; 0 if there are none.
     first_stored_at_ms: int
     last_stored_at_ms: int
     frames: int
@@ -84,7 +84,7 @@ class SegmentSummary(msgspec.Struct, frozen=True, array_like=True):
         return next((one for one in self.subjects or () if one.subject == subject), None)
 
 
-#: Gives the summary of the segment that begins at an offset, None if there is none.
+#: Returns the summary of the segment that begins at an offset, None if there is none.
 SummaryOf = Callable[[int], SegmentSummary | None]
 
 
@@ -191,7 +191,7 @@ def write_summary(disk: Disk, summary: SegmentSummary) -> None:
 
 
 def remove_summaries(disk: Disk) -> int:
-    """Remove all summaries; returns how many. They are made again in the background."""
+    """Remove all summaries; returns how many. They are rebuilt in the background."""
     names = [name for name in disk.names(layout.SUMMARIES) if layout.parse_number(name) is not None]
     for name in names:
         disk.unlink(f"{layout.SUMMARIES}/{name}")

@@ -1,4 +1,4 @@
-"""The consume queue of one subject: where in the commit log its messages are, in order.
+"""The consume queue of one subject: the places of its messages in the commit log, in order.
 
 ::
 
@@ -8,8 +8,8 @@
     12     8     tag hash, 0 for no tags
 
 The entry with sequence n is at byte 20 n of the queue. A file holds 300,000 entries by default and
-is named by the queue offset of its first (RocketMQ's layout). Derived: everything here is rebuilt
-from the commit log if it is missing or wrong, see `consume_queues.py`.
+is named by the queue offset of its first entry (RocketMQ's layout). Derived: missing or wrong files
+are rebuilt from the commit log, see `consume_queues.py`.
 
 Only entries of durable records are visible. New entries stay in memory until they are flushed.
 """
@@ -56,15 +56,15 @@ class ConsumeQueue:
     ) -> None:
         """Requires: `first_sequence` is not beyond `flushed_sequence`."""
         self.subject = subject
-        #: The first one still there.
+        #: The first existing sequence.
         self.first_sequence = first_sequence
-        #: After the last visible entry.
+        #: The sequence after the last visible entry.
         self.next_sequence = flushed_sequence
-        #: After the last entry added: the next message of the subject gets this sequence.
+        #: The sequence after the last added entry, which the next message of the subject gets.
         self.staged_sequence = flushed_sequence
-        #: After the last entry that is in the files.
+        #: The sequence after the last entry in the files.
         self.flushed_sequence = flushed_sequence
-        #: After the last entry that a start knows without reading frames.
+        #: The sequence after the last entry that a start knows without reading frames.
         self.journaled_sequence = flushed_sequence
         #: Checksum of each file's flushed entries.
         self.crcs = list(crcs)
@@ -78,7 +78,7 @@ class ConsumeQueue:
         self.staged_sequence += len(entries) // ENTRY_BYTES
 
     def make_visible(self) -> None:
-        """Make everything added visible. Requires: its records are durable."""
+        """Make all added entries visible. Requires: their records are durable."""
         self.next_sequence = self.staged_sequence
 
     def entries(self, first_sequence: int, count: int) -> list[Entry]:
@@ -87,11 +87,11 @@ class ConsumeQueue:
         Raises `CorruptionError` if a file of the queue was damaged while the broker runs; the next
         start rebuilds it.
         """
-        # What `Entry._make` does, without a Python call for each entry.
+        # Like `Entry._make`, without a Python call for each entry.
         return list(map(tuple.__new__, repeat(Entry), self.places(first_sequence, count)))
 
     def places(self, first_sequence: int, count: int) -> list[Place]:
-        """The same entries without names, at a third of the cost."""
+        """The same entries as plain tuples, at a third of the cost."""
         first = max(first_sequence, self.first_sequence)
         next_sequence = min(first_sequence + count, self.next_sequence)
         if first >= next_sequence:
@@ -104,7 +104,7 @@ class ConsumeQueue:
         while first < after:
             middle = (first + after) // 2
             found = self.entries(middle, 1)
-            if not found or found[0].physical_offset < offset:  # none: given up meanwhile
+            if not found or found[0].physical_offset < offset:  # none: deleted meanwhile
                 first = middle + 1
             else:
                 after = middle
@@ -114,7 +114,7 @@ class ConsumeQueue:
         """The first sequence that is not in the files, and the packed entries up to
         `next_sequence`.
 
-        Requires: `next_sequence` is not beyond what is visible.
+        Requires: `next_sequence` is not beyond the last visible entry.
         """
         return self.flushed_sequence, self._packed(self.flushed_sequence, next_sequence)
 
@@ -124,7 +124,7 @@ class ConsumeQueue:
         return first, self._packed(first, self.next_sequence)
 
     def set_flushed(self, next_sequence: int, *, hot_entries: int) -> None:
-        """Note that entries below `next_sequence` are in the files; few of them stay in memory."""
+        """Record that entries below `next_sequence` are in the files; few of them stay in memory."""
         self.flushed_sequence = next_sequence
         first, tail = self._tail
         surplus = next_sequence - hot_entries - first

@@ -1,9 +1,9 @@
-"""All consume queues of a store, and how much of them is in their files.
+"""All consume queues of a store, their files, and the journal of newer entries.
 
 ::
 
     state/queues           the table (queue_table.py), and the one before it
-    entries/<20 digits>    the journal of what is not in the files (files/journal.py, entry_chunk.py)
+    entries/<20 digits>    the journal of entries that are not in the files (files/journal.py, entry_chunk.py)
 
 Up to `indexed_offset` of the commit log, entries are in the files, with the checksums in the table.
 From there to `known_offset` they are in the journal, and beyond that each start makes them from the
@@ -46,7 +46,7 @@ UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
 HOT_ENTRIES: Final = 1024
 HOT_BYTES_MAX: Final = 32 * 1024 * 1024
 #: With more queues than this to flush, no file is synced: thousands of syncs would hold up commits
-#: for minutes. What a power cut takes of them is rebuilt.
+#: for minutes. Entries that a power cut removes are rebuilt.
 SYNCED_QUEUES_MAX: Final = 256
 #: Queues flushed between two commits, with a sync each and without; together a few milliseconds.
 SYNCED_PER_STEP: Final = 8
@@ -54,7 +54,7 @@ UNSYNCED_PER_STEP: Final = 64
 
 
 class _Flush(NamedTuple):
-    """A flush under way: what the table will say, and the queues still to do with their ends."""
+    """A flush under way: the new table, and the remaining queues with their ends."""
 
     indexed_offset: int
     queues: list[tuple[ConsumeQueue, int]]
@@ -81,11 +81,11 @@ class ConsumeQueues:
         self._flush: _Flush | None = None
         self._first_sequences: dict[str, int] = {}
         self._removed: set[str] = set()
-        #: Whether files hold entries that the table does not know of.
+        #: Whether files hold entries that are not in the table.
         self._is_flushed_ahead = False
         #: Commit log offset below which all entries are in the files.
         self.indexed_offset = 0
-        #: The same by the oldest table kept: below it the journal is not needed.
+        #: The same according to the previous table: below it the journal is not needed.
         self._kept_offset = 0
         #: Packed bytes that are not in the files.
         self.unflushed_bytes = 0
@@ -99,7 +99,7 @@ class ConsumeQueues:
         return max(self.indexed_offset, self._journal.next_offset)
 
     def load(self, log_next_offset: int, retained: Retained) -> bool:
-        """Load files and journal; returns whether anything could be used.
+        """Load files and journal; returns whether any of them could be used.
 
         Changes no file. `log_next_offset` is where the commit log ends. A table of entries that
         were synced after it means that accepted messages are missing: `CorruptionError`.
@@ -112,14 +112,14 @@ class ConsumeQueues:
             self._start_over(retained)
         offsets = [table.indexed_offset for table in tables]
         self._kept_offset = min([self.indexed_offset, *offsets])
-        # From the previous table on, to keep what that one needs, unless some of it is missing.
+        # From the previous table on, to keep the journal that it needs, unless a part is missing.
         for first_offset in sorted({self._kept_offset, self.indexed_offset}):
             self._kept_offset = first_offset
             self._journal.disbelieve(first_offset)
             if self._load_journal(first_offset, log_next_offset):
                 break
         if self.known_offset < retained.first_offset:
-            # From the previous table, without the journal since: the log lacks what is missing.
+            # From the previous table, without the later journal: the missing entries are not in the log either.
             self._start_over(retained)
             self._kept_offset = self.indexed_offset
             self._journal.disbelieve(self.indexed_offset)
@@ -127,7 +127,7 @@ class ConsumeQueues:
         return has_files or self.known_offset > self.indexed_offset
 
     def _load_journal(self, first_offset: int, log_next_offset: int) -> bool:
-        """Continue from the files with the journal, as far as it fits; returns whether it does."""
+        """Continue from the files with the journal, as far as it matches; returns whether it does."""
         known_offset = self.indexed_offset
         for chunk in self._journal.read(first_offset, log_next_offset):
             found = decode_entry_chunk(chunk.content)
@@ -160,7 +160,7 @@ class ConsumeQueues:
 
         Requires: the commit log ends durably at `next_offset`.
 
-        If more was made from the log than a journal should hold, it is written to the files.
+        If the log gave more entries than a journal should hold, they are written to the files.
         """
         self._journal.start()
         if self._is_flushed_ahead:
@@ -170,7 +170,7 @@ class ConsumeQueues:
             self._is_flushed_ahead = False
 
     def write_journal(self, durable_offset: int, copied_offset: int) -> None:
-        """Put all visible entries into the journal; durable on return.
+        """Write all visible entries to the journal; durable on return.
 
         Requires: exactly the frames below `durable_offset` were staged and published. The next
         start finds `copied_offset` there. Raises `NoRoomError` with nothing lost.
@@ -184,7 +184,7 @@ class ConsumeQueues:
         self._set_journaled()
 
     def _start_over(self, retained: Retained) -> None:
-        """Go back to the beginning of the log: everything is rebuilt from there."""
+        """Go back to the beginning of the log: all queues are rebuilt from there."""
         there = retained.first_sequences.keys() - self._removed
         self._queues = {subject: self._new_queue(subject) for subject in there}
         for waiting in (self._staged, self._unflushed, self._unjournaled):
@@ -216,13 +216,13 @@ class ConsumeQueues:
         return True
 
     def is_empty(self, subject: str) -> bool:
-        """Whether all messages of this subject are gone, and no file or journal waits for them."""
+        """Whether all messages of this subject are deleted, and no flush or journal has entries of it."""
         queue = self._queues[subject]
         waits = subject in self._staged or subject in self._unflushed or self.is_flushing
         return queue.first_sequence == queue.staged_sequence and not waits
 
     def remove(self, subject: str, first_sequences: dict[str, int]) -> None:
-        """Forget a subject. Requires: it is empty, and noted durably as removed."""
+        """Forget a subject. Requires: it is empty, and durably recorded as removed."""
         self._first_sequences = first_sequences
         self._removed.add(subject)
         del self._queues[subject]
@@ -230,7 +230,7 @@ class ConsumeQueues:
         self._files.remove(subject)
 
     def removed(self) -> tuple[str, ...]:
-        """Subjects that were removed and did not come again. For any thread."""
+        """Removed subjects that do not exist again. For any thread."""
         return tuple(sorted(one for one in self._removed if one not in self._queues))
 
     def sequences_at(self, offset: int) -> dict[str, int]:
@@ -252,11 +252,11 @@ class ConsumeQueues:
         self._first_sequences = first_sequences
         for subject, first_sequence in first_sequences.items():
             queue = self._queues.get(subject)
-            if queue is not None:  # else it was removed
+            if queue is not None:  # otherwise it was removed
                 queue.first_sequence = max(queue.first_sequence, first_sequence)
 
     def remove_given_up(self) -> None:
-        """Remove the files that hold only entries which were given up."""
+        """Remove the files that hold only hidden entries."""
         for subject in list(self._queues):
             first_sequence = self._first_sequences.get(subject, 0)
             self._files.remove_below(subject, first_sequence)
@@ -311,7 +311,7 @@ class ConsumeQueues:
         self.unflushed_bytes += len(entries)
 
     def make_visible(self) -> None:
-        """Make everything staged visible. Requires: the commit log was synced."""
+        """Make all staged entries visible. Requires: the commit log was synced."""
         for queue in self._staged.values():
             queue.make_visible()
         self._unflushed.update(self._staged)
@@ -329,7 +329,7 @@ class ConsumeQueues:
         return self._flush is not None
 
     def begin_flush(self, indexed_offset: int) -> None:
-        """Plan to write all entries visible now to the files.
+        """Plan to write all currently visible entries to the files.
 
         Requires: nothing is staged, and all frames below `indexed_offset` were.
         """
@@ -339,9 +339,9 @@ class ConsumeQueues:
         self._journal.roll()
 
     def flush_some(self) -> bool:
-        """Continue with the flush, for some queues; returns whether it is finished.
+        """Continue the flush with some queues; returns whether it is finished.
 
-        In portions, so that thousands of subjects do not hold up a commit. At the end the table is
+        In portions, so that thousands of subjects do not delay a commit. At the end the table is
         synced; the previous one and the journal since then are kept.
         """
         flush = self._flush
@@ -375,14 +375,14 @@ class ConsumeQueues:
             self._flush = None
 
     def flush(self, indexed_offset: int) -> None:
-        """Write all visible entries to the files at once, and note it in the table."""
+        """Write all visible entries to the files at once, and update the table."""
         self.give_up_flush()
         self.begin_flush(indexed_offset)
         while not self.flush_some():
             pass
 
     def flush_entries(self) -> None:
-        """Write all visible entries to the files without noting it in the table."""
+        """Write all visible entries to the files without updating the table."""
         self._is_flushed_ahead = True
         is_synced = len(self._unflushed) <= SYNCED_QUEUES_MAX
         while self._unflushed:

@@ -5,7 +5,7 @@ yet.
 
     content of a chunk (files/journal.py)    MessagePack of EntryChunk
 
-One chunk, with one sync, takes what was added to all queues since the last checkpoint. The files of
+One chunk, with one sync, holds the entries added to all queues since the last checkpoint. The files of
 the queues, one set per subject, follow in much larger portions. So ten thousand subjects cost one
 sync each per gigabyte of log, and a start does not read that gigabyte.
 """
@@ -23,14 +23,14 @@ class EntryRun(msgspec.Struct, frozen=True, array_like=True):
     subject: str
     #: Consume queue sequence of the first.
     first_sequence: int
-    #: Packed as in the queue's files.
+    #: Entries packed as in the queue's files.
     entries: bytes
 
 
 class EntryChunk(msgspec.Struct, frozen=True, array_like=True):
-    """What one part of the log added to all queues."""
+    """The entries that one part of the log added to all queues."""
 
-    #: In the commit log below this, everything about delayed messages was in the schedule's files.
+    #: Commit log offset below which all frames about delayed messages were in the schedule's files.
     copied_offset: int
     runs: Sequence[EntryRun]
 

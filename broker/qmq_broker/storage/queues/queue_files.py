@@ -35,7 +35,7 @@ class QueueFiles:
         #: Directories with names of new files that were not synced.
         self._unsynced_directories: set[str] = set()
         self._has_new_directories = False
-        #: For each subject, the file below which none is left.
+        #: For each subject, the first file that is left.
         self._removed_below: dict[str, int] = {}
 
     def read(self, subject: str, first_sequence: int, next_sequence: int) -> bytes:
@@ -60,7 +60,7 @@ class QueueFiles:
     ) -> list[int]:
         """Append entries. With `is_synced` they are durable, names excepted (`sync_names`).
 
-        `crcs` are the checksums of what each file held before; returns those of what it holds now.
+        `crcs` are the checksums of each file's earlier content; returns those of the new content.
         """
         directory = layout.queue_directory(subject)
         self._make_directory(directory)
@@ -73,7 +73,7 @@ class QueueFiles:
             number = base // self._file_bytes
             is_begun = number >= len(crcs)
             if is_begun:
-                # Entries that were given up stand as zeros before the first one of a queue.
+                # Deleted entries are zeros before the first entry of a queue.
                 crcs += [0] * (number - len(crcs)) + [crc32c(bytes(offset - base))]
                 has_new = True
             crcs[number] = crc32c(part, crcs[number])
@@ -106,7 +106,7 @@ class QueueFiles:
     ) -> bool:
         """Whether the files hold all entries from the first to below the next, unchanged."""
         if first_sequence == next_sequence and not crcs:
-            return True  # restarted after everything it ever had: it has no file yet
+            return True  # it begins after all of its earlier entries, and has no file yet
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False
@@ -120,7 +120,7 @@ class QueueFiles:
         return True
 
     def unfit(self, table: QueueTable, retained: Retained) -> Iterator[str]:
-        """The subjects of a table whose files are not as it says, or that it should know and does not."""
+        """The subjects whose files do not match the table, or that are missing in it."""
         firsts, known = retained.first_sequences, set(retained.removed)
         for state in table.queues:
             if retained.is_removed(state.subject, state.next_sequence):
@@ -136,7 +136,7 @@ class QueueFiles:
     def remove_below(self, subject: str, first_sequence: int) -> int:
         """Remove the files that end at or below `first_sequence`; returns how many.
 
-        Not durable on return: the next opening removes files that come back.
+        Not durable on return: the next start removes files that reappear.
         """
         first_file = first_sequence * ENTRY_BYTES // self._file_bytes
         if self._removed_below.get(subject) == first_file:
@@ -186,7 +186,7 @@ class QueueFiles:
         except DiskError as error:
             raise CorruptionError(segment=path, offset=offset, reason=str(error)) from error
         if len(data) != count:
-            reason = "entries are missing; a restart makes them again"
+            reason = "entries are missing; a restart rebuilds them"
             raise CorruptionError(segment=path, offset=offset + len(data), reason=reason)
         return data
 
@@ -207,7 +207,7 @@ class QueueFiles:
         try:
             file = self._disk.open(path)
         except DiskError:
-            # Asked only now: a start opens thousands of them, and all are there.
+            # Checked only now: a start opens thousands of files, and all of them exist.
             directory, _, name = path.rpartition("/")
             if name in self._disk.names(directory):
                 raise

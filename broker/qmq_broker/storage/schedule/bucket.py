@@ -42,7 +42,7 @@ class ScheduleTable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """How much of every bucket is in its files."""
 
     store_id: bytes
-    #: Everything about delayed messages below this commit log offset is in the files.
+    #: All frames about delayed messages below this commit log offset are in the files.
     copied_offset: int
     #: Span of due times of a new bucket.
     bucket_ms: int
@@ -84,7 +84,7 @@ class Bucket:
         #: Number of messages with a durable state.
         self.settled = copied.dispatched
         self._states: DelayedStates | None = None if copied.dispatched else DelayedStates()
-        #: Only one thread reads the states from the file: a second one would miss new states.
+        #: Only one thread at a time reads the states from the file: a second one would miss new states.
         self._reading = Lock()
 
     @property
@@ -94,7 +94,7 @@ class Bucket:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the files hold all of it."""
+        """Whether the files hold all messages and states."""
         return not self.waiting and not self.undispatched
 
     def states(self, files: ScheduleFiles) -> DelayedStates:
@@ -118,7 +118,7 @@ class Bucket:
     def set_state(
         self, files: ScheduleFiles, sequences: Sequence[int], state: DelayedState
     ) -> list[int]:
-        """Set the state of those of these messages that are pending; returns them.
+        """Set the state of the pending ones of these messages; returns them.
 
         If damage hides the earlier states, returns all of them: none of these messages is released
         until the file can be read again.
@@ -129,7 +129,9 @@ class Bucket:
             return list(sequences)
 
     def find(self, sequence: int, source: int) -> int | None:
-        """The sequence of a message; found by its source if frames before it were lost, None if it is not here."""
+        """The sequence of a message; found by its source if frames before it were lost; None if it
+        is not in the bucket.
+        """
         index = sequence - self.copied.next_sequence
         if index < 0:
             return sequence
@@ -167,7 +169,7 @@ def empty_bucket(bucket: int) -> Bucket:
 
 
 def is_over(bucket: Bucket, bucket_ms: int, now_ms: int, grace_ms: int) -> bool:
-    """Whether a bucket is finished: its files may be deleted once they hold all of it.
+    """Whether a bucket is finished, so that its files may be deleted once they hold all of its states.
 
     Requires: `now_ms` is the log's own time. It never goes back, so later messages never belong to
     an earlier bucket.

@@ -1,12 +1,12 @@
-"""Cancelled delayed messages, as they stand in the commit log.
+"""CANCELLED frames of the commit log: cancelled and withdrawn delayed messages.
 
 Body of a frame of kind CANCELLED: length 4 (big-endian), MessagePack list of Cancelled; then, if there are
 withdrawn messages, length 4 and ids without their subjects, 16 bytes each, then length 4 and a MessagePack
-map from each subject to its ids, 16 bytes each; zeros. A frame without either carries nothing but its time.
-Ids without a subject stand in frames of earlier versions only.
+map from each subject to its ids, 16 bytes each; zeros. A frame without either carries only its
+time. Only frames of earlier versions have ids without a subject.
 
-A *withdrawn* message is one that its outbox gave up and that the log does not have. An earlier send
-of it may still be on its way: its id is remembered like those of stored messages, for its subject.
+A *withdrawn* message is one that its outbox gave up and that is not in the log. An earlier send of
+it may still arrive, so its id is remembered for its subject like that of a stored message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 from qmq_client.wire.requests import decode_msgpack, sized_part
 
 _LENGTH: Final = struct.Struct(">I")
-#: Cancellations per frame; bounds how long one call holds up the writer.
+#: Cancellations per frame; bounds how long one call delays the writer.
 CANCELLED_MAX: Final = 1_000
 #: Ids of withdrawn messages, by subject.
 WithdrawnIds = Mapping[str, Sequence[bytes]]
@@ -64,7 +64,7 @@ def read_cancelled(frame: bytes) -> list[Cancelled]:
 def read_withdrawn(frame: bytes) -> dict[str, list[bytes]]:
     """The ids of withdrawn messages of a CANCELLED frame, by subject; raises `ProtocolError`.
 
-    Those of an earlier version are under the empty subject, which no message has.
+    Ids from frames of earlier versions are under the empty subject, which no message has.
     """
     old_at = FRAME_HEADER_BYTES + _LENGTH.size + len(sized_part(frame, FRAME_HEADER_BYTES))
     if len(frame) - old_at < _LENGTH.size:  # nothing but fill

@@ -1,4 +1,4 @@
-"""Delayed messages as columns: what the schedule knows of each without its bytes.
+"""Delayed messages as columns: the fields of each without its record.
 
 A few dozen bytes per message instead of a few hundred for an object; millions may wait.
 """
@@ -17,12 +17,12 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 #: In a `place`: the record is in the schedule log of its bucket, not in the commit log.
 IN_SCHEDULE: Final = 1 << 63
-#: Up to so many ids are searched for one by one; more are asked of each message.
+#: Up to this many ids are searched one by one; for more, each message is looked up among them.
 FEW_IDS: Final = 8
 
 
 class DelayedMessage(NamedTuple):
-    """One message of a schedule; bucket and sequence identify it, source proves it."""
+    """One message of a schedule; bucket and sequence identify it, the source confirms it."""
 
     bucket: int
     sequence: int
@@ -55,7 +55,9 @@ class Subjects:
             found = self._numbers.get(subject)
             if found is None:
                 found = len(self.names)
-                self.names.append(subject)  # first: a thread that finds the number finds the name
+                self.names.append(
+                    subject
+                )  # first, so that a thread that finds the number also finds the name
                 self._numbers[subject] = found
             return found
 
@@ -106,7 +108,9 @@ class Columns:
         return found
 
     def find_ids(self, message_ids: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Each of these ids that is here, with its index. Requires: `message_ids` is quick to be asked."""
+        """The ids of `message_ids` that are here, with their indexes. Requires: `message_ids` has
+        fast membership tests.
+        """
         if len(message_ids) <= FEW_IDS:
             for message_id in message_ids:
                 for index in self.find_id(message_id):
@@ -141,7 +145,7 @@ class Columns:
         )
 
     def add(self, other: Columns) -> None:
-        """Append others."""
+        """Append other messages."""
         self.sequences += other.sequences
         self.sources += other.sources
         self.due_at_ms += other.due_at_ms

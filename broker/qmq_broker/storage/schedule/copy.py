@@ -4,16 +4,16 @@
 
     state/schedule    MessagePack of ScheduleTable and a checksum line
 
-A copy appends to the schedule and dispatch logs of every bucket that has something new, one part at
-a time, syncs them, and then replaces the table. What the table does not cover was never copied: it
-is cut and derived from the commit log again, so a message is copied once, by its source. Parts are
-small, and few are copied between two commits, because everything sent or released waits meanwhile.
-No request waits for the syncs: they run parallel to the writer. A finished bucket first leaves the table,
-then its files are removed, also parallel to the writer: removing a large file takes a disk long.
+A copy appends to the schedule and dispatch logs of every bucket with new messages or states, one part at
+a time, syncs them, and then replaces the table. Bytes that the table does not cover do not count: they
+are cut and derived from the commit log again, so a message is copied once, by its source. Parts are
+small, and few are copied between two commits, because sends and releases wait meanwhile. No request waits
+for the syncs: they run parallel to the writer. A finished bucket first leaves the table, then its files
+are removed, also parallel to the writer, because removing a large file takes long.
 
-A backup takes the table, and every file as far as the table goes.
-Nothing the table covers is ever overwritten, so it can be copied while a broker runs. The commit
-log is copied afterwards, and must reach back to where the table ends.
+A backup copies the table, and every file up to the length in the table. These bytes are never
+overwritten, so they can be copied while a broker runs. The commit log is copied afterwards, and
+must begin at or before the table's offset.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _log = logging.getLogger(__name__)
 #: Messages of one SCHEDULED frame, and bytes of their records; bounds what a reader holds at once.
 FRAME_MESSAGES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
-#: Messages and states kept in memory before they are copied; a start derives as many.
+#: Messages and states kept in memory before they are copied; a start derives this many.
 UNCOPIED_MAX: Final = 100_000
 #: Messages of one part: a few milliseconds.
 PART_MESSAGES_MAX: Final = 500
 #: Parts copied between two commits, if there is time for more than one …
 PARTS_PER_STEP: Final = 4
-#: … and when memory must be spared: one more than arrived since, up to this.
+#: … and when memory is short: one more than arrived since, up to this.
 PARTS_PER_STEP_BEHIND: Final = 32
-#: Steps skipped after one that had no room: the log is not to be filled with complaints.
+#: Steps skipped after one without room, so that the log is not flooded.
 SKIPS_WITHOUT_ROOM: Final = 100
 
 
@@ -77,12 +77,12 @@ class _Copy:
     bucket_ms: int
     pending: dict[str, int]
     stored_at_ms: int
-    #: Everything visible when it began. The last part is next; those of a bucket are in order.
+    #: The parts that were visible when it began. The last part is next; the parts of a bucket are in order.
     left: list[_Part]
-    #: What the table will say.
+    #: The content of the new table.
     states: dict[int, BucketState]
     over: list[int]
-    #: Whether the table says it.
+    #: Whether the new table is written.
     is_saved: bool = False
 
 
@@ -90,28 +90,28 @@ class ScheduleCopier:
     """Copies for one schedule; belongs to the writer thread."""
 
     def __init__(self, schedule: Schedule, *, epoch: int) -> None:
-        """`epoch` is stamped on what is copied."""
+        """`epoch` is stamped on the copied frames."""
         schedule.files.epoch = epoch
         self._schedule = schedule
         self._copy: _Copy | None = None
         self._last_over_ms = 0
         self._skips = 0
-        #: Where the commit log is to begin, once everything below is in the files.
+        #: The planned beginning of the commit log; all delayed messages below it must be copied first.
         self.wanted_offset = 0
-        #: What was not in the files when parts were last copied.
+        #: Number of messages and states that were not in the files at the last copy.
         self._left = 0
 
     @property
     def quiet_offset(self) -> int:
-        """In the commit log below this, everything about delayed messages is in the files.
+        """Commit log offset below which all frames about delayed messages are in the files.
 
-        Beyond what the table says, as long as nothing has come after it.
+        Higher than the table's offset while no such frame has followed it.
         """
         schedule, is_busy = self._schedule, self._copy is not None or self._schedule.uncopied
         return schedule.copied_offset if is_busy else schedule.visible_offset
 
     def adopt_options(self) -> None:
-        """Put new messages into buckets of the length that the options say.
+        """Put new messages into buckets of the length in the options.
 
         Known messages must be in the files before: a replay gives them the same buckets.
         """
@@ -122,7 +122,7 @@ class ScheduleCopier:
             self.copy_all()
 
     def step(self, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Continue with a copy, or begin one when it is due; returns whether anything was done.
+        """Continue a copy, or begin one when it is due; returns whether it did any work.
 
         Copies at least one part; more while there is time.
         """
@@ -145,24 +145,24 @@ class ScheduleCopier:
         return True
 
     def copy_all(self) -> None:
-        """Write everything visible to its files; durable on return."""
+        """Write all visible messages and states to the files; durable on return."""
         self._copy_to_its_end()
         if self._schedule.uncopied or self._is_over():
             self._copy_to_its_end()
 
     @property
     def buckets_left(self) -> int:
-        """How many buckets have something that is not in their files."""
+        """How many buckets have messages or states that are not in their files."""
         with self._schedule.lock:
             return sum(not one.is_copied for one in self._schedule.buckets.values())
 
     def leave(self) -> None:
-        """Begin nothing more, and wait for what is under way: a start finds the rest in the commit log."""
+        """Begin no more copies, and wait for the one under way: a start finds the rest in the commit log."""
         self._schedule.background.wait()
         self._schedule.background.check()
 
     def copy_some(self, parts_max: int, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Continue with a copy, or begin one, for `parts_max` parts; returns whether it is done."""
+        """Continue a copy, or begin one, with up to `parts_max` parts; returns whether it is complete."""
         background = self._schedule.background
         if background.is_busy:
             return False
@@ -313,10 +313,10 @@ class ScheduleCopier:
             schedule.background.begin(lambda: self._remove(copy.over))
 
     def _remove(self, buckets: list[int]) -> None:
-        """Parallel to the writer: remove the files of these buckets, which no table names."""
+        """Parallel to the writer: remove the files of these buckets, which are no longer in the table."""
         files, disk = self._schedule.files, self._schedule.disk
-        # A dispatch log goes durably after its schedule log: alone, the schedule log would be
-        # pending again.
+        # A dispatch log is durably removed after its schedule log: without it the messages of the
+        # schedule log would be pending again.
         for log in LOGS:
             for bucket in buckets:
                 files.remove(log, bucket)
@@ -326,7 +326,7 @@ class ScheduleCopier:
 
 
 def _parts(bucket: Bucket) -> list[_Part]:
-    """What is not in the files of a bucket: its messages, then states."""
+    """The parts of a bucket that are not in its files: messages, then states."""
     waiting, nothing = bucket.waiting, array("Q")
     parts = [
         _Part(
@@ -388,15 +388,15 @@ _TRIES_MAX = 3
 
 
 class ScheduleCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """What was copied."""
+    """The result of a copy for a backup."""
 
     copied_bytes: int
-    #: The commit log of the copy must begin at or before this; None if it must be whole.
+    #: The commit log of the copy must begin at or before this; None if it must be complete.
     copied_offset: int | None
 
 
 def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
-    """Copy what the table of the schedule covers; durable on return, except for the root's names.
+    """Copy the files that the schedule's table covers; durable on return, except for the root's names.
 
     Raises `CorruptionError` if the files do not match the table, `StoreError` if there are files of
     delayed messages and no table.
@@ -428,7 +428,7 @@ def take_schedule(source: Disk, target: Disk, store_id: bytes) -> ScheduleCopy:
         _sync(target)
         replace_file(target, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
         return ScheduleCopy(copied_bytes=copied_bytes, copied_offset=table.copied_offset)
-    raise AssertionError("the loop ends with its last try")
+    raise AssertionError("the loop ends with its last attempt")
 
 
 def _copy(source: Disk, target: Disk, path: str, length: int) -> int:

@@ -7,7 +7,7 @@
 
 Each is a log of one segment that begins at the offset of its bucket, which reveals a file under the
 wrong name. It is written only at a known length, by one thread, usually dozens of messages at a
-time; what follows that length was left by an interrupted copy and is cut. Body of a DISPATCHED
+time; bytes after that length were left by an interrupted copy and are cut. Body of a DISPATCHED
 frame: entries of 8 bytes, the state 1 and the schedule sequence 7.
 """
 
@@ -47,7 +47,7 @@ from qmq_client.wire.frame import (
 )
 from qmq_client.wire.marks import numbers
 
-#: Longer than any of these files gets; times are below 2⁴⁸, so no offset exceeds 64 bits.
+#: Longer than any of these files; times are below 2⁴⁸, so no offset exceeds 64 bits.
 BUCKET_BYTES_MAX: Final = 1 << 44
 #: Files kept open for reading.
 OPEN_FILES: Final = 32
@@ -60,19 +60,19 @@ KINDS: Final = {
 
 
 class BucketFile:
-    """One file as a scanner sees it: a log of one segment that begins at its bucket's offset."""
+    """One file as a source for a scanner: a log of one segment that begins at its bucket's offset."""
 
     def __init__(
         self, files: ScheduleFiles, log: str, bucket: int, length: int = BUCKET_BYTES_MAX
     ) -> None:
-        """`length` is how far it is read."""
+        """`length` is the number of bytes to read."""
         self.segment_bytes = length
         self._files = files
         self._log = log
         self._bucket = bucket
 
     def base_of(self, _: int) -> int:
-        """Where its only segment begins."""
+        """The beginning of its only segment."""
         return self._bucket
 
     def path(self, _: int) -> str:
@@ -100,7 +100,7 @@ class ScheduleFiles:
         self._lists = BucketLists(partial(BucketFile, self, layout.SCHEDULE))
         #: Log and bucket → length of the file at its last sync, for files written since.
         self._unsynced: dict[tuple[str, int], int] = {}
-        #: Stamped on every frame; that of this opening, once it is known.
+        #: The epoch stamped on every frame; set once the epoch of this run is known.
         self.epoch = 0
 
     def append(
@@ -108,7 +108,7 @@ class ScheduleFiles:
     ) -> int:
         """Write frames at `position`, the known end of the file; durable after `sync`.
 
-        Returns the new end. Whatever followed the old one is gone.
+        Returns the new end. Bytes after the old end are cut.
         """
         path = layout.bucket_path(log, bucket)
         is_new = position == 0
@@ -140,10 +140,9 @@ class ScheduleFiles:
         return next_position
 
     def sync(self) -> None:
-        """Make everything appended durable. In any thread, while nothing is appended.
+        """Make all appended frames durable. In any thread, while no append runs.
 
-        Raises `DiskError` even if the disk is only now found full: what a failed sync leaves is
-        unknown.
+        Raises `DiskError` even for a full disk, because the result of a failed sync is unknown.
         """
         directories = set()
         for (log, bucket), synced_bytes in self._unsynced.items():
@@ -162,7 +161,7 @@ class ScheduleFiles:
         self._unsynced.clear()
 
     def read(self, log: str, bucket: int, position: int, count: int) -> bytes:
-        """Bytes of a file; none if there is no file."""
+        """Read bytes of a file; none if there is no file."""
         key = log, bucket
         with self._lock:
             file = self._open.get(key)
@@ -221,7 +220,7 @@ class ScheduleFiles:
         try:
             return self._disk.open(layout.bucket_path(log, bucket))
         except DiskError:
-            if self.has(log, bucket):  # not asked before: its folder may have hundreds of names
+            if self.has(log, bucket):  # checked only here: its folder may have hundreds of names
                 raise
             return None
 
@@ -260,7 +259,7 @@ class ScheduleFiles:
 
         Begins with the frame that holds `first_sequence`. Frames known to have no due time `within`
         these bounds are left out. Raises `CorruptionError`; with `on_damage`, that is called
-        instead for everything unreadable, and the next frame follows.
+        instead for each unreadable list, and reading continues with the next frame.
         """
         return self._lists.columns(
             bucket,
@@ -286,7 +285,7 @@ class ScheduleFiles:
     def frames(
         self, log: str, bucket: int, *, next_position: int
     ) -> Iterator[tuple[bytes, FrameHeader]]:
-        """The frames of a file up to there, each verified; raises `CorruptionError`."""
+        """The frames of a file up to this position, each verified; raises `CorruptionError`."""
         scan = self.scan(log, bucket)
         for frame in scan:
             if frame.header.kind in KINDS[log]:
@@ -301,9 +300,9 @@ class ScheduleFiles:
         return FrameScan(source, KINDS[log], store_id=self._store_id, first_offset=bucket)
 
     def good_bytes(self, log: str, bucket: int) -> int:
-        """Where the good frames of a file end, judged by itself; raises `CorruptionError`.
+        """The end of the good frames of a file, without the table; raises `CorruptionError`.
 
-        Damage, rather than an interrupted end, if a later frame says that more was synced.
+        It is damage, not an interrupted copy, if a later frame shows that more was synced.
         """
         scan = self.scan(log, bucket)
         for _ in scan:

@@ -29,9 +29,9 @@ from qmq_broker.storage.schedule.schedule import Schedule
 from qmq_client.wire.checksum import crc32c
 
 _log = logging.getLogger(__name__)
-#: Messages of one run. While they are sorted nothing else is done: about 40 ms.
+#: Messages of one run. Sorting them blocks the thread for about 40 ms.
 RUN_MESSAGES: Final = 65_536
-#: Messages of one block. What is read in excess is part of one block of each run.
+#: Messages of one block. At most a part of one block of each run is read in excess.
 BLOCK_MESSAGES: Final = 256
 _COUNT_BYTES: Final = 4
 _CRC_BYTES: Final = 4
@@ -48,7 +48,7 @@ class _SortedBucket:
         self.bucket = bucket
         self.next_sequence = 0
         self._file = file
-        #: For each block, in the order of the file.
+        #: First and last due time of each block, in the order of the file.
         self._first_due_ms = array("Q")
         self._last_due_ms = array("Q")
 
@@ -82,8 +82,7 @@ class _SortedBucket:
         """A due time up to which about `count` messages after `after_ms` are due, if there are so
         many.
 
-        A few more, because they are counted by the block; a few less where the last block of a run
-        is not full.
+        It may be a few more, because whole blocks are counted, or a few less if the last block of a run is not full.
         """
         blocks = zip(self._first_due_ms, self._last_due_ms, strict=True)
         ends = sorted(last for first, last in blocks if first > after_ms)
@@ -100,7 +99,7 @@ class _SortedBucket:
         checksum = int.from_bytes(block[after : after + _CRC_BYTES], "big")
         if not count or crc32c(block[:after]) != checksum:
             path = layout.sorted_path(self.bucket)
-            raise DiskError(operation="read", path=path, reason=f"no whole block at {position}")
+            raise DiskError(operation="read", path=path, reason=f"no complete block at {position}")
         columns, first = [], _COUNT_BYTES
         for code in _CODES:
             column = array(code)
@@ -138,10 +137,9 @@ class SortedBuckets:
     def sort(
         self, bucket: int, messages: int, *, on_damage: OnDamage | None = None
     ) -> Iterator[None]:
-        """Sort what is in the files of a large bucket and not sorted yet; raises `CorruptionError`.
+        """Sort the messages in the files of a large bucket that are not sorted yet; raises `CorruptionError`.
 
-        With `on_damage`, that is called for what cannot be read instead. Yields where other work
-        may go first.
+        With `on_damage`, that is called for unreadable messages instead. Yields at points where other work may run.
         """
         is_known = bucket in self._sorted
         if bucket in self._refused or not (is_known or messages > self._messages_min):
@@ -168,13 +166,13 @@ class SortedBuckets:
                 yield from found.columns(*within)
             except DiskError as error:
                 self._refuse(bucket, error)
-                first_sequence = 0  # messages seen before are seen twice; the writer settles that
+                first_sequence = 0  # some messages may be returned twice; the writer resolves that
         yield from self._schedule.columns(
             bucket, first_sequence, next_sequence, within=within, on_damage=on_damage
         )
 
     def reach_ms(self, bucket: int, after_ms: int, count: int) -> int | None:
-        """Where `count` messages after `after_ms` end; None if unsorted, or if there are fewer."""
+        """A due time that covers about `count` messages after `after_ms`; None if unsorted, or if there are fewer."""
         found = self._sorted.get(bucket)
         return None if found is None else found.reach_ms(after_ms, count)
 
@@ -192,7 +190,7 @@ class SortedBuckets:
         return found
 
     def _sort(self, found: _SortedBucket, on_damage: OnDamage | None) -> Iterator[None]:
-        """Sort whole frames of the schedule log, enough for a run; the rest is for later."""
+        """Sort whole frames of the schedule log, enough for a run; the rest is sorted later."""
         schedule = self._schedule
         copied_sequence = schedule.copied_sequence(found.bucket)
         if copied_sequence - found.next_sequence < self._run_messages:

@@ -1,7 +1,7 @@
 """The states of the messages of one bucket: two bits for each, in memory and in the dispatch log.
 
-Only the writer decides: it looks here before it writes a release or a cancellation, and notes the
-result here with the write. So a message has one state, whatever else runs at the same time.
+Only the writer decides: it checks the state before it writes a release or a cancellation, and
+records the new state with the write. So a message has one state, even with concurrent requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DelayedState(IntEnum):
     RELEASED = 1
     #: It will not be delivered.
     CANCELLED = 2
-    #: It waits in another place for another time.
+    #: It waits under another due time.
     RESCHEDULED = 3
 
 
@@ -57,7 +57,7 @@ class DelayedStates:
         return _STATES[self._bits[place] >> 2 * (sequence & 3) & _MASK]
 
     def pending(self, sequences: Sequence[int | None]) -> list[int]:
-        """The indexes of the pending ones among many sequences. None is not pending."""
+        """The indexes of the pending messages among many sequences. A sequence of None is not pending."""
         bits = self._bits
         end = 4 * len(bits)
         return [
@@ -72,7 +72,7 @@ class DelayedStates:
         return bool(self.set_all((sequence,), state))
 
     def set_all(self, sequences: Sequence[int], state: DelayedState) -> list[int]:
-        """Give those of these that are pending this state; returns them."""
+        """Give the pending ones of these messages this state; returns them."""
         bits, pending = self._bits, []
         places = max(sequences, default=-1) // 4 + 1
         bits.extend(bytes(max(0, places - len(bits))))
