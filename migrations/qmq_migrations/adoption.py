@@ -1,7 +1,7 @@
-"""Checks before the first step: whether existing tables and history are ours.
+"""Checks before the first step whether existing tables and revisions belong to QMQ.
 
 A migration that continued with another history's tables would break that history: the application's
-`alembic check` would find our version table, and its next autogenerate would drop it.
+`alembic check` would find QMQ's version table, and its next autogenerate would drop it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def refuse_missing_schema(connection: sa.Connection, schema: str | None) -> None
     kind = "DATABASE" if connection.dialect.name in ("mysql", "mariadb") else "SCHEMA"
     name = connection.dialect.identifier_preparer.quote_identifier(schema)
     raise SchemaMissingError(
-        f"There is no schema {schema}, or this user may not see it. Make it first: "
+        f"There is no schema {schema}, or this user may not see it. Create it first: "
         f"CREATE {kind} {name}"
     )
 
@@ -59,7 +59,7 @@ def refuse_missing_tables(
 
 
 def refuse_unrecorded_tables(connection: sa.Connection, schema: str | None, prefix: str) -> None:
-    """Raise `UnrecordedTablesError` if our tables exist. Requires: no revision is recorded."""
+    """Raise `UnrecordedTablesError` if QMQ's tables exist. Requires: no revision is recorded."""
     if sa.inspect(connection).has_table(f"{prefix}outbox", schema=schema):
         raise UnrecordedTablesError(
             f"{prefix}outbox is there, but no revision of QMQ to go back from: your own Alembic "
@@ -71,7 +71,7 @@ def refuse_unrecorded_tables(connection: sa.Connection, schema: str | None, pref
 def will_adopt(
     connection: sa.Connection, schema: str | None, prefix: str, *, may_adopt: bool
 ) -> bool:
-    """Whether there are tables without our revision, to be adopted.
+    """Whether there are QMQ tables without a revision, to be adopted.
 
     Requires: no revision is recorded. Raises `OtherHistoryError` if another history is next to them,
     unless `may_adopt`.
@@ -79,7 +79,7 @@ def will_adopt(
     inspector = sa.inspect(connection)
     if not inspector.has_table(f"{prefix}outbox", schema=schema):
         return False
-    # One of our runs that was killed on MySQL has left it, empty: no other program made it.
+    # A killed migration on MySQL has left the version table, empty; no other program creates it.
     is_begun = inspector.has_table(f"{prefix}version", schema=schema)
     is_other = any(inspector.has_table(ALEMBIC_TABLE, schema=place) for place in {None, schema})
     if is_other and not is_begun and not may_adopt:

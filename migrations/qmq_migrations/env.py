@@ -1,6 +1,6 @@
-"""The Alembic environment of `qmq db migrate`; an application's own environment has its own.
+"""The Alembic environment of `qmq db migrate`; not used with an application's own environment.
 
-`upgrade.py` puts everything it needs into the configuration: a connection, already inside the
+`upgrade.py` passes in the configuration: a connection, already inside the
 transaction that holds the lock, or a dialect's name if SQL is only printed.
 """
 

@@ -1,23 +1,23 @@
-"""Errors of migrations. This package imports no other of the product, nor its errors.
+"""Errors of migrations, defined here because this package imports no other package of the product.
 
 ::
 
-    MigrationError               the database is as it was, or as the last whole step made it
+    MigrationError               the database is unchanged, or in the state after the last complete step
     ├── UnknownRevisionError     a newer version of the product migrated it; upgrade the product
-    ├── NoRevisionError          the revision that was named does not exist
-    ├── OtherHistoryError        another Alembic history most likely made our tables
-    ├── UnrecordedTablesError    our tables are there without a revision to go back from
-    ├── TablesGoneError          tables of the noted revision are not there
-    ├── SchemaMissingError       the schema for the tables is not there
-    ├── MigrationBusyError       another process migrates it now; run again later
-    └── NoLockError              nothing keeps two migrations of such a database apart
+    ├── NoRevisionError          the named revision does not exist
+    ├── OtherHistoryError        another Alembic history probably created QMQ's tables
+    ├── UnrecordedTablesError    QMQ's tables exist without a revision to go back from
+    ├── TablesGoneError          tables of the recorded revision are missing
+    ├── SchemaMissingError       the schema for the tables does not exist
+    ├── MigrationBusyError       another process is migrating it; run again later
+    └── NoLockError              this kind of database has no lock against two migrations at once
 """
 
 from __future__ import annotations
 
 
 class MigrationError(Exception):
-    """The database was left as it was, or as the last whole step made it; run again after mending."""
+    """The database is unchanged, or in the state after the last complete step; remove the cause and run again."""
 
 
 class UnknownRevisionError(MigrationError):
@@ -29,27 +29,26 @@ class NoRevisionError(MigrationError):
 
 
 class OtherHistoryError(MigrationError):
-    """Our tables are there without our revision, next to another Alembic history.
+    """QMQ's tables exist without a QMQ revision, next to another Alembic history.
 
-    That history most likely made them and continues with them. Stay with it, or say that they are to
-    be adopted.
+    That history probably created and maintains them. Continue with it, or request the adoption explicitly.
     """
 
 
 class UnrecordedTablesError(MigrationError):
-    """Our tables are there without our revision, so there is none to go back from."""
+    """QMQ's tables exist without a revision, so there is none to go back from."""
 
 
 class TablesGoneError(MigrationError):
-    """A revision is noted and tables that it made are not there."""
+    """A revision is recorded, but tables of it are missing."""
 
 
 class SchemaMissingError(MigrationError):
-    """The schema that the tables are to be in is not there; schemas are for their owner to create."""
+    """The schema for the tables does not exist; its owner must create it."""
 
 
 class MigrationBusyError(MigrationError):
-    """Another process holds the database or migrates it now. Run again later."""
+    """Another process holds the database or is migrating it. Run again later."""
 
 
 class NoLockError(MigrationError):

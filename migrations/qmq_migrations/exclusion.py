@@ -1,7 +1,6 @@
 """A filter for an application's Alembic whose own history does not contain these tables.
 
-Autogenerate sees tables that are in the database and not in `target_metadata`, and drops them, with the
-messages in them.
+Autogenerate would drop tables that are in the database and not in `target_metadata`, with the messages in them.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-#: All tables that a migration makes, without the prefix.
+#: All tables that a migration creates, without the prefix.
 TABLES: Final = ("inbox", "order_lock", "outbox", "version")
 
 
 def include_name(
     name: str | None, kind: str, _parents: Mapping[str, str | None], *, prefix: str = "qmq_"
 ) -> bool:
-    """Whether Alembic compares this: everything but our tables.
+    """Whether Alembic compares this object: False for QMQ's tables.
 
     For `context.configure(include_name=include_name)` in `env.py`; with another prefix than `qmq_`,
     `functools.partial(include_name, prefix="shop_")`.

@@ -69,8 +69,9 @@ def _mysql(connection: sa.Connection, wait_s: float, schema: str) -> Iterator[No
     A row lock would not do: the first DDL statement commits, and releases it. Lock names are global
     to the server and have at most 64 characters, so the name has a digest of the database's name.
 
-    `wait_s` also bounds the lock wait of each step. By default, a step that meets an open transaction
-    waits for a day (MariaDB) or a year (MySQL), and every later statement on its table waits for it.
+    `wait_s` also bounds the lock wait of each step. By default, a step that is blocked by an open
+    transaction waits for a day (MariaDB) or a year (MySQL), and every later statement on its table
+    waits for it.
     """
     target = schema or connection.exec_driver_sql("SELECT DATABASE()").scalar() or ""
     digest = hashlib.sha256(str(target).encode()).hexdigest()[:32]
@@ -122,7 +123,7 @@ def _postgresql(connection: sa.Connection, wait_s: float, _schema: str) -> Itera
 def _busy(wait_s: float) -> MigrationBusyError:
     return MigrationBusyError(
         f"no lock was free within {wait_s:g} s: another process migrates this database, or a "
-        "long transaction holds one of its tables. Run this again when that has ended"
+        "long transaction holds one of its tables. Run this again after it has ended"
     )
 
 

@@ -1,7 +1,7 @@
-"""Lets Spark find the format `qmq` by itself: in modules named `pyspark_…`, under the name `DefaultSource`.
+"""Makes the format `qmq` known to Spark, which looks for `DefaultSource` in modules named `pyspark_…`.
 
-When an unregistered format is asked for, Spark imports every such module on its path, and
-one that raises breaks all others. So this module holds only the name.
+For an unregistered format, Spark imports every such module on its path, and a module that raises
+breaks all others. So this module defines only the name.
 """
 
 from qmq_pipeline.sources.log_source import LogDataSource as DefaultSource

@@ -1,4 +1,4 @@
-"""Lets Spark find the format `qmq_outbox` by itself; see `pyspark_qmq`."""
+"""Makes the format `qmq_outbox` known to Spark; see `pyspark_qmq`."""
 
 from qmq_pipeline.sources.outbox_source import OutboxDataSource as DefaultSource
 

@@ -1,4 +1,4 @@
-"""A job's result in a few lines for people."""
+"""Texts of a job's result, in a few lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from qmq_pipeline.jobs.ingest import Ingested
     from qmq_pipeline.places.config import PipelineConfig
 
-#: Tables whose names do not say what their rows are.
+#: Nouns for the rows of tables with unclear names.
 _NOUNS: Final = {
     "outbox": "outbox rows",
     "scheduled": "scheduled messages",
@@ -25,7 +25,7 @@ _NAMED_MAX: Final = 3
 
 
 def ingested_text(done: Ingested, config: PipelineConfig) -> str:
-    """New rows by table; without any, where they were looked for."""
+    """New rows by table; without any, the places that were read."""
     rows = {**done.rows, "outbox": sum(done.outbox.values())}
     parts = [f"{count:,} {_NOUNS.get(name, name)}" for name, count in rows.items() if count]
     text = f"ingested {', '.join(parts)}" if parts else f"nothing new in {_looked_at(config)}"
@@ -42,7 +42,7 @@ def audit_text(done: AuditResult) -> str:
     lines = [
         f"{verdict}: {counts}",
         f"  judged as of {done.as_of.isoformat() if done.is_judged else 'no time'}: {judged}",
-        f"  pairs of a message and a group, of all in the tables: {done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
+        f"  pairs of a message and a group, in all tables: {done.delivered:,} of {done.expected:,} delivered, {done.settled:,} settled",
         *_foreign(done),
         *(f"  not judged: {reason}" for reason in done.coverage),
     ]

@@ -1,4 +1,4 @@
-"""`qmq pipeline`: the life of every message as tables, and the proof that none was lost.
+"""`qmq pipeline`: commands that turn messages into tables and audit that none was lost.
 
 Exit codes are those of the other commands: 0 done, nothing found; 1 the audit has findings, or a
 job could not continue; 2 wrong call; 3 the broker or a database could not be reached.
@@ -72,10 +72,10 @@ def pipeline(context: click.Context) -> None:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --follow: the least time between two looks for new messages.",
+    help="With --follow: the shortest time between two checks for new messages.",
 )
 def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) -> None:
-    """Read what is new in logs and outboxes into the bronze tables."""
+    """Read new data of logs and outboxes into the bronze tables."""
     if follow:
         _follow(every_s, skip_expired=skip_expired, **options)
         return
@@ -89,7 +89,7 @@ def ingest(*, skip_expired: bool, follow: bool, every_s: float, **options: Any) 
 
 
 def _follow(every_s: float, *, skip_expired: bool, **options: Any) -> None:
-    """Ingest until a signal arrives; prints one line for each batch that brought something."""
+    """Ingest until a signal arrives; prints one line for each batch with rows."""
     from qmq_pipeline.jobs.ingest import check_sources, follow
 
     with running_job(options) as job:
@@ -181,20 +181,20 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
     """Write sealed segments as Parquet into the folder --tables, and verify each row.
 
     With --broker, retention waits for this archive from then on. With --path and --broker the
-    segments are read from the directory, and the broker, which must be the one that has it, waits.
+    segments are read from the directory, and retention of this broker, which must own the directory, waits.
     """
     from qmq_pipeline.jobs.archive import archive as work
     from qmq_pipeline.jobs.keeping import keeping_of
 
     if no_keeper and keeper is not None:
         raise click.UsageError(
-            "--keeper names whom retention waits for, --no-keeper lets it wait for none: give one"
+            "--keeper names the archive that retention waits for, --no-keeper names none: give one of the two"
         )
     read_from = {**options, "broker_url": None} if options["path"] else options
     with running_job(read_from) as job:
         keeping = keeping_of(broker_of(options), name=keeper, is_wanted=not no_keeper)
         done = work(job.spark(), job.config, keeping=keeping, on_progress=job.on_progress)
-        strange = f", {done.not_records:,} are no records" if done.not_records else ""
+        strange = f", {done.not_records:,} are not records" if done.not_records else ""
         lost = f"; in quarantine: {named(done.quarantined)}" if done.quarantined else ""
         waits = (
             f"retention waits for keeper {done.keeper}"
@@ -214,12 +214,18 @@ def archive(*, keeper: str | None, no_keeper: bool, **options: Any) -> None:
 @click.option(
     "--name", help="Name of the replay; the same name sends the same ids. By default its time."
 )
-@click.option("--same-ids", is_flag=True, help="Keep the ids; the broker drops those it remembers.")
+@click.option(
+    "--same-ids", is_flag=True, help="Keep the ids; the broker drops repeats that it remembers."
+)
 @click.option(
     "--send", "is_sending", is_flag=True, help="Send; without it, only show what would be sent."
 )
 @click.option(
-    "--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Messages at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Maximum number of messages.",
 )
 def replay(*, where: str, to: str, name: str | None, **options: Any) -> None:
     """Send messages from the tables again, or deliver a group its dead letters again.

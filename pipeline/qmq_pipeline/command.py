@@ -45,7 +45,7 @@ _WIDTH: Final = 24
 
 
 class Display(logging.Handler):
-    """Progress on a stream, be it a terminal or not, and what is logged; shows nothing if quiet."""
+    """Shows progress and log lines on a stream, a terminal or a file; shows nothing if quiet."""
 
     def __init__(self, stream: TextIO, clock: Clock, *, is_quiet: bool = False) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class Display(logging.Handler):
         self._shown_s = clock.monotonic_s()
 
     def progress(self, progress: Progress) -> None:
-        """A stage of a job is done."""
+        """Report a finished stage of a job."""
         rows = f", {progress.rows:,} rows" if progress.rows else ""
         self.over("")
         self._line(f"{progress.stage}: {progress.done:,} of {progress.total:,}{rows}")
 
     def tasks(self, done: int, total: int) -> None:
-        """Show how far the current step is; in a log only now and then."""
+        """Show the progress of the current step; in a log only every `LINE_S`."""
         now_s = self._clock.monotonic_s()
         if self._is_terminal:
             filled = round(_WIDTH * done / max(total, 1))
@@ -72,7 +72,7 @@ class Display(logging.Handler):
             self._line(f"{done:,} of {total:,} tasks")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show what is logged, such as a broker that does not answer."""
+        """Show a log line, such as one about an unreachable broker."""
         self.over("")
         self._line(record.getMessage())
 
@@ -92,7 +92,7 @@ class Display(logging.Handler):
 def watched_tasks(
     spark: SparkSession, display: Display, *, look_s: float = LOOK_S
 ) -> Iterator[None]:
-    """During the block, show the tasks of active stages; nothing where a session counts none (Spark Connect)."""
+    """During the block, show the tasks of active stages; nothing if the session does not count them (Spark Connect)."""
     from pyspark.errors import PySparkException
 
     try:
@@ -114,7 +114,7 @@ def _watch(tracker: StatusTracker, display: Display, is_over: Event, look_s: flo
     while not is_over.wait(look_s):
         try:
             every = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        except Exception:  # the JVM is gone: the job itself will say so
+        except Exception:  # the JVM is gone: the job itself will report it
             return
         stages = [one for one in every if one is not None]
         if stages:
@@ -162,17 +162,17 @@ class Job:
         """End the session that this command has started; any other session stays."""
         self._watching.close()
         if self._session is not None and self._is_own:
-            with suppress(Exception):  # its JVM may be gone, which was reported
+            with suppress(Exception):  # its JVM may be gone, which was already reported
                 self._session.stop()
         self._session = None
         _LOG.removeHandler(self._display)
 
     def on_progress(self, progress: Progress) -> None:
-        """Show how far the job is."""
+        """Show the progress of the job."""
         self._display.progress(progress)
 
     def answer(self, values: Any, text: str) -> None:
-        """Print the result; tasks are no longer shown."""
+        """Stop showing tasks and print the result."""
         self._watching.close()
         self._display.over("")
         if self._as_json:
@@ -229,7 +229,7 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
-    except Exception as error:  # the outermost place of a command: nothing above would be clearer
+    except Exception as error:  # the top of a command: no caller has a clearer message
         told = explain(error, str(log_path()))
         is_log_named = str(log_path()) in str(told)
         if is_log_named:
@@ -245,7 +245,7 @@ def running_job(options: dict[str, Any]) -> Iterator[Job]:
 
 
 def broker_of(options: dict[str, Any]) -> Place | None:
-    """The broker that the options of a command name, whatever place it reads from."""
+    """The broker in the options of a command, which may read from another place."""
     from qmq_pipeline.places.places import broker_place
 
     if not options["broker_url"]:

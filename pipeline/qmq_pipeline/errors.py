@@ -3,20 +3,20 @@
 ::
 
     QmqError                        `qmq_client.wire.errors`
-    └── PipelineError               the job cannot continue; says what and what to do
+    └── PipelineError               the job cannot continue; has the reason and the remedy
         ├── OptionError             an option or argument is not known or not possible
-        ├── SourceError             what is to be read is not there, or cannot be reached
-        │   ├── UnreachableError    no answer from there; the same call may work later
-        │   ├── ExpiredRangeError   retention has passed the range
+        ├── SourceError             the source does not exist, or cannot be reached
+        │   ├── UnreachableError    the source does not answer; the same call may work later
+        │   ├── ExpiredRangeError   retention has deleted the range
         │   ├── LaterVersionError   a later version of qmq wrote it
-        │   ├── DamagedRangeError   accepted data is not as it was written
-        │   └── QuarantinedRangeError  it was damaged, and the broker gave it up
+        │   ├── DamagedRangeError   accepted data is damaged
+        │   └── QuarantinedRangeError  the broker has the range in quarantine
         ├── IncompleteError         rows are missing between the first and the last one
         ├── TablesError             the folder of the tables cannot be used
         │   └── TablesInUseError    another run writes them; the same call may work later
         └── JavaError               no Java that Spark can run on
 
-They travel from workers to the driver as text, so the text says everything.
+Workers send them to the driver as text, so the text is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final
 
 from qmq_client.wire.errors import QmqError
 
-#: What to do when the system refuses a file.
+#: The remedy if the system refuses a file.
 FILE_REMEDY: Final = "Check that it is there, may be written, and has room."
 
 
@@ -50,7 +50,7 @@ class OptionError(PipelineError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SourceError(PipelineError):
-    """What is to be read is not there, is of another version, or cannot be reached."""
+    """The source does not exist, is of another version, or cannot be reached."""
 
     source: str
     reason: str
@@ -60,20 +60,20 @@ class SourceError(PipelineError):
 
 
 class UnreachableError(SourceError):
-    """No answer from there; the same call may work later."""
+    """The source does not answer; the same call may work later."""
 
     code = "unreachable"
 
 
 class ExpiredRangeError(SourceError):
-    """Retention has deleted what was asked for."""
+    """Retention has deleted the requested range."""
 
     code = "expired_range"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LaterVersionError(SourceError):
-    """A later version of qmq wrote what is to be read; it is whole, and nothing of it was returned."""
+    """A later version of qmq wrote the data; it is intact, and no part of it was returned."""
 
     remedy: str = "Use that version here, too"
 
@@ -85,20 +85,20 @@ class LaterVersionError(SourceError):
 
 
 class DamagedRangeError(SourceError):
-    """Accepted data is not as it was written; nothing of the range was returned."""
+    """Accepted data is damaged; no part of the range was returned."""
 
     code = "damaged_range"
 
 
 class QuarantinedRangeError(SourceError):
-    """The broker has given up a damaged part of the range; nothing after it was returned."""
+    """The broker has a damaged part of the range in quarantine; no rows after it were returned."""
 
     code = "quarantined_range"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IncompleteError(PipelineError):
-    """Sequences of a subject are missing, and no quarantined range says why."""
+    """Sequences of a subject are missing, and no quarantined range explains it."""
 
     subject: str
     first_sequence: int
@@ -140,7 +140,7 @@ def _is_of_files(name: str) -> bool:
 
 
 def carried(name: str, text: str) -> PipelineError:
-    """The error that a worker sent as the name of its class and its text; of the same class if that is one of these.
+    """Restore the error that a worker sent as class name and text; of the same class if it is one of these.
 
     Its fields stayed in the worker. For any other class, the text begins with its name.
     """

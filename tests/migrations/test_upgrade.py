@@ -143,7 +143,7 @@ def test_a_schema_that_is_missing_is_reported_with_the_statement_that_makes_it(
     engine, schema = database.engine(), f"{database.name}_Messages"
     with pytest.raises(SchemaMissingError, match=f"CREATE {statement} .{schema}.$") as refused:
         migrate(engine, schema=schema)
-    execute(engine, str(refused.value).partition("Make it first: ")[2])
+    execute(engine, str(refused.value).partition("Create it first: ")[2])
     try:
         assert migrate(engine, schema=schema).after == newest_revision()
     finally:

@@ -98,6 +98,6 @@ def test_an_archive_and_ingested_tables_are_kept_apart(
     tables = Tables(spark, config.tables)
     for other, job in ((ARCHIVE, ingest), (INGEST, archive)):
         tables.note_progress(other, {"commitlog": 1})
-        with pytest.raises(TablesError, match="a folder of its own"):
+        with pytest.raises(TablesError, match="a separate folder"):
             job(spark, config)
         tables.note_progress(other, {})

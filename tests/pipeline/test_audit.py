@@ -162,7 +162,7 @@ def test_P4_what_a_group_skipped_is_found_and_what_is_not_for_it_is_sound(
     }
     evidence = {row["consumer_group"]: row["evidence"] for row in found}
     assert "its tags match: red" in evidence["filter"]
-    assert "given up by force" in evidence["forced"]
+    assert "deleted by force" in evidence["forced"]
     assert result.findings["skipped"] == len(found)
     assert f"{len(found)} skipped" in audit_text(result)
 

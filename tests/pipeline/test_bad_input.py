@@ -52,7 +52,7 @@ def test_an_empty_name_of_a_folder_is_not_this_folder(
     monkeypatch.chdir(here)
     result = qmq("ingest", "--tables", "", "--path", broker)
     assert result.exit_code == 2
-    assert "Name the folder that is to have the tables" in result.stderr
+    assert "Name the folder for the tables" in result.stderr
     assert list(here.iterdir()) == []
 
 

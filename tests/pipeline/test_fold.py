@@ -181,7 +181,7 @@ def test_what_a_group_never_gets_is_said() -> None:
         **dict.fromkeys((0, 1, 3, 4), "filtered"),
         **dict.fromkeys((2, 5, 6, 7, 8, 9), "skipped"),
     }
-    assert (found[5]["reason"], found[8]["reason"]) == ("given up by force", "sought past it")
+    assert (found[5]["reason"], found[8]["reason"]) == ("deleted by force", "skipped by a seek")
 
 
 def test_messages_that_wait_for_their_key_are_not_taken_for_filtered_ones() -> None:
@@ -260,7 +260,7 @@ def test_a_group_that_ended_is_done_with_everything_and_may_begin_again() -> Non
         [*ended, GroupDefined(AT_MS + 9, "orders", "billing", 5, 5), pulled(9, 0, (5, 1, 1))]
     )
     assert outcomes(again) == {0: "acked", **dict.fromkeys(range(1, 5), "skipped"), 5: "in flight"}
-    assert again[3]["reason"] == "while the group was not there"
+    assert again[3]["reason"] == "while the group did not exist"
 
 
 def test_a_kind_of_action_that_changes_no_message_is_known_as_such() -> None:

@@ -84,7 +84,7 @@ def test_what_the_log_lost_behind_a_group_does_not_take_it_back() -> None:
     lost = Skipped(AT_MS + 2, "orders", "billing", 0, 2)
     found = folded([DEFINED, pulled(1, 0, (0, 5, 1)), nacked(1, 0, 2), lost, ENDED])
     assert [one["reason"] for one in found.values()] == [
-        *["given up by force"] * 2,
+        *["deleted by force"] * 2,
         *["the group ended"] * 3,
     ]
     assert outcomes(found) == dict.fromkeys(range(5), "skipped")

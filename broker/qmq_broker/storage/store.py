@@ -193,14 +193,14 @@ class Store:
         self._make_visible()
 
     def commit_and_step(self) -> None:
-        """`commit` and `step`, where no answer waits for the commit."""
+        """`commit` and `step`, for commits that no answer waits for."""
         self.commit()
         self._step()
 
     def cancel(
         self, wanted: Sequence[Cancelled], withdrawn: WithdrawnIds = NOTHING_WITHDRAWN
     ) -> list[DelayedState | None]:
-        """Cancel those of `wanted` that are pending; durable on return. See `CommitLog.cancel`."""
+        """Cancel the pending messages of `wanted`; durable on return. See `CommitLog.cancel`."""
         self._check()
         self._check_place()
         states = self._commit_log.cancel(wanted, withdrawn)
@@ -215,11 +215,11 @@ class Store:
         self.commit_and_step()
 
     def step(self) -> bool:
-        """Continue writing what the next start needs; returns whether a checkpoint was due.
+        """Continue saving files for the next start; returns whether a checkpoint was due.
 
         Call it after each commit and when idle.
 
-        Requires: everything appended is synced.
+        Requires: all appends are synced.
         """
         self._check()
         self._check_place()
@@ -232,31 +232,30 @@ class Store:
             return self._saver.step()
 
     def work_in_background(self, start: Callable[[Work], None]) -> None:
-        """Run disk work that no answer waits for with `start` instead of in the writer."""
+        """Run disk work that no answer waits for by `start` instead of in the writer."""
         self.schedule.background.start = self.retention.background.start = start
 
     @property
     def first_offset(self) -> int:
-        """Where the commit log begins; everything below was given up."""
+        """The beginning of the commit log; earlier segments were deleted."""
         return self.retention.first_offset
 
     def offset_at(self, time_ms: int) -> int:
-        """Where the first frame stored at `time_ms` or later stands. For any thread.
+        """The offset of the first frame stored at `time_ms` or later. For any thread.
 
         The durable end of the log if there is none yet. Raises `CorruptionError`.
         """
         return offset_at(self._commit_segments, time_ms, self._log_range(), self.summaries.find)
 
     def expired_offset(self, now_ms: int) -> int:
-        """How far the commit log may be given up if no group needs it; see `Retention`."""
+        """The offset below which the commit log may be deleted if no group needs it; see `Retention`."""
         return self.retention.expired_offset(now_ms)
 
     def give_up_below(self, offset: int) -> int:
-        """Let the commit log begin at the last segment at or below `offset`; returns bytes given
-        up.
+        """Delete segments of the commit log below `offset`; returns the deleted bytes.
 
-        Never gives up what a restart needs. If the work runs parallel to the writer, this starts it and
-        `step` continues with it. Raises `PoisonedError`. See `Retention`.
+        Never deletes what a restart needs. If the work runs parallel to the writer, this starts it
+        and `step` continues it. Raises `PoisonedError`. See `Retention`.
         """
         self._check()
         self._check_place()
@@ -264,9 +263,9 @@ class Store:
             return self.retention.give_up_below(offset)
 
     def remove_subject(self, subject: str) -> bool:
-        """Forget a subject whose messages are all gone; returns whether that is so.
+        """Forget a subject whose messages are all deleted; returns whether they are.
 
-        Durable on return. Requires: there is such a subject, and no group on it, durably. Raises
+        Durable on return. Requires: the subject exists, and durably has no group. Raises
         `NoRoomError` with nothing changed.
         """
         self._check()
@@ -275,7 +274,7 @@ class Store:
         return self.queue(subject) is not None and self.retention.remove_subject(subject)
 
     def keep(self, name: str, reported: LogOffsets, at_ms: int) -> Keeper:
-        """Let retention wait for this keeper, as far as it has reported; see `Keepers.keep`."""
+        """Make retention wait for this keeper beyond its reported offsets; see `Keepers.keep`."""
         self._check()
         self._check_place()
         durable = LogOffsets(self.durable_offset, self.actions.log.durable_offset)
@@ -310,7 +309,7 @@ class Store:
         return self._commit_log.reader.read(entries, subject)
 
     def read_records(self, entries: Sequence[Place], *, subject: str) -> list[bytes]:
-        """The same, one by one, for callers that look at each."""
+        """The same, one by one, for callers that need single records."""
         return list(self.read_together(entries, subject=subject))
 
     def free_bytes(self) -> int:
@@ -330,7 +329,7 @@ class Store:
     def close(self) -> None:
         """Stop cleanly: sync, flush, mark, unlock. Safe to call twice.
 
-        A poisoned store is only unlocked; the next opening finds out what it holds.
+        A poisoned store is only unlocked; the next start examines its content.
         """
         if self._is_closed:
             return
@@ -382,7 +381,7 @@ class Store:
             raise PoisonedError(self._poison)
 
     def _check_place(self) -> None:
-        """Raise unless the next process to open the data directory will find what is written here."""
+        """Raise if the directory was moved or replaced, so that the next process would not find the written data."""
         try:
             self._lock.check()
         except DiskError as error:

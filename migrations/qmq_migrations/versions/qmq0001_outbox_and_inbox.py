@@ -1,7 +1,7 @@
-"""Outbox and inbox.
+"""The revision that creates outbox and inbox.
 
-Spelled out here and not taken from the client, because a revision is history and the client's table
-definition is the present; a test holds both equal.
+The tables are defined here and not imported from the client, because a revision must not change
+when the client's definition does; a test checks that both are equal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ branch_labels: Final = ("qmq",)
 depends_on: Final = None
 
 _MYSQL: Final = ("mysql", "mariadb")
-#: Said for both, because a server may have another default, which keeps what was rolled back.
+#: Set explicitly for both, because a server's default engine may not roll back.
 _ENGINE: Final = "InnoDB"
 
 
 def upgrade() -> None:
-    """Create what is missing."""
+    """Create missing tables and indexes."""
     steps.create_tables(_tables(*steps.names()))
 
 
@@ -66,7 +66,7 @@ def _tables(schema: str | None, prefix: str) -> list[sa.Table]:
 
 
 def _counter() -> sa.types.TypeEngine[int]:
-    # SQLite numbers rows by itself only in a column of exactly this type.
+    # SQLite assigns row numbers only in a column of exactly this type.
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -75,7 +75,7 @@ def _fixed_bytes(byte_count: int) -> sa.types.TypeEngine[bytes]:
 
 
 def _any_text() -> sa.types.TypeEngine[str]:
-    # An error may quote any text; MySQL would take only what its default character set knows.
+    # An error may quote any text; MySQL would otherwise only accept its default character set.
     return sa.Text().with_variant(sa.Text(collation="utf8mb4_bin"), *_MYSQL)
 
 

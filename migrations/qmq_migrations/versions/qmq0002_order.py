@@ -1,7 +1,7 @@
-"""Order of ordering keys: rows found by their key, and one lock for each slot of keys.
+"""The revision for ordering keys: an index to find rows by key, and a table of locks.
 
-The rows of the lock table are written by the first producer that keeps order, not here: they are
-the same whichever way the tables were made.
+The first producer with `order_by_key` writes the rows of the lock table, not this revision, so it
+does not matter how the tables were created.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ down_revision: Final = "qmq0001"
 branch_labels: Final = None
 depends_on: Final = None
 
-#: Said for MySQL and MariaDB: without locks of rows all keys would wait for each other.
+#: Set explicitly for MySQL and MariaDB: without row locks all keys would wait for each other.
 _ENGINE: Final = "InnoDB"
 
 
 def upgrade() -> None:
-    """Create what is missing."""
+    """Create missing tables and indexes."""
     steps.create_index(_index())
     steps.create_tables([_order_lock()])
 
 
 def downgrade() -> None:
-    """Drop both; no message is lost by it."""
+    """Drop both; no message is lost."""
     steps.drop_tables([_order_lock()])
     steps.drop_index(_index())
 

@@ -1,10 +1,11 @@
-"""The actions of one group, as steps on sequences: what the group did with which messages.
+"""Converts the actions of one group into steps on sequences of messages.
 
-The broker keeps the state of a group while it runs (`qmq_client/group/state.py`); it forgets a message that is done,
-and this does not. So the actions are the broker's, and what consumers hold is kept in the broker's ranges, but an
-action becomes steps instead of a state. An ack names pull sequences of a consumer; here it becomes the sequences that
-were pulled. What a group passes on its way is found here, too. A step says nothing of single messages: a range of a
-million is one step. `blocks.py` applies steps to messages. A test runs both on random histories and compares.
+The broker keeps the state of a group while it runs (`qmq_client/group/state.py`); it forgets
+settled messages, and the fold does not. So this module uses the broker's actions, and its ranges
+for held messages, but an action becomes steps instead of a state. An ack names pull sequences of a
+consumer; here they are converted to the sequences of the messages. Messages that a group skips are
+found here, too. A step covers a whole range: a million messages may be one step. `blocks.py`
+applies steps to messages. A test runs both on random histories and compares.
 
 Deliveries before the table of actions begins are unknown: its settlements are counted and otherwise ignored.
 """
@@ -42,7 +43,7 @@ from qmq_client.group.leases import Lease
 from qmq_client.group.ranges import Spans
 from qmq_pipeline.tables.table import Column, Table
 
-#: What a step does; `blocks.py` has the meaning of each.
+#: The kinds of steps; `blocks.py` defines their effects.
 PULLED, ACKED, RETURNED, DEAD, LONG_RETRY, REDELIVERED = (
     "pulled",
     "acked",
@@ -52,13 +53,13 @@ PULLED, ACKED, RETURNED, DEAD, LONG_RETRY, REDELIVERED = (
     "redelivered",
 )
 REPLAYED, WAITING, FILTERED, PASSED_OVER = "replayed", "waiting", "filtered", "passed over"
-GIVEN_UP, GIVEN_UP_BY_FORCE, RESET = "given up", "given up by force", "reset"
+GIVEN_UP, GIVEN_UP_BY_FORCE, RESET = "given up", "deleted by force", "reset"
 #: Reasons of messages that a group will never get although they were for it; the audit reports them.
-BY_FORCE: Final = "given up by force"
-SOUGHT: Final = "sought past it"
-NEVER_GIVEN: Final = "passed over without a delivery"
+BY_FORCE: Final = "deleted by force"
+SOUGHT: Final = "skipped by a seek"
+NEVER_GIVEN: Final = "skipped without a delivery"
 Row = Mapping[str, Any]
-#: Steps on their way from the tasks that find them to those that apply them; no files.
+#: The table in which steps pass from the tasks that find them to those that apply them; not stored.
 STEPS: Final = Table(
     name="steps",
     layer="",
@@ -67,22 +68,26 @@ STEPS: Final = Table(
     columns=(
         Column("subject", "text", "the subject"),
         Column("consumer_group", "text", "the group"),
-        Column("action_offset", "long", "the action that it comes from"),
+        Column("action_offset", "long", "offset of its action"),
         Column("action_number", "int", "the action's place in its frame"),
         Column("number", "int", "its place among the steps of the action"),
-        Column("op", "text", "what it does; `mark` for the state of the group after all of them"),
+        Column(
+            "op", "text", "kind of the step; `mark` for the state of the group after all of them"
+        ),
         Column("first", "long", "first sequence"),
         Column("next", "long", "one after the last"),
         Column("at", "long", "microseconds since 1970"),
         Column("attempt", "int", "of a pull or dead letter"),
-        Column("reason", "text", "why the group does not get it; of `mark` the state as JSON"),
-        Column("error", "text", "what the consumer said"),
+        Column(
+            "reason", "text", "reason why the group does not get it; of `mark` the state as JSON"
+        ),
+        Column("error", "text", "error of the consumer"),
     ),
 )
 
 
 class Step(NamedTuple):
-    """What happened to the sequences of a range."""
+    """One step: an event for a range of sequences."""
 
     op: str
     first: int
@@ -96,18 +101,18 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class GroupMark:
-    """The state of a group besides that of its messages: where the next fold continues. Travels as JSON."""
+    """The state of a group without its messages, from which the next fold continues. Stored as JSON."""
 
-    #: First sequence for the group; None as long as no action has told it.
+    #: First sequence for the group; None until an action gives it.
     first: int | None = None
-    #: How far the group has come: every message below was delivered to it, or is not for it.
+    #: The group cursor: every message below was delivered to the group, or is not for it.
     come_to: int = 0
-    #: One after the highest sequence that is known.
+    #: One after the highest known sequence.
     next: int = 0
     has_ended: bool = False
-    #: Tags of which a message must have any, and all; None if the actions do not tell.
+    #: Tags of which a message must have at least one, and tags that it must have all; None if no action gives them.
     filter: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    #: Whether the filter was ever another one.
+    #: Whether the filter has ever changed.
     was_refiltered: bool = False
     #: Settlements of deliveries that are older than the table.
     unmatched: int = 0
@@ -116,7 +121,7 @@ class GroupMark:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> GroupMark:
-        """Read what `to_json` wrote."""
+        """Convert back from the result of `to_json`."""
         held: dict[str, Spans[Lease]] = {}
         for name, some in found["held"].items():
             held[name] = Spans()
@@ -155,13 +160,13 @@ class GroupSteps:
     # ---- the actions -------------------------------------------------------------------------
 
     def defined(self, row: Row) -> Iterator[Step]:
-        """The group begins, or begins again after it ended; otherwise only a setting was changed."""
+        """The group is created, perhaps again after it ended; otherwise only a setting was changed."""
         first, mark = row["first_sequence"], self.mark
         if mark.first is None:
             mark.first = mark.come_to = mark.next = first
             mark.filter = ((), ())
         elif mark.has_ended:
-            yield self._given_up(mark.come_to, first, row, "while the group was not there")
+            yield self._given_up(mark.come_to, first, row, "while the group did not exist")
             yield from self._begin_at(first, row)
             mark.filter = ((), ())
         mark.has_ended = False
@@ -184,7 +189,7 @@ class GroupSteps:
 
     def pulled(self, row: Row) -> Iterator[Step]:
         first, after = row["first_sequence"], row["next_sequence"]
-        if row["attempt"] == 1:  # what it skipped on the way there is not for it
+        if row["attempt"] == 1:  # messages that it skipped before are not for it
             yield from self._come_to(first, row)
             self.mark.come_to = max(self.mark.come_to, after)
         held = self.mark.held.setdefault(row["consumer"], Spans())
@@ -206,7 +211,7 @@ class GroupSteps:
         yield self._step(DEAD, row, row["attempt"], row["reason"], row["error"])
 
     def long_retry(self, row: Row) -> Iterator[Step]:
-        """Messages that waited for redelivery were moved out of the way, as copies in the log."""
+        """Messages that waited for redelivery became long retries, with copies in the log."""
         yield self._step(LONG_RETRY, row)
 
     def redelivered(self, row: Row) -> Iterator[Step]:
@@ -214,21 +219,21 @@ class GroupSteps:
         yield Step(REDELIVERED, first, first + 1, row["at"])
 
     def skipped(self, row: Row) -> Iterator[Step]:
-        """Messages deleted by force; those in flight may be settled yet, and long retries have copies."""
+        """Messages were deleted by force; those in flight may still be settled, and long retries have copies."""
         mark, after = self.mark, row["next_sequence"]
         yield self._step(GIVEN_UP_BY_FORCE, row, 0, BY_FORCE)
         mark.first = after if mark.first is None else mark.first
         mark.come_to = max(mark.come_to, after)
 
     def sought(self, row: Row) -> Iterator[Step]:
-        """The group continues elsewhere: it never gets what it skips, and what follows counts as new."""
+        """The group was moved: it never gets skipped messages, and later ones count as new."""
         first, mark = row["first_sequence"], self.mark
         yield self._given_up(first if mark.first is None else mark.first, first, row, SOUGHT)
         mark.held.clear()
         yield from self._begin_at(first, row)
 
     def moved_back(self, row: Row) -> Iterator[Step]:
-        """A start found these messages gone; others got their sequences, and are new to the group."""
+        """A start found these messages missing; other messages got their sequences, and are new to the group."""
         first, mark = row["next_sequence"], self.mark
         yield Step(RESET, first, mark.next, row["at"])
         mark.come_to, mark.next = min(mark.come_to, first), min(mark.next, first)
@@ -274,7 +279,7 @@ class GroupSteps:
         return Step(GIVEN_UP, first, after, row["at"], 0, reason)
 
     def _come_to(self, after: int, row: Row) -> Iterator[Step]:
-        """The group has come up to here: what it was not given on the way is not for it, if it has a filter."""
+        """Move the cursor up to here: skipped messages are not for the group, if it has a filter."""
         mark = self.mark
         if mark.first is None:
             mark.first = mark.come_to = after
@@ -285,14 +290,14 @@ class GroupSteps:
             mark.come_to = after
 
     def _begin_at(self, first: int, row: Row) -> Iterator[Step]:
-        """From here on the group gets everything as if for the first time."""
+        """From here on the group gets all messages as if for the first time."""
         mark = self.mark
         mark.first = first if mark.first is None else min(mark.first, first)
         yield Step(RESET, first, mark.next, row["at"])
         mark.come_to = mark.next = first
 
     def _handed_out(self, row: Row) -> Iterator[tuple[int, int]]:
-        """The runs of sequences after these pull sequences of a consumer, which are then no longer held."""
+        """The runs of sequences for these pull sequences of a consumer, which no longer holds them afterwards."""
         first, after = row["first_pull"], row["next_pull"]
         held = self.mark.held.get(row["consumer"])
         found = [] if held is None else held.take(first, after)
@@ -304,14 +309,14 @@ class GroupSteps:
 
 
 def _lease(first: int, next_: int, first_sequence: int) -> Lease:
-    """A lease without its end, which is not needed here."""
+    """A lease without a deadline, which is not needed here."""
     return Lease(
         first=first, next=next_, first_sequence=first_sequence, attempt=1, token=0, until_ms=0
     )
 
 
 _EXPIRED: Final = kind_name(Expired)
-#: What each kind of action does; the other kinds change no message.
+#: The handler of each kind of action; the other kinds change no message.
 _KINDS: Final[Mapping[type[Action], Callable[[GroupSteps, Row], Iterator[Step]]]] = {
     GroupDefined: GroupSteps.defined,
     Configured: GroupSteps.configured,

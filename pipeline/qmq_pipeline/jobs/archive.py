@@ -1,9 +1,9 @@
 """`qmq pipeline archive`: sealed segments of the logs as Parquet, verified before retention may delete them.
 
-An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does. The
-same streams write it as those of `ingest`, but only full segments. Then each row is read back, encoded again as its
-producer would, and compared with the producer's checksum; the files are synced; and the broker learns how far the
-archive reaches. Retention waits for it from the first run on (`keeping.py`).
+An archive is a folder of tables like any other: other jobs read it by `--tables`, and `spark.read.parquet` does.
+The streams of `ingest` write it, but only full segments. Then each row is read back, encoded again as its
+producer would, and compared with the producer's checksum; the files are synced; and the broker gets
+the offsets that the archive has. Retention waits for it from the first run on (`keeping.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOGS: Final[tuple[str, ...]] = (COMMIT_LOG, ACTION_LOG)
-NO_BROKER: Final = "no broker knows this archive (--broker URL)"
+NO_BROKER: Final = "no broker was named (--broker URL)"
 _TIMES: Final = ("born_at", "due_at", "expires_at")
 _COLUMNS: Final = (
     "subject",
@@ -47,7 +47,7 @@ _COLUMNS: Final = (
     "body",
     *(f"unix_millis({name}) AS {name}" for name in _TIMES),
 )
-#: What the verification of a batch of rows gives: a text for the first row that is not what its producer made.
+#: The result of verifying a batch of rows: a text for the first row that differs from its producer's record.
 _VERIFIED: Final = "verified BIGINT, not_records BIGINT, fault STRING"
 _VERIFIED_SCHEMA: Final = pa.schema(
     [("verified", pa.int64()), ("not_records", pa.int64()), ("fault", pa.string())]
@@ -56,16 +56,16 @@ _VERIFIED_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """What one run added, and how far the archive reaches."""
+    """The rows that one run added, and the offsets that the archive has."""
 
     messages: int
-    #: Rows that, encoded again, had their producer's checksum.
+    #: Rows that have their producer's checksum after encoding.
     verified: int
-    #: Rows whose bytes never were a record; stored as they are.
+    #: Rows whose bytes were never a record; stored unchanged.
     not_records: int
     #: Subject → runs of sequences that the broker has in quarantine, so that the archive lacks them.
     quarantined: Runs
-    #: Log → offset below which the archive has everything.
+    #: Log → offset below which the archive is complete.
     next_offsets: dict[str, int]
     #: The name under which the broker waits for this archive; None if it does not wait …
     keeper: str | None
@@ -82,8 +82,9 @@ def archive(
 ) -> Archived:
     """Archive every sealed segment that the folder `config.tables` does not have yet.
 
-    `keeping`: the broker whose retention is to wait for this archive; None for the broker that `config` reads from,
-    if it reads from one. Raises a `PipelineError`, or an error of Spark that `explain` understands.
+    `keeping`: the broker whose retention must wait for this archive; None for the broker that
+    `config` reads from, if any. Raises a `PipelineError`, or an error of Spark that `explain`
+    understands.
     """
     streams = Streams(spark, replace(config, databases=()), job=ARCHIVE)
     tables = streams.tables
@@ -97,7 +98,7 @@ def archive(
         for log in _LOGS:
             streams.run(log, is_sealed=True)
             on_progress(Progress(stage=f"archive {log}", done=1, total=2, rows=0))
-        # Up to when the log is known is not noted: what is not sealed yet is not here.
+        # No time is recorded up to which the log is complete, because the unsealed part is missing.
         streams.ends["read_at_ms"] = 0
         new = is_new(COMMIT_LOG, noted)
         verified, not_records = verify(tables, new)
@@ -119,7 +120,7 @@ def archive(
 
 
 def _keeping(given: Keeping | None, place: Place) -> Keeping:
-    """The broker to tell, with the token of the environment, like the place that is read."""
+    """The broker to report to, with the token of the environment, like the source."""
     if given is None:
         given = Keeping(place=place if place.broker_url else None)
     if given.place is None:
@@ -136,7 +137,7 @@ def _store_id(place: Place) -> str:
 
 
 def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
-    """Raise `SourceError` unless the log of this position is at the broker that retains for the archive."""
+    """Raise `SourceError` unless the broker that retains for the archive has the log of this position."""
     reader = open_log(place, log)
     try:
         bounds = reader.bounds()
@@ -148,9 +149,10 @@ def check_same(place: Place, log: str, position: Mapping[str, Any]) -> None:
 
 
 def verify(tables: Tables, condition: str) -> tuple[int, int]:
-    """Read rows back and compare each with its producer's checksum; how many were compared, and are no records.
+    """Read rows back and compare each with its producer's checksum; returns how many were compared,
+    and how many are not records.
 
-    Raises `DamagedRangeError` for one that is not what its producer made.
+    Raises `DamagedRangeError` for a row that differs from its producer's record.
     """
     rows = tables.read(LOG).where(f"kind IN ('message', 'scheduled') AND {condition}")
     counted = rows.selectExpr(*_COLUMNS).mapInArrow(_verified, _VERIFIED)
@@ -159,8 +161,7 @@ def verify(tables: Tables, condition: str) -> tuple[int, int]:
         raise DamagedRangeError(
             source=tables.path(LOG),
             reason=row[2],
-            remedy="The segment stays in the log. `qmq pipeline audit` names each such message; look for what "
-            "stands between its producer and the broker, or for a fault of the archive's disk",
+            remedy="The segment stays in the log. `qmq pipeline audit` names each such message; check proxies between its producer and the broker, and the archive's disk",
         )
     return int(row[0] or 0), int(row[1] or 0)
 
@@ -197,7 +198,7 @@ def _crc(row: Mapping[str, Any]) -> int:
 
 
 def sync_files(tables: Tables) -> None:
-    """Make everything on a local disk survive a power cut, before the broker may delete what it is a copy of."""
+    """Sync all files on a local disk, before the broker may delete the originals."""
     if "://" in tables.root:
         return
     for folder, _, names in os.walk(tables.root):

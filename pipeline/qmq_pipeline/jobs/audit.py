@@ -1,18 +1,18 @@
 """`qmq pipeline audit`: compares committed, stored, delivered and settled, and so proves that nothing was lost (P4).
 
-It judges what was committed before `as_of`: the last look at outboxes and log, less the grace. Kinds of finding:
+It judges messages committed before `as_of`: the time of the last ingest, less the grace period. Kinds of finding:
 
-- *lost*: a message was sent, or its row is gone, and it is not in the log; or a group retries it much later, and the
-  copy is missing, or came back and was not given to the group;
+- *lost*: a message was sent, or its row is gone, and it is not in the log; or its long retry has
+  lost its copy, or the copy was released and not delivered to the group;
 - *ghost*: a message is in the log, and its producer's database never had a row for it;
 - *duplicate*: one id is in the log more than once;
 - *late*: a message was stored long after its commit or due time, or has waited in the outbox that long;
 - *altered*: a message was stored with a checksum that differs from its row's or from that of its bytes, or twice with
   different checksums;
-- *skipped*: a group came past a message that is for it, and never got it.
+- *skipped*: a group's cursor is beyond a message that is for it, and the group never got it.
 
-Each finding is a row of a query in `audit_sql.py`: what bronze has of a message comes together by its id. The audit
-never guesses: what it cannot judge, it names in `coverage` of the run.
+Each finding is a row of a query in `audit_sql.py`: all rows of a message in bronze are joined by
+its id. The audit never guesses: `coverage` of the run names what it cannot judge.
 """
 
 from __future__ import annotations
@@ -47,29 +47,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: How far the clocks of a database and the broker may differ.
+#: Tolerated difference between the clocks of a database and the broker.
 CLOCKS_MS: Final = 3_600_000
 #: If the action log is not folded to its end; contains no "; ", which separates reasons.
 _NOT_FOLDED: Final = (
     "`lifecycle` has not folded all actions, or the log does not have their messages yet: deliveries are counted "
-    "up to there, and what groups retry much later or skipped is not judged"
+    "up to there, and long retries and skipped messages are not judged"
 )
-#: For a folder that only `archive` has written to, which notes no time; no "; " here either.
-_NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: up to when it is known is not noted"
-#: For tables that no log was read into; no "; " here either.
+#: For a folder that only `archive` has written to, which records no time; no "; " here either.
+_NOT_READ: Final = "the log was archived and not ingested, so nothing is judged: the end of the known log is unknown"
+#: For tables without data of a log; no "; " here either.
 _NO_LOG: Final = (
     "no log was ingested, so nothing is judged: name it with --path or --broker, or configure the "
     "broker's address"
 )
 #: For messages that the broker has in quarantine; no "; " here either.
-_QUARANTINED: Final = (
-    "of the log were damaged, and the broker has them in quarantine: they are lost where an outbox "
-    "knows them, and not judged otherwise"
-)
+_QUARANTINED: Final = "of the log were damaged, and the broker has them in quarantine: messages that an outbox knows count as lost, others are not judged"
 #: For a database without `keep_sent_s`; no "; " here either.
 _ROWS_GO: Final = (
-    "does not keep accepted rows: `committed` counts only those that a scan has seen. Messages that "
-    "came and went between two scans are judged by the log alone (stored once, unaltered, in time if "
+    "does not keep accepted rows: `committed` counts only rows that a scan has seen. Messages "
+    "whose rows existed only between two scans are judged by the log alone (stored once, unaltered, in time if "
     "delayed, and delivered), but not for losses and ghosts. Set keep_sent_s of the database longer "
     "than the time between two scans"
 )
@@ -77,16 +74,16 @@ _ROWS_GO: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What can be judged, and what cannot."""
+    """The range that can be judged, and the reasons for gaps."""
 
     #: Commits between these times are judged; ms since 1970.
     first_ms: int
     next_ms: int
     #: Times of the log that retention deleted before they were ingested.
     gaps: tuple[tuple[int, int], ...]
-    #: Whether the log was ever ingested: otherwise nothing can be judged, and that is not clean.
+    #: Whether the log was ever ingested: otherwise nothing can be judged, and the verdict is not "clean".
     is_log_known: bool
-    #: Whether the action log is known up to its end, and so what each group did with its messages.
+    #: Whether the action log was folded to its end, so that the outcomes of all groups are known.
     is_folded: bool
     #: Databases that keep accepted rows, so that a message without a row is a ghost.
     kept: tuple[str, ...]
@@ -137,7 +134,7 @@ def judged_window(tables: Tables, config: PipelineConfig) -> Window:
 
 
 def _late_beginning(tables: Tables) -> tuple[int, int] | None:
-    """Offset and time of the first row, if the log was not read from its beginning on."""
+    """Offset and time of the first row, if the log was not read from its beginning."""
     log = tables.read(LOG).where("kind <> 'expired'")
     part = log.selectExpr("MIN(part)").collect()[0][0]
     if part is None or int(part) == 0:
@@ -203,7 +200,7 @@ def _iso(time_ms: int) -> str:
 CLEAN, FINDINGS, NOT_JUDGED = "clean", "findings", "not judged"
 KINDS: Final = ("lost", "ghost", "duplicate", "late", "altered", "skipped")
 _COLUMNS: Final = AUDIT_FINDINGS.names[:-1]
-#: Views with bodies or headers would be read for nothing.
+#: The views leave out bodies and headers, which are not needed.
 _STORED: Final = (
     "message_id",
     "producer",
@@ -220,7 +217,7 @@ _STORED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
-    """What one audit found."""
+    """The result of one audit."""
 
     run: str
     as_of: datetime
@@ -240,7 +237,7 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether it could judge, and found nothing."""
+        """Whether it could judge and has no findings."""
         return self.verdict == CLEAN
 
     @property
@@ -254,7 +251,7 @@ class AuditResult:
 def audit(
     spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = no_progress
 ) -> AuditResult:
-    """Judge everything in bronze, write the run and its findings, and return what was found."""
+    """Judge all messages in bronze, write the run and its findings, and return the result."""
     tables = tables_of(spark, config)
     tables.require()
     window = judged_window(tables, config)
@@ -283,9 +280,9 @@ def audit(
 
 
 def make_views(tables: Tables, window: Window) -> list[DataFrame]:
-    """Create the views that `audit_sql.py` names; returns what is kept for them, to be freed at the end.
+    """Create the views that `audit_sql.py` reads; returns the cached data frames, to be freed at the end.
 
-    Findings and totals both read them: each is made once and kept in memory, or on the executors' disks.
+    Findings and totals both read them: each is computed once and cached in memory, or on the executors' disks.
     """
     from pyspark.sql import functions as fn
 
@@ -299,7 +296,7 @@ def make_views(tables: Tables, window: Window) -> list[DataFrame]:
     }
     log = tables.read(LOG)
     stored = log.where("kind = 'message'")
-    if window.first_ms:  # what was stored before anything judged was committed tells nothing of it
+    if window.first_ms:  # messages stored before the first judged commit are irrelevant
         stored = stored.where(f"unix_millis(stored_at) >= {window.first_ms - CLOCKS_MS}")
     stored = stored.select(*_STORED).persist()
     stored.createOrReplaceTempView("qmq_stored_all")
@@ -358,7 +355,7 @@ def findings(spark: SparkSession, options: AuditOptions, window: Window) -> Data
 
 
 def write_findings(tables: Tables, run: str, found: DataFrame, findings_max: int) -> dict[str, int]:
-    """Write findings, of each kind up to the limit; returns how many there are of each."""
+    """Write findings, up to the limit of each kind; returns the count of each kind."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as fn
 

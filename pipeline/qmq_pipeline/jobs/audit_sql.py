@@ -1,8 +1,9 @@
 """The queries of the audit, on the views of `audit.make_views`.
 
-Committed and stored are compared in one pass: all that is known of a message comes together by its id, and each kind
-of finding is a condition on that row. What groups did is joined with it. Every query gives the columns of
-`audit_findings`, without the run. Evidence is one sentence: what was seen, with its numbers.
+Committed and stored messages are compared in one pass: all facts about a message are joined by its
+id into one row, and each kind of finding is a condition on that row. The outcomes of groups are
+joined with it. Every query returns the columns of `audit_findings`, without the run. Evidence is
+one sentence with the observed values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FROM (
 ) o LEFT JOIN {scans} s USING (database) WHERE place = 1
 """
 
-#: All that outboxes and log say, one row for each thing said. `is_judged`: its time is in the window.
+#: All facts of outboxes and log, one row for each. `is_judged`: its time is in the window.
 _SAID: Final = """
 SELECT message_id,
        STRUCT(NOT ({created_is_judged}) AS is_outside, created_at, database, subject, row_id, state, is_gone,
@@ -41,7 +42,7 @@ UNION ALL
 SELECT message_id, NULL, NULL, NULL, stored_at FROM qmq_cancelled_all
 """
 _COPY: Final = "STRUCT(m.crc, m.sequence, m.stored_at)"
-#: What is known of each message: its row `o`, copies in the log (the first one, those with the least and the greatest
+#: The facts about each message: its row `o`, copies in the log (the first one, those with the least and the greatest
 #: checksum, and one whose bytes do not have it), and, if it is delayed, `d` with the last due time that it was given.
 _MESSAGES: Final = f"""
 SELECT message_id, MIN(o) AS o, MIN(m.subject) AS subject, MIN(m.producer) AS producer,
@@ -78,7 +79,7 @@ def _found(
     sequence: str = "NULL",
     database: str = "NULL",
 ) -> str:
-    """A finding of a message if the condition holds, or else null."""
+    """A finding about a message if the condition holds, otherwise null."""
     return (
         f"IF({condition}, STRUCT('{kind}' AS kind, {subject} AS subject, "
         f"CAST({database} AS STRING) AS database, CAST({sequence} AS BIGINT) AS sequence, {at} AS at, "
@@ -91,7 +92,7 @@ def _crc(column: str) -> str:
 
 
 def _altered_row(stored: str, sequence: str) -> str:
-    """A message whose row has another checksum than what is stored."""
+    """A message whose outbox row has another checksum than the stored record."""
     return _found(
         "altered",
         f"{_IS_COMMITTED} AND o.crc <> {stored}.crc",
@@ -117,7 +118,7 @@ def _altered_release(copy: str) -> str:
 
 
 def _altered_content(spoilt: str) -> str:
-    """A record whose bytes, when read from the log, did not have the checksum in front of them."""
+    """A record whose bytes in the log do not match the checksum in front of them."""
     return _found(
         "altered",
         f"{spoilt} IS NOT NULL",
@@ -151,7 +152,7 @@ _WAITING: Final = _found(
     subject="o.subject",
     database="o.database",
 )
-#: The due time is the last one it was given, if it was ever put off.
+#: The due time is the last one if the message was rescheduled.
 _WANTED_AT: Final = "GREATEST(o.created_at, COALESCE(d.due_at, due_at))"
 _LATE: Final = _found(
     "late",
@@ -174,7 +175,7 @@ _OVERDUE: Final = _found(
     subject="d.subject",
 )
 _STORED: Final = "'stored ', CAST(first.stored_at AS STRING), ' as sequence ', first.sequence"
-#: A delayed message that was cancelled, and is in its subject.
+#: A delayed message that was cancelled but is in its subject.
 _CANCELLED_AND_STORED: Final = _found(
     "ghost",
     "cancelled_at IS NOT NULL AND copies > 0",
@@ -203,7 +204,7 @@ _ALTERED_COPY: Final = _found(
     at="first.stored_at",
     sequence="first.sequence",
 )
-#: Of each kind a message has one finding at most: the first of those that may be.
+#: A message has at most one finding of each kind: the first one whose condition holds.
 _KINDS: Final = (
     (_LOST,),
     (_WAITING, _LATE, _OVERDUE),
@@ -217,7 +218,7 @@ _KINDS: Final = (
         *(_altered_content(one) for one in ("spoilt", "spoilt_scheduled")),
     ),
 )
-#: What outboxes and log alone show: {is_ghost} says whether a missing row proves that there never was one.
+#: Findings from outboxes and log alone: {is_ghost} says whether a missing row proves that there never was one.
 OF_MESSAGES: Final = f"""
 SELECT message_id, CAST(NULL AS STRING) AS consumer_group, INLINE(found) FROM (
   SELECT message_id, FILTER(ARRAY({", ".join(f"COALESCE({', '.join(some)})" for some in _KINDS)}),
@@ -226,7 +227,7 @@ SELECT message_id, CAST(NULL AS STRING) AS consumer_group, INLINE(found) FROM (
     ON producer = kept_producer
 )
 """
-#: A row is missed only of producers whose outboxes keep rows, and from the oldest of these on.
+#: A missing row is a finding only for producers whose outboxes keep rows, and from the oldest of these rows on.
 IS_MISSED: Final = "first.stored_at >= kept_from"
 
 #: Long retries and their copies; the ticket of the last one names the copy.
@@ -274,8 +275,8 @@ FROM ({_LONG_RETRIES})
 WHERE has_copy AND back_at IS NULL AND {{next_us}} - unix_micros(due_at) > {{late_us}}
 """
 
-#: A message that is for a group, which came past it and never got it. A group that has a filter may come past what
-#: does not match it; what does is a finding.
+#: A message for a group whose cursor is beyond it although the group never got it. A group with a
+#: filter may skip messages that do not match; a skipped match is a finding.
 SKIPPED: Final = f"""
 SELECT 'skipped' AS kind, m.message_id, d.subject, d.consumer_group, CAST(NULL AS STRING) AS database,
        d.sequence, m.stored_at AS at,
@@ -294,10 +295,10 @@ WHERE (d.outcome = 'skipped' AND d.first_delivered_at IS NULL
        AND SIZE(ARRAY_EXCEPT(g.all_tags, m.tags)) = 0)
 """
 
-#: What needs the action log to its end.
+#: Findings that need the action log to its end.
 OF_GROUPS: Final = (RETRY_LOST, RETRY_OVERDUE, SKIPPED)
 
-#: What was compared.
+#: The totals of compared messages.
 TOTALS: Final = """
 SELECT SUM(committed) AS committed, SUM(stored) AS stored, SUM(foreign_messages) AS foreign_messages,
        SUM(expected) AS expected, SUM(delivered) AS delivered, SUM(settled) AS settled

@@ -1,4 +1,4 @@
-"""Micro-batches of the streams of `ingest` into the bronze tables: each may be repeated and adds nothing then."""
+"""Writes the micro-batches of `ingest`'s streams into the bronze tables; a repeated batch adds nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tables_of(spark: SparkSession, config: PipelineConfig) -> Tables:
 
 @dataclass(frozen=True, slots=True)
 class BatchWriter:
-    """Writes the micro-batches of one stream; travels to wherever Spark calls it."""
+    """Writes the micro-batches of one stream; Spark serializes it to where it is called."""
 
     config: PipelineConfig
     table: Table
@@ -43,7 +43,7 @@ class BatchWriter:
 
 
 def _changed(tables: Tables, scan: DataFrame) -> DataFrame:
-    """The rows of a scan without those that were seen as sent before, and do not change any more."""
+    """The rows of a scan without rows that an earlier scan saw as sent, which no longer change."""
     known = tables.read(OUTBOX).where("state = 'sent'").select("database", "row_id", "message_id")
     sent = scan.where("state = 'sent'").join(
         known, ["database", "row_id", "message_id"], "left_anti"
@@ -52,14 +52,14 @@ def _changed(tables: Tables, scan: DataFrame) -> DataFrame:
 
 
 def _write_log(tables: Tables, batch: DataFrame, part: int) -> None:
-    """Write a batch that begins with the open part, in which messages that the broker has given up since stay."""
+    """Write a batch that begins with the open part; messages in it that the broker has quarantined since are kept."""
     from pyspark import StorageLevel
 
     known = tables.read(LOG).where(f"kind = 'message' AND part = {part}")
     if not known.limit(1).collect():
         tables.overwrite(batch, LOG)
         return
-    batch = batch.persist(StorageLevel.DISK_ONLY)  # or the source would be read twice
+    batch = batch.persist(StorageLevel.DISK_ONLY)  # otherwise the source would be read twice
     try:
         lost = batch.where(f"kind = 'lost' AND part = {part}")
         runs = lost.select("subject", "sequence", "count").collect()
@@ -74,7 +74,7 @@ def _write_log(tables: Tables, batch: DataFrame, part: int) -> None:
         batch.unpersist()
 
 
-#: Of each part that came in, or came in again. One that is complete has a sequence for each message or loss.
+#: The span of each subject in each new or repeated part. A complete part has a sequence for each message or loss.
 _SPANS: Final = """
 SELECT subject, MIN(sequence) AS first_sequence, MAX(sequence + width) AS next_sequence,
        COUNT(*) FILTER (WHERE kind = 'message') AS messages,
@@ -84,8 +84,8 @@ FROM (SELECT *, IF(kind = 'lost', count, 1) AS width FROM {log}
       WHERE kind IN ('message', 'lost') AND part >= {part})
 GROUP BY part, subject
 """
-#: P3: the sequences of a subject follow each other, within a part and from one to the next, but where retention has
-#: deleted what was not read.
+#: P3: the sequences of a subject are contiguous, within a part and from one part to the next,
+#: except where retention has deleted unread messages.
 _HOLES: Final = """
 SELECT subject, part, part_before, COALESCE(before, IF(is_from_start, 0, first_sequence)) AS wanted, first_sequence
 FROM (
@@ -96,13 +96,13 @@ FROM (
   AND (first_sequence + messages + lost < next_sequence
        OR COALESCE(before, IF(is_from_start, 0, first_sequence)) < first_sequence)
 """
-#: The first of them where nothing has expired.
+#: The first gap that expired messages do not explain.
 _UNEXPLAINED: Final = """
 SELECT * FROM {holes} s WHERE NOT EXISTS (
   SELECT * FROM {log} e WHERE e.kind = 'expired' AND e.part BETWEEN s.part_before AND s.part)
 ORDER BY part, subject LIMIT 1
 """
-#: Where the first hole of a subject within a part is.
+#: The first gap of a subject within a part.
 _HOLE: Final = """
 SELECT next AS first, sequence AS next FROM (
   SELECT sequence, LAG(sequence + IF(kind = 'lost', count, 1)) OVER (ORDER BY sequence) AS next
@@ -115,7 +115,7 @@ def _note_spans(tables: Tables, part: int) -> None:
     """Count new messages by part and subject, from this part on; raises `IncompleteError` if a sequence is missing."""
     spark = tables.spark
     log = tables.read(LOG)
-    # A row for each part and subject; counted in parallel, and then not worth many partitions.
+    # A row for each part and subject; counted in parallel, but too few rows for many partitions.
     fresh = spark.sql(_SPANS.format(log="{log}", part=part), log=log).coalesce(1).persist()
     try:
         known = tables.read(SPANS).where(f"part < {part}")

@@ -1,12 +1,12 @@
 """`qmq pipeline ingest`: logs and outboxes into the bronze tables, by streams of Spark with a checkpoint.
 
-There are three streams, and each is a few lines: read the source, write each micro-batch into a table. A batch of a log
-begins where a part of the log begins (`whole_parts`), and replaces the parts that it has. So a batch that is
-repeated, because a task, an executor or the driver died, adds nothing: every message is one row. A scan of an outbox
-appends rows, of which the newest of each message counts.
+There are three streams, and each is a few lines: it reads the source and writes each micro-batch into a table. A
+batch of a log begins where a part of the log begins (`whole_parts`), and replaces the parts that it has. So a batch
+that is repeated, because a task, an executor or the driver died, adds nothing: every message is one row. A scan of
+an outbox appends rows, of which the newest of each message counts.
 
-The outboxes come first: what they show as sent is then in the log when that is read. So do the actions: what they tell
-happened to messages that are in the log.
+The outboxes are read first, so that messages they show as sent are in the log when it is read. The
+actions are read before the log for the same reason.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 INGEST, ARCHIVE = "ingest", "archive"
-#: Bytes of log in one micro-batch: what a run that dies repeats at most, and enough that all cores are busy.
+#: Bytes of log in one micro-batch: the most that is repeated after a crash, and enough to keep all cores busy.
 BATCH_BYTES: Final = 1024 * 1024 * 1024
-#: How often a query that continues is looked at, and how long a broker that is unreachable is left alone.
+#: How often a running query is checked, and the pause after an unreachable broker.
 _LOOK_S: Final = 1.0
 _LOST_MAX: Final = 1_000
 _TABLE_OF: Final = {COMMIT_LOG: LOG, ACTION_LOG: ACTIONS}
@@ -51,7 +51,7 @@ _NOUNS: Final = {"message": "messages"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What one run added, and how far the tables reach."""
+    """The rows that one run added, and the extent of the tables."""
 
     #: Kind of row of the log, and `actions` → rows.
     rows: dict[str, int] = field(default_factory=dict)
@@ -72,9 +72,9 @@ def ingest(
 ) -> Ingested:
     """Bring the bronze tables up to the ends of the logs and outboxes.
 
-    `skip_expired`: continue after what retention has deleted and note the gap, instead of failing. Raises a
-    `PipelineError`, or an error of Spark that `explain` understands; what was written before it stays. Without a
-    place, `config` brings in outboxes alone; without databases, logs alone.
+    `skip_expired`: continue after a range that retention has deleted and record the gap, instead of failing. Raises a
+    `PipelineError`, or an error of Spark that `explain` understands; rows written before it stay.
+    Without a place, `config` ingests only outboxes; without databases, only logs.
     """
     streams = Streams(spark, config, job=INGEST)
     before = streams.prepared()
@@ -95,10 +95,11 @@ def follow(
     skip_expired: bool = False,
     on_batch: Callable[[Ingested], None],
 ) -> int:
-    """Keep the bronze tables up to date until `stop` is set; returns how often something came.
+    """Keep the bronze tables up to date until `stop` is set; returns the number of batches with rows.
 
-    Each stream looks for more at most every `every_s`. Whatever is there at the start is ingested first, which alone
-    may skip what has expired. A broker that is unreachable from then on is waited for without end.
+    Each stream checks for new data at most every `every_s`. Existing data is ingested first, and
+    only then may expired ranges be skipped. Later the streams wait for an unreachable broker
+    without a limit.
     """
     first = ingest(spark, config, skip_expired=skip_expired)
     on_batch(first)
@@ -113,7 +114,7 @@ def follow(
 
 
 def check_sources(config: PipelineConfig) -> None:
-    """Refuse what cannot be read, before Spark is asked for anything; raises a `PipelineError`."""
+    """Check that the sources can be read, before Spark is used; raises a `PipelineError`."""
     if not config.databases and config.place is None:
         raise OptionError(
             option="path",
@@ -128,7 +129,7 @@ def check_sources(config: PipelineConfig) -> None:
 
 
 class Streams:
-    """The streams of one job, and what it notes of them."""
+    """The streams of one job, and their recorded progress."""
 
     def __init__(self, spark: SparkSession, config: PipelineConfig, *, job: str) -> None:
         self.spark = spark
@@ -138,9 +139,9 @@ class Streams:
         self._queries: dict[str, StreamingQuery] = {}
         self._seen: dict[str, Any] = {}
         self._every_s = 0.0
-        #: Log → where its stream has come to, as in the checkpoint.
+        #: Log → position of its stream, as in the checkpoint.
         self.positions: dict[str, dict[str, Any]] = {}
-        #: What will be noted: log → offset, database → time of its last scan, and when the logs were read.
+        #: The progress to be recorded: log → offset, database → time of its last scan, and when the logs were read.
         self.ends: dict[str, Any] = {}
 
     def names(self) -> list[str]:
@@ -149,19 +150,19 @@ class Streams:
         return outbox + ([] if self.config.place is None else [ACTION_LOG, COMMIT_LOG])
 
     def prepared(self) -> dict[str, Any]:
-        """Check what is to be read and written, before anything is written; returns what was noted last time."""
+        """Check sources and tables before anything is written; returns the progress recorded last time."""
         check_sources(self.config)
         other = ARCHIVE if self._job == INGEST else INGEST
         if self.tables.progress(other):
             raise TablesError(
                 path=self.tables.root,
                 reason=f"it is the folder of `qmq pipeline {other}`",
-                remedy="Give it a folder of its own: an archive has verified segments and nothing else",
+                remedy="Give it a separate folder: an archive has only verified segments",
             )
         return self.before()
 
     def before(self) -> dict[str, Any]:
-        """What was noted last time, of tables that are still there."""
+        """The progress recorded last time, for tables that still exist."""
         noted = self.tables.progress(self._job)
         for log, table in _TABLE_OF.items():
             if not self.tables.exists(table):
@@ -171,7 +172,7 @@ class Streams:
         return noted
 
     def run(self, name: str, *, skip_expired: bool = False, is_sealed: bool = False) -> None:
-        """Let one stream read all there is."""
+        """Let one stream read all available data."""
         if name != OUTBOX.name:
             self.ends.setdefault("read_at_ms", 0)
             if name == COMMIT_LOG:
@@ -182,7 +183,7 @@ class Streams:
 
     @contextmanager
     def running(self, every_s: float) -> Iterator[None]:
-        """Let all streams continue as long as the block lasts."""
+        """Run all streams during the block."""
         try:
             for name in self.names():
                 self._queries[name] = self._start(name, self._every(every_s))
@@ -196,7 +197,7 @@ class Streams:
         return {"processingTime": f"{round(every_s * 1000)} milliseconds"}
 
     def came_in(self) -> bool:
-        """Whether any stream has finished a batch with rows since; one that lost its broker is started again."""
+        """Whether any stream has finished a batch with rows since; a stream that lost its broker is restarted."""
         is_new = False
         for name, query in self._queries.items():
             if not query.isActive:
@@ -255,7 +256,7 @@ class Streams:
         return {"sections_with_token": sections, "safety_s": safety_s}
 
     def _note(self, name: str, query: StreamingQuery) -> None:
-        """Note where a stream has come to."""
+        """Record the position of a stream."""
         last = query.lastProgress
         sources = json.loads(last.json)["sources"] if last is not None else []
         end = (
@@ -272,7 +273,7 @@ class Streams:
             self.ends["store_id"] = end["store_id"]
 
     def done(self, before: Mapping[str, Any]) -> Ingested:
-        """The rows added since `before`; notes how far the tables are."""
+        """The rows added since `before`; records the extent of the tables."""
         new = {log: is_new(log, before) for log in _TABLE_OF}
         log = self.tables.read(LOG).where(new[COMMIT_LOG]).select("kind", "part")
         actions = self.tables.read(ACTIONS).where(new[ACTION_LOG])
@@ -294,13 +295,13 @@ class Streams:
 
 
 def is_new(log: str, before: Mapping[str, Any]) -> str:
-    """The condition that a row of this log's table came in since."""
+    """The SQL condition that a row of this log's table is new."""
     first, part = before.get(log, 0), before.get("parts", {}).get(log, 0)
     return f"part >= {part} AND {_PLACE_OF[_TABLE_OF[log]]} >= {first}"
 
 
 def lost_sequences(tables: Tables, condition: str = "TRUE") -> Runs:
-    """Subject → runs that the broker has in quarantine; of very many the first ones."""
+    """Subject → runs that the broker has in quarantine; the first ones if there are very many."""
     rows = (
         tables.read(LOG)
         .where(f"kind = 'lost' AND {condition}")
@@ -322,7 +323,7 @@ def lost_sequences(tables: Tables, condition: str = "TRUE") -> Runs:
 
 
 def scanned_rows(tables: Tables, scans: Mapping[str, int]) -> dict[str, int]:
-    """Database → rows that its scan of that time gave."""
+    """Database → number of rows of its scan at that time."""
     if not scans:
         return {}
     is_new = " OR ".join(

@@ -1,7 +1,7 @@
-"""Reports to a broker how far an archive keeps its logs, so that retention waits for the rest.
+"""Reports the offsets that an archive has to the broker, so that retention waits for the rest.
 
-Progress is reported to the broker only when files are written, verified and synced and their commit counts. If a
-run dies in between, the broker knows less than the archive has, and the next run tells it more.
+Progress is reported only after files are written, verified, synced and committed. If a run dies in
+between, the broker knows less than the archive has, and the next run reports the rest.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Keeping:
     #: The broker, with its token; None without one.
     place: Place | None
     name: str = KEEPER
-    #: Why retention does not wait for this archive; empty while it does.
+    #: The reason why retention does not wait for this archive; empty while it does.
     not_waited_for: str = ""
-    #: Log → offset below which this archive has everything.
+    #: Log → offset below which this archive is complete.
     kept: dict[str, int] = field(default_factory=dict)
 
     def report(self, store_id: str, kept: Mapping[str, int]) -> bool:
-        """Report to the broker how far each log is kept; returns whether retention waits for the rest.
+        """Report the archived offset of each log to the broker; returns whether retention waits for the rest.
 
         Raises `SourceError` if the broker refuses: it has another store, or another archive has
         this name.
@@ -41,7 +41,7 @@ class Keeping:
         self.kept |= kept
         if self.place is None or self.not_waited_for:
             return False
-        # Imported late: it brings HTTP, which a directory does not need.
+        # Imported late, because it imports the HTTP client, which a directory does not need.
         from qmq_pipeline.places.remote import RemoteDisk
 
         request = KeepRequest(

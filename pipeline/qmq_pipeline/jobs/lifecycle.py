@@ -1,12 +1,13 @@
 """`qmq pipeline lifecycle`: from bronze, one row for each message and group, from commit to outcome.
 
 First the action log is folded into the outcome of each message at each group (`deliveries.py`). Then messages are
-joined with the groups of their subject, their deliveries, and what outboxes and schedule say about them
-(`lifecycle_sql.py`). Messages that are committed but not stored, or that wait for their due time, have rows too.
+joined with the groups of their subject, their deliveries, and their rows in outboxes and schedule
+(`lifecycle_sql.py`). Messages that are committed but not stored, or that wait for their due time,
+have rows too.
 
-The table has a part for each part of the log, and one for what has no place in the log. A run makes again only the
-parts that something came in for: new messages, messages that something happened to, and messages with a new outbox
-row.
+The table has a part for each part of the log, and one for messages without a place in the log. A
+run rewrites only parts with news: new messages, messages with new events, and messages with a new
+outbox row.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _OUTBOX_COLUMNS: Final = (
 )
 _WITHOUT: Final = frozenset({"body", "headers", "tags"})
 _IDS: Final = ("producer", "counter")
-#: Producers that a query names one by one; with more it reads everything.
+#: Most producers that a query names one by one; with more it reads the whole table.
 _PRODUCERS_MAX: Final = 64
-#: Ids made of a dedupe key begin with these two bytes; as signed numbers they are between these.
+#: Ids made of a dedupe key begin with two fixed bytes; as signed numbers they are between these bounds.
 _DEDUPE_FIRST: Final = (0xDED0 << 48) - 2**64
 _DEDUPE_LAST: Final = _DEDUPE_FIRST + 2**48 - 1
 _IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
@@ -55,14 +56,14 @@ _IS_DEDUPE: Final = f"producer BETWEEN {_DEDUPE_FIRST} AND {_DEDUPE_LAST}"
 class Lived:
     """The result of one run."""
 
-    #: Rows of the parts that were made.
+    #: Rows of the parts that were written.
     deliveries: int = 0
     lifecycle: int = 0
     #: Settlements of messages that were delivered before the table of actions begins.
     unmatched: int
-    #: Parts of `lifecycle` that were made; None for all.
+    #: Parts of `lifecycle` that were written; None for all.
     parts_made: int | None
-    #: Whether nothing was made because nothing had come in since the last run.
+    #: Whether nothing was written because there was no new data since the last run.
     is_unchanged: bool
 
 
@@ -73,7 +74,7 @@ def lifecycle(
     is_full: bool = False,
     on_progress: OnProgress = no_progress,
 ) -> Lived:
-    """Bring `deliveries` and `lifecycle` up to date with bronze; `is_full` makes both again."""
+    """Bring `deliveries` and `lifecycle` up to date with bronze; `is_full` rebuilds both."""
     tables = tables_of(spark, config)
     tables.require()
     now = bronze_progress(tables)
@@ -112,7 +113,7 @@ def lifecycle(
 
 
 def bronze_progress(tables: Tables) -> dict[str, Any]:
-    """How far the bronze tables reach, whichever job made them."""
+    """The extent of the bronze tables, written by either job."""
     return tables.progress(INGEST) or tables.progress(ARCHIVE)
 
 
@@ -127,7 +128,7 @@ def _notes(
     parts = now.get("parts", {})
     changed = None if made is None else [*sorted(made), lifecycle_sql.OPEN]
     if changed is not None and seen and seen["run"] != tables.progress("marts").get("lifecycle"):
-        # The marts do not have what changed before.
+        # The marts lack earlier changes.
         before = seen["changed"]
         changed = None if before is None else sorted({*before, *changed})
     return {
@@ -140,13 +141,13 @@ def _notes(
         "action_part": folded.after[1],
         "scans": now.get("scans", {}),
         "marks": folded.marks,
-        #: Parts that were made since the marts were; None for all.
+        #: Parts that were written since the last run of the marts; None for all.
         "changed": changed,
     }
 
 
 class _New:
-    """What is in bronze and not yet in `lifecycle`; `seen` is what was noted last time, or nothing."""
+    """The rows of bronze that are not yet in `lifecycle`; `seen` is the progress recorded last time, or empty."""
 
     def __init__(self, tables: Tables, seen: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         self._tables = tables
@@ -176,13 +177,13 @@ class _New:
         return self._log.where(f"kind = '{kind}'")
 
     def ids(self) -> DataFrame:
-        """Ids of everything that came in."""
+        """Ids of all new rows."""
         frames = [self.outbox.select(*_IDS)]
         frames += [self.of_kind(one).select(*_IDS) for one in ("message", "scheduled", "cancelled")]
         return reduce(lambda one, other: one.unionByName(other), frames)
 
     def parts(self) -> set[int]:
-        """Parts of the log that messages came into."""
+        """Parts of the log with new messages."""
         rows = self.of_kind("message").select("part").distinct().collect()
         return {int(row["part"]) for row in rows}
 
@@ -240,14 +241,14 @@ def _may_be(ids: DataFrame) -> str | None:
     )
 
 
-#: No part is after it.
+#: Larger than any part number.
 ENDLESS_PART: Final = 2**62
 
 
 def changed_groups(
     before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
 ) -> list[tuple[str, int]]:
-    """Subject and first sequence from which a group now begins or ends elsewhere."""
+    """Subject and first sequence of groups whose beginning or end has changed."""
     changed = []
     for name, (first, after) in now.items():
         known = before.get(name)
@@ -260,7 +261,7 @@ def changed_groups(
 
 
 def _frame(tables: Tables, new: _New, folded: Folded, made: Collection[int] | None) -> DataFrame:
-    """The rows of the parts `made`, or of all."""
+    """The rows of the parts `made`, or of all parts."""
     is_made, is_old = "TRUE", "FALSE"
     if made is not None:
         texts = [str(one) for one in sorted(made)]

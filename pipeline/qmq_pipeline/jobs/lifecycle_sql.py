@@ -1,18 +1,18 @@
-"""The query of `lifecycle`. What it reads is limited to the parts that are made:
+"""The query of `lifecycle`. It reads only rows for the parts that are rewritten:
 
 - `messages`: messages of these parts of the log;
 - `deliveries`, `groups`: their outcomes, and the groups they are for;
 - `outbox_new`, `scheduled_new`, `cancelled_new`: rows added since the table was made;
-- `old`: the rows to be replaced. What they know of outboxes and delayed messages is taken from them.
+- `old`: the rows to be replaced. Their facts from outboxes and about delayed messages are kept.
 
-To make the whole table, the same query runs with everything new and nothing old.
+To rebuild the whole table, the same query runs with all rows as new and none as old.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The part for what has no place in the log, or none yet.
+#: The part for messages that have no place in the log, or none yet.
 OPEN: Final = -1
 
 
@@ -20,7 +20,7 @@ def _ms(late: str, early: str) -> str:
     return f"(unix_micros({late}) - unix_micros({early})) / 1e3D"
 
 
-#: What is known about a message besides the log: one row for each id.
+#: The facts about a message from outside the log: one row for each id.
 _RETRIES_SQL: Final = """
 SELECT message_id, MIN(subject) AS subject, MIN(producer) AS producer, MIN(counter) AS counter,
        MIN(STRUCT(committed_at, database, deliver_at)) FILTER (WHERE database IS NOT NULL)
@@ -53,8 +53,8 @@ FROM (
 ) GROUP BY message_id
 """
 
-#: Which of several messages with one id is meant. All messages of an id with news are in the
-#: windows that are rebuilt; for other ids the old rows tell.
+#: The number of a message among those with the same id. All messages of an id with news are in the
+#: rewritten parts; for other ids the old rows have it.
 _COPIES_SQL: Final = """
 SELECT subject, sequence, MAX(copy) AS copy FROM (
   SELECT subject, sequence, CAST(ROW_NUMBER() OVER

@@ -1,11 +1,11 @@
-"""`qmq pipeline marts`: from silver, the small tables that people look at, by subject, group and minute.
+"""`qmq pipeline marts`: the gold tables, small tables by subject, group and minute, from silver.
 
-The parts of `lifecycle` that were made since the last run tell which days changed. Those days are counted again from
-the parts that have messages of them; all other days stay. The lag of a group runs on over all days, so it is summed
-up from counts by the minute that each part adds. Latencies are stored as KLL sketches, so minutes can be rolled up to
-hours or days with correct quantiles.
+The parts of `lifecycle` that were written since the last run give the days that changed. Those days
+are counted again from the parts with messages of them; all other days stay. The lag of a group
+continues over all days, so it is summed up from counts by the minute of each part. Latencies are
+stored as KLL sketches, so minutes can be rolled up to hours or days with correct quantiles.
 
-A run that is killed notes nothing, and the next one makes the same tables again.
+A killed run records no progress, and the next one writes the same tables again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "marts"
-#: The first version of Spark that makes KLL sketches and merges many of them in a query.
+#: The first version of Spark that can create and merge KLL sketches in a query.
 _SKETCHES_IN: Final = (4, 1, 2)
 _MADE: Final = (*BY_PART, *SUMMED, *BY_DAY, PART_DAYS)
 MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
@@ -39,11 +39,11 @@ MARTS: Final = tuple(table for table in _MADE if table.layer == "gold")
 class Marts:
     """The result of one run."""
 
-    #: Table → rows that were made.
+    #: Table → rows that were written.
     rows: dict[str, int]
     #: Days that were counted again; None for all.
     days_made: int | None
-    #: Whether nothing was made because nothing had changed since the last run.
+    #: Whether nothing was written because there was no change since the last run.
     is_unchanged: bool
 
 
@@ -54,7 +54,7 @@ def marts(
     is_full: bool = False,
     on_progress: OnProgress = no_progress,
 ) -> Marts:
-    """Bring the gold tables up to date with silver; `is_full` makes all of them again.
+    """Bring the gold tables up to date with silver; `is_full` rebuilds all of them.
 
     Raises `TablesError` if there is no silver, and `OptionError` if Spark is too old.
     """
@@ -65,12 +65,12 @@ def marts(
     if not lived:
         raise TablesError(
             path=config.tables,
-            reason="the table lifecycle is not there yet",
+            reason="the table lifecycle does not exist yet",
             remedy="Run `qmq pipeline lifecycle` first, or `qmq pipeline run` for all in order",
         )
     versions = [table.version for table in _MADE]
     seen = {} if is_full else tables.progress(JOB)
-    # A table that is gone was removed to have it made again.
+    # A missing table was removed so that it is rebuilt.
     if seen.get("versions") != versions or not all(tables.exists(table) for table in _MADE):
         seen = {}
     if seen.get("lifecycle") == lived["run"]:
@@ -83,7 +83,7 @@ def marts(
 
 
 def require_sketches(version: str) -> None:
-    """Raise `OptionError` if this version of Spark lacks the functions from which quantiles are made."""
+    """Raise `OptionError` if this version of Spark lacks the functions for quantiles."""
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < _SKETCHES_IN:
         raise OptionError(
             option="pyspark",
@@ -94,7 +94,7 @@ def require_sketches(version: str) -> None:
 
 
 class _Run:
-    """One run; `parts` are those of `lifecycle` that were made since the last one, None for all."""
+    """One run; `parts` are those of `lifecycle` that were written since the last run, None for all."""
 
     def __init__(
         self, tables: Tables, parts: Collection[int] | None, on_progress: OnProgress
@@ -119,7 +119,7 @@ class _Run:
         for table, query in BY_DAY.items():
             rows = self._lifecycle(None if days is None else self._parts_of(part_days, days))
             self._write(table, of_days(query, days), days, lifecycle=rows)
-        # Last: a run that dies before finds the days that only the old rows had.
+        # Last: after a crash before this, the next run still finds the days that only the old rows had.
         tables.replace(part_days, PART_DAYS, parts)
         return Marts(
             rows=self._rows, days_made=None if days is None else len(days), is_unchanged=False
@@ -132,14 +132,14 @@ class _Run:
         return rows.where(f"part IN ({', '.join(map(str, sorted(parts))) or 'NULL'})")
 
     def _days(self, now: DataFrame, parts: Collection[int]) -> list[str]:
-        """The days on which these parts have something, or had."""
+        """The days on which these parts have events, or had."""
         old = self._tables.read(PART_DAYS)
         old = old.where(f"part IN ({', '.join(map(str, sorted(parts))) or 'NULL'})")
         rows = now.select("day").unionByName(old.select("day")).distinct().collect()
         return sorted(row["day"] for row in rows)
 
     def _parts_of(self, now: DataFrame, days: Collection[str]) -> list[int]:
-        """The parts that have something on these days."""
+        """The parts with events on these days."""
         texts = ", ".join(f"'{day}'" for day in days) or "NULL"
         every = self._tables.read(PART_DAYS).unionByName(now).where(f"day IN ({texts})")
         return [int(row["part"]) for row in every.select("part").distinct().collect()]

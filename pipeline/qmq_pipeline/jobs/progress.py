@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a job is."""
+    """The progress of a job."""
 
     stage: str
     done: int

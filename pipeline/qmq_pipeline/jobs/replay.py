@@ -1,13 +1,13 @@
 """`qmq pipeline replay`: sends messages from the tables again, to another subject or to a group.
 
 To a subject they are sent as new messages, with a header that names the original. Their ids are made of the replay's
-name and the old id, so repeating a replay under its name sends nothing twice within the broker's window; nor does a
-batch that is sent again because its answer was lost. With `with_same_ids` the broker takes them for repeats of the
-originals, as long as it remembers those.
+name and the old id, so a repeated replay with the same name stores nothing twice within the
+broker's dedupe window, and neither does a batch that is sent again because its answer was lost.
+With `with_same_ids` the broker treats them as repeats of the originals while it remembers those.
 
 To a group only dead letters can be replayed: the broker delivers them again to that group alone.
 
-The first answer only shows what would be sent; nothing is sent until a person confirms it.
+Without a confirmation nothing is sent; the result only shows what would be sent.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 #: Header of a replayed message: the id of the original.
 REPLAY_HEADER: Final = "qmq-replay-of"
-#: One request: small enough to be fair to other senders.
+#: Messages of one request: few enough not to delay other senders.
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 1024 * 1024
 #: Messages of one replay, unless a larger limit is given.
 LIMIT: Final = 10_000
 _EXAMPLES: Final = 5
-#: An error names no more groups than this.
+#: Most groups that an error names.
 _GROUPS_SHOWN_MAX: Final = 20
-#: How the broker calls it that an id is there with another content.
+#: The broker's error code for an id that is stored with other content.
 _ID_CONFLICT: Final = "id_conflict"
 _DEAD: Final = "dead"
 _KNOWN: Final = ("count", "has_more")
@@ -65,7 +65,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a replay goes; one of the two is set."""
+    """The target of a replay; one of the two is set."""
 
     subject: str | None = None
     group: str | None = None
@@ -73,12 +73,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to replay, and where to."""
+    """The selection of messages, and the target."""
 
     #: SQL condition on the table `lifecycle`.
     where: str
     target: Target
-    #: The ids are made of it: the same name sends the same ids.
+    #: The new ids are derived from it: the same name gives the same ids.
     name: str
     with_same_ids: bool = False
     #: A replay of more messages is refused.
@@ -87,7 +87,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What would be replayed, or was."""
+    """The result: messages that would be replayed, or were."""
 
     name: str
     target: Target
@@ -97,7 +97,7 @@ class Replay:
     #: Some of their ids.
     examples: list[str]
     sent: int = 0
-    #: Messages that the broker had already.
+    #: Messages that the broker already had.
     repeated: int = 0
 
 
@@ -124,7 +124,7 @@ def replay(
     is_sending: bool = False,
     on_progress: OnProgress = no_progress,
 ) -> Replay:
-    """Find the messages that the order chooses; send them if asked to.
+    """Find the messages of the order, and send them if the order says so.
 
     Raises `OptionError`, before anything is sent, for a group that the tables do not know, if there
     are more than the limit, or if no broker is given. A replay that was interrupted can be repeated
@@ -183,7 +183,7 @@ def _chosen(tables: Tables, order: Order) -> DataFrame:
     target = order.target
     try:
         rows = tables.read(LIFECYCLE).where(order.where).where("sequence IS NOT NULL")
-        _ = rows.schema  # Spark Connect looks at the condition only now
+        _ = rows.schema  # Spark Connect analyses the condition only now
     except AnalysisException as error:
         raise OptionError(
             option="--where",
@@ -200,7 +200,7 @@ def _send(
     rows: DataFrame, place: Place, order: Order, found: Replay, on_progress: OnProgress
 ) -> Replay:
     subject = found.target.subject or ""
-    remedy = f"Repeat it with --name {order.name}: what was sent is not sent again"
+    remedy = f"Repeat it with --name {order.name}: messages that were sent are not sent again"
     transport = HttpTransport(place.address)
     sent = repeated = 0
     try:
@@ -216,7 +216,7 @@ def _send(
 
 
 def _outlasting(place: Place, call: Callable[[], _Result], remedy: str) -> _Result:
-    """The answer to a call that may be repeated; a broker that is unreachable is waited for."""
+    """The answer to a repeatable call; waits while the broker is unreachable."""
 
     def answer() -> _Result:
         try:
@@ -238,8 +238,8 @@ def _accepted(transport: HttpTransport, frame: bytes) -> SendAnswer:
         raise OptionError(
             option="--same-ids",
             value=f"the broker has message {error.answer.message_id} already, with other content",
-            allowed="messages that it has forgotten, or has as they are",
-            remedy="Leave --same-ids out: then the copies get ids of their own.",
+            allowed="messages that it has forgotten, or has with the same content",
+            remedy="Leave --same-ids out: then the copies get new ids.",
         ) from error
 
 
@@ -261,7 +261,7 @@ def _records(rows: DataFrame, subject: str, order: Order) -> Iterator[bytes]:
             born_at_ms=row["born_at_ms"],
         )
         if order.with_same_ids:
-            # The same message to the last byte: else the broker would refuse it for its id.
+            # Equal in every byte: otherwise the broker would refuse the repeated id.
             same = structs.replace(
                 original, due_at_ms=row["due_at_ms"], expires_at_ms=row["expires_at_ms"]
             )
@@ -301,10 +301,10 @@ def _replay_dead(chosen: DataFrame, place: Place, found: Replay) -> Replay:
                 "next": after,
             }
             answer: dict[str, Any] = {"has_more": True}
-            while answer["has_more"]:  # the broker bounds what one request does
+            while answer["has_more"]:  # the broker limits the work of one request
                 ask = partial(post_json, place.address, "/v1/dead/replay", question, known=_KNOWN)
                 answer = _outlasting(
-                    place, ask, "Repeat it: what is delivered again is dead no more"
+                    place, ask, "Repeat it: messages that were replayed are no longer dead letters"
                 )
                 sent += int(answer["count"])
     return changed(found, sent=sent)
@@ -337,6 +337,6 @@ def _broker(config: PipelineConfig) -> Place:
             option="--broker",
             value="not given",
             allowed="the address of a running broker",
-            remedy="Give the one that the replay is sent to.",
+            remedy="Give the broker that the replay is sent to.",
         )
     return with_token(config.place, os.environ)

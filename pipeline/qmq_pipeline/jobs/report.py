@@ -36,7 +36,7 @@ _FINDING_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What was written."""
+    """The result of a report."""
 
     path: str
     bytes: int
@@ -47,7 +47,7 @@ class Reported:
 def report(
     spark: SparkSession, config: PipelineConfig, path: str, *, on_progress: OnProgress = no_progress
 ) -> Reported:
-    """Write the page to `path`, whole or not at all. Raises `TablesError` if there are no marts."""
+    """Write the page to `path`, completely or not at all. Raises `TablesError` if there are no marts."""
     facts = collect(spark, config, on_progress=on_progress)
     page = render(facts).encode()
     target = Path(path)
@@ -60,7 +60,7 @@ def report(
         raise OptionError(
             option="--out",
             value=f"{path}: {error.strerror or error}",
-            allowed="a file that can be written",
+            allowed="a writable file",
             remedy="Give another file.",
         ) from error
     findings = None if facts.verdict is None else facts.verdict.findings
@@ -70,7 +70,7 @@ def report(
 def collect(
     spark: SparkSession, config: PipelineConfig, *, on_progress: OnProgress = no_progress
 ) -> ReportFacts:
-    """Everything on the page."""
+    """Collect the facts of the page."""
     tables = tables_of(spark, config)
     tables.require()
     if not tables.progress(MARTS_JOB):
@@ -93,7 +93,7 @@ def collect(
 
 
 def _audited(tables: Tables) -> tuple[Verdict | None, dict[str, Grid]]:
-    """The newest audit, and of each kind its first findings."""
+    """The newest audit, and the first findings of each kind."""
     run = tables.read(AUDIT_RUN).orderBy("run", ascending=False).limit(1).collect()
     if not run:
         return None, {}

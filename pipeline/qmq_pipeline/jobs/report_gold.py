@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 #: Rows of each table on the page, and lines of a chart.
 ROWS_MAX: Final = 50
 _LINES_MAX: Final = 8
-#: A shorter span is shown by the second.
+#: A span shorter than this is shown by the second.
 _SHORT: Final = timedelta(minutes=10)
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def gold_facts(tables: Tables) -> GoldFacts:
-    """Everything on the page but the audit. Requires: the tables exist."""
+    """The facts of the page except the audit. Requires: the tables exist."""
     spark = tables.spark
     for table in MARTS:
         tables.view(table)
@@ -80,7 +80,7 @@ def _span(spark: SparkSession) -> tuple[datetime | None, datetime | None]:
 
 
 def _view_by_second(tables: Tables) -> list[DataFrame]:
-    """Make views of the gold tables by the minute that have a row for each second; returns what is kept for them."""
+    """Replace the views of the gold tables by the minute with views by the second; returns the cached data frames."""
     spark, lifecycle = tables.spark, tables.read(LIFECYCLE)
     frames = {
         table: spark.sql(by_second(query), lifecycle=lifecycle) for table, query in BY_DAY.items()
@@ -173,9 +173,9 @@ class _Collector:
         return chart, grid
 
     def lag(self) -> tuple[TimeChart, TimeChart, Grid, int]:
-        """How far groups are behind, what was delivered to them again, their current state, and how many there are.
+        """The lag of groups, their redeliveries, their current state, and their number.
 
-        One that consumes two subjects counts once.
+        A group on two subjects counts once.
         """
         grid = self._grid(
             "Groups",
@@ -237,7 +237,7 @@ class _Collector:
         return tuple(Bar(name=row["reason"], value=row["count"]) for row in rows), grid
 
     def lateness(self) -> tuple[TimeChart, Grid]:
-        """How long after their due time delayed messages could be pulled."""
+        """The time from the due time of delayed messages until they could be pulled."""
         rows = self._rows(
             f"SELECT bucket, {_quantiles('sketch')} FROM ("
             f"SELECT {self._buckets.sql('minute')} AS bucket, kll_merge_agg_double(sketch) AS sketch "
@@ -323,7 +323,7 @@ def _value(found: Any) -> object:
 
 
 def utc(at: datetime | None) -> datetime | None:
-    """Spark gives local times without a zone."""
+    """Convert Spark's local times without a zone to UTC."""
     return None if at is None else at.astimezone(UTC)
 
 

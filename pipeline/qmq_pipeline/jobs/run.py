@@ -1,6 +1,6 @@
-"""`qmq pipeline run`: all jobs in order, for a scheduler or a person who wants everything.
+"""`qmq pipeline run`: all jobs in order.
 
-Each job notes what it has done, so after an interrupted run the next one continues with the first unfinished job.
+Each job records its progress, so after an interrupted run the next one continues with the first unfinished job.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class RunResult:
     lifecycle: Lived
     marts: Marts
     audit: AuditResult
-    #: The page; None if none was asked for.
+    #: The report page; None if none was requested.
     report: Reported | None
-    #: Job → how long it took.
+    #: Job → its duration.
     seconds: dict[str, float]
 
 
@@ -59,10 +59,10 @@ def run(
 ) -> RunResult:
     """Ingest, make the tables, audit, and write the report to `report_path` if given.
 
-    Raises what its jobs raise; what was done stays. `is_full`: make the derived tables again as a whole. Without a
-    place, `config` brings in outboxes alone; without databases, logs alone.
+    Raises the errors of its jobs; finished work stays. `is_full`: rebuild the derived tables
+    completely. Without a place, `config` ingests only outboxes; without databases, only logs.
     """
-    require_sketches(spark.version)  # before hours of work for what cannot be finished
+    require_sketches(spark.version)  # checked before hours of work that could not be finished
     watch = _Watch()
     ingested = ingest(spark, config, skip_expired=skip_expired, on_progress=on_progress)
     watch.lap("ingest")

@@ -16,9 +16,9 @@ from qmq_pipeline.tables.store import FORMATS, ICEBERG, PARQUET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """How messages are judged. Raises `OptionError` for a window without any time."""
+    """The rules of the audit. Raises `OptionError` for an empty window."""
 
-    #: How long a message may be on its way before it counts as missing.
+    #: Time after the commit before a missing message counts as lost.
     grace_s: float = 60.0
     #: A message stored this long after its commit (or its due time, if delayed) is late.
     late_s: float = 60.0
@@ -29,9 +29,9 @@ class AuditOptions:
     #: ingested: then a message of one of those producers without a row is a ghost. Also set by
     #: `keep_sent_s` of a configured database.
     are_rows_kept: bool = False
-    #: Findings of one kind that are written out; all are counted.
+    #: Most findings of one kind that are written; all are counted.
     findings_max: int = 100_000
-    #: Judge what was committed in this window; None for everything known.
+    #: Judge messages committed in this window; None for all.
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -48,19 +48,19 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """One pipeline."""
+    """Configuration of one pipeline."""
 
     #: Folder of the tables: a path, or a URL of an object store.
     tables: str
-    #: Where the logs are; None for a pipeline of outbox tables alone.
+    #: Place of the logs; None for a pipeline of outboxes only.
     place: Place | None = None
-    #: Databases with an outbox, as `qmq.toml` has them.
+    #: Databases with an outbox, as in `qmq.toml`.
     databases: tuple[DatabaseSection, ...] = ()
     #: Format of the tables: parquet, or delta or iceberg if the session of Spark has a connector for it.
     table_format: str = PARQUET
-    #: Namespace of the session's catalog that is to have the tables, like `lake.qmq`; needed for Iceberg.
+    #: Namespace for the tables in the session's catalog, like `lake.qmq`; needed for Iceberg.
     namespace: str = ""
-    #: Bytes of log in one part of the tables at most; with another number the folder must be made again.
+    #: Bytes of log in one part of the tables at most; with another value the folder must be rebuilt.
     part_bytes: int = PART_BYTES
     #: An outbox row younger than this may still be preceded by a lower number that commits later;
     #: such rows are read again by the next run.
@@ -73,7 +73,7 @@ class PipelineConfig:
                 option="tables",
                 value="empty",
                 allowed="a folder",
-                remedy="Name the folder that is to have the tables.",
+                remedy="Name the folder for the tables.",
             )
         if self.table_format not in FORMATS:
             raise OptionError(

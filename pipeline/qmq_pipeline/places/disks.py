@@ -1,4 +1,4 @@
-"""A data directory that is only read, on this machine: a `Disk` for the broker's own readers.
+"""A read-only `Disk` for a data directory on this machine, used by the broker's reading code.
 
 The broker's disk opens files for writing and creates what is missing. A reader of a backup on a
 read-only mount, or next to a running broker, must do neither. `remote.py` reads a directory at a
@@ -32,7 +32,7 @@ class ReadFile(ABC):
         """`count` bytes from `position`; fewer only at the end of the file."""
 
     def data_from(self, position: int) -> int:
-        """Where the next byte may stand that is not zero: no file system is asked."""
+        """`position` itself, without asking the file system for holes."""
         return position
 
     @abstractmethod
@@ -41,7 +41,7 @@ class ReadFile(ABC):
 
     @abstractmethod
     def end_at(self, position: int) -> None:
-        """From here on nothing will be asked for: it need not be read ahead."""
+        """No byte from here on will be read, so it need not be read ahead."""
 
     @abstractmethod
     def close(self) -> None:
@@ -53,8 +53,7 @@ class ReadFile(ABC):
 class ReadDisk(ABC):
     """Files below one directory; refuses to change anything."""
 
-    #: Whether it serves only the durable part of a log: what is on a disk need not have been
-    #: synced.
+    #: Whether it serves only the durable part of a log; a local file may hold unsynced bytes.
     gives_durable_alone: ClassVar[bool] = False
 
     @abstractmethod
@@ -119,7 +118,7 @@ class _LocalFile(ReadFile):
         return os.fstat(self._descriptor).st_size
 
     def end_at(self, position: int) -> None:
-        """Does nothing: the system decides what it reads ahead."""
+        """Does nothing: the system decides about read-ahead."""
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -1,12 +1,12 @@
-"""One log of a data directory as the pipeline reads it: how far, and in which ranges.
+"""Reads one log of a data directory for the pipeline, up to its durable end, in ranges.
 
-The broker's own scanner finds and verifies the frames. This module says how far a log may be read,
-cuts it into ranges that begin and end at frames, and turns refusals of the scanner into errors that
-say what happened: retention has passed the range, or it is damaged.
+The broker's own scanner finds and verifies the frames. This module determines the durable end, cuts
+the log into ranges that begin and end at frames, and translates errors of the scanner: retention
+has deleted the range, or it is damaged.
 
-How far: to the newest checkpoint, and to what whole frames after it say had been synced. So a
-reader next to a running broker is at most a second behind, and never shows what a power cut could
-take. A broker serves only durable bytes: from it, every whole frame counts.
+The durable end is that of the newest checkpoint, or the last sync that later valid frames confirm.
+So a reader next to a running broker is at most a second behind, and never shows messages that a
+power cut could remove. A broker serves only durable bytes, so there every valid frame counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from qmq_pipeline.places.disks import ReadDisk, ReadFile
 COMMIT_LOG: Final = layout.COMMIT_LOG
 ACTION_LOG: Final = layout.ACTION_LOG
 _KINDS: Final = {COMMIT_LOG: COMMIT_KINDS | {FrameKind.DELAYED}, ACTION_LOG: ACTION_KINDS}
-#: How far in front of an end a frame is looked for first.
+#: Distance before an end at which the search for a frame begins.
 _STEP_BYTES: Final = 4096
 _REMEDY_DIRECTORY: Final = "Give the data directory of a broker, a backup or an archive"
 
@@ -60,8 +60,8 @@ class LogBounds(NamedTuple):
     store_id: str
     first_offset: int
     next_offset: int
-    #: Offset and checksum of the last frame, which tell a log from one that was restored and continued
-    #: differently; None if it is not known.
+    #: Offset and checksum of the last frame, which distinguish a log from one that was restored and
+    #: continued differently; None if unknown.
     last_frame: tuple[int, int] | None = None
 
 
@@ -71,14 +71,14 @@ class LogReader:
     def __init__(
         self, disk: ReadDisk, log: str, *, source: str, known: Format | None = None
     ) -> None:
-        """Raises `SourceError` if `source` is no data directory, or of another version.
+        """Raises `SourceError` if `source` is not a data directory, or of another version.
 
         With `known`, from another reader of the same store, nothing is read here.
         """
         self._disk = disk
         self._log = log
         self._source = source
-        #: What never changes in the life of the store.
+        #: The settings that never change.
         self.format: Final = self._read_format() if known is None else known
         #: The segments found when the log was last read as a whole; None before.
         self._opened: Segments | None = None
@@ -96,13 +96,13 @@ class LogReader:
         return self.format.action_segment_bytes
 
     def part_bytes(self, most: int) -> int:
-        """Bytes of one part: so many that a segment has whole parts, and `most` at most unless that is too little."""
+        """Bytes of one part: a segment is a whole number of parts, of at most `most` bytes if possible."""
         segment = self.segment_bytes
         count = max(1, -(-segment // most))
         return segment // next(one for one in range(count, segment + 1) if segment % one == 0)
 
     def close(self) -> None:
-        """Close the files, and the way to them."""
+        """Close the files and the disk."""
         self._let_go()
         self._disk.close()
 
@@ -115,9 +115,9 @@ class LogReader:
     def bounds_since(self, known: LogBounds) -> LogBounds | None:
         """The same for callers that know an earlier range: only later frames are read.
 
-        The lower end stays as it was: readers of a range find out that retention has passed it.
-        None if only `bounds` can tell: the store is another one, or its next frame is not where it
-        was expected.
+        The lower end does not change: readers of a range detect that retention has deleted it.
+        Returns None if only `bounds` can decide: the store is another one, or its next frame is not
+        at the expected place.
         """
         self._let_go()
         if self._read_format() != self.format:
@@ -137,28 +137,28 @@ class LogReader:
         return known._replace(next_offset=durable, last_frame=last)
 
     def offset_at(self, time_ms: int, bounds: LogBounds) -> int:
-        """Where the first frame stored at `time_ms` or later stands."""
+        """The offset of the first frame stored at `time_ms` or later."""
         within = LogRange(bounds.first_offset, bounds.next_offset)
         return self._translated(lambda: offset_at(self._segments(), time_ms, within))
 
     def frame_from(self, offset: int, bounds: LogBounds) -> int:
-        """Where the first frame at or after any `offset` begins; the log's end if none does."""
+        """The offset of the first frame at or after any `offset`; the log's end if there is none."""
         if not bounds.first_offset < offset < bounds.next_offset:
             return min(max(offset, bounds.first_offset), bounds.next_offset)
         return self._cut(offset, bounds.next_offset)
 
     def stamp_crc(self, offset: int) -> int | None:
-        """The log's checksum of the frame at `offset`; None if no whole frame is there, or no segment."""
+        """The log's checksum of the frame at `offset`; None without a valid frame or a segment there."""
         with closing(self._one_pass()) as files:
             try:
-                # At a broker this is one request, and whatever is read of the head then comes out of it.
+                # At a broker this is one request, from which the head is then read.
                 files.read(offset, HEAD_BYTES_MAX)
                 return read_stamp(files, offset).stamp_crc
             except (ProtocolError, DiskError):
                 return None
 
     def last_frame(self, next_offset: int, bounds: LogBounds) -> tuple[int, int] | None:
-        """Offset and checksum of the frame that ends at `next_offset`; None if it is not there any more."""
+        """Offset and checksum of the frame that ends at `next_offset`; None if it no longer exists."""
         step = _STEP_BYTES
         while step <= _STEP_BYTES * self.segment_bytes:
             wanted = max(bounds.first_offset, next_offset - step)
@@ -196,8 +196,8 @@ class LogReader:
     def frames(self, within: LogRange) -> Iterator[ScannedFrame]:
         """Every frame of a range that begins and ends at frames, verified.
 
-        Raises `ExpiredRangeError` if retention has passed it, `DamagedRangeError` if it is not as
-        it was written: the frames given before are right, the range is not complete.
+        Raises `ExpiredRangeError` if retention has deleted it, `DamagedRangeError` if it is
+        damaged: the frames yielded before are valid, but the range is incomplete.
         """
         if within.first_offset >= within.next_offset:
             return
@@ -234,16 +234,18 @@ class LogReader:
         return self._opened
 
     def _cut(self, offset: int, next_offset: int) -> int:
-        """Where the first frame at or after any `offset` begins; `next_offset` if none does before."""
+        """The offset of the first frame at or after any `offset`; at most `next_offset`."""
         within = LogRange(offset, next_offset)
         try:
             header = frame_at_or_after(self._segments(), within)
-        except StoreError as error:  # at a broker: retention has passed since segments were listed
+        except (
+            StoreError
+        ) as error:  # at a broker: retention has deleted segments since they were listed
             raise self._why(offset, within, error) from error
         return next_offset if header is None else header.physical_offset
 
     def _let_go(self) -> None:
-        """Close segments: they come and go, and an open file keeps its space on the disk."""
+        """Close segments: an open file that was deleted keeps its space on the disk."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -264,7 +266,7 @@ class LogReader:
         return max(lowest, retained.first_offset)
 
     def _point(self) -> LogPoint:
-        """What the newest checkpoint says of the log."""
+        """The log's entry in the newest checkpoint."""
         checkpoint = self._translated(
             lambda: CheckpointFiles(self._disk, self.format.store_id).read()
         )
@@ -273,7 +275,7 @@ class LogReader:
         return checkpoint.commit_log if self._log == COMMIT_LOG else checkpoint.action_log
 
     def _durable_offset(self, first_offset: int) -> tuple[int, tuple[int, int] | None]:
-        """How far the log is durable, and its last frame."""
+        """The durable end of the log, and its last frame."""
         point = self._point()
         begin = max(first_offset, point.last_frame_offset)
         durable = max(first_offset, point.durable_offset)
@@ -287,7 +289,7 @@ class LogReader:
         return max(durable, seen), _last_frame(scan, max(durable, seen))
 
     def _durable_end(self, scan: FrameScan) -> int:
-        """How far the log is durable, by all whole frames of a fresh scan."""
+        """The durable end of the log, according to all valid frames of a new scan."""
         for _ in scan:
             pass
         return scan.next_offset if self._disk.gives_durable_alone else scan.durable_claim
@@ -302,7 +304,7 @@ class LogReader:
             return ExpiredRangeError(
                 source=self._source,
                 reason=f"offsets {within.first_offset} to {within.next_offset} of {self._log} are "
-                f"asked for, but retention has deleted everything below {first_offset}",
+                f"asked for, but retention has deleted the log below {first_offset}",
                 remedy="Ingest more often than the broker retains, or read an archive",
             )
         return self._damaged(offset, within, str(reason))
@@ -310,13 +312,13 @@ class LogReader:
     def _damaged(self, offset: int, within: LogRange, reason: str) -> DamagedRangeError:
         return DamagedRangeError(
             source=f"{self._source}/{self._one_pass().path(offset)}",
-            reason=f"not as it was written at offset {offset} of {self._log} (asked for: "
+            reason=f"damaged at offset {offset} of {self._log} (asked for: "
             f"{within.first_offset} to {within.next_offset}): {reason or 'the log ends there'}",
             remedy="Run `qmq store verify` on it; restore a copy, or start the broker with --quarantine",
         )
 
     def _translated(self, work: Callable[[], _Result]) -> _Result:
-        """Turn refusals of the broker's readers into errors of the pipeline."""
+        """Translate errors of the broker's readers into errors of the pipeline."""
         try:
             return work()
         except UnknownFormatError as error:
@@ -347,24 +349,22 @@ def _between(cuts: list[int]) -> list[LogRange]:
 
 
 class _Pass:
-    """The segments of a log as one scan reads them, from front to back: one open at a time, each
-    read once.
+    """The segments of a log for one scan, from front to back: one open at a time, each read once.
 
-    Where fewer bytes came than were asked for, the end is not asked for again: at a broker that is
-    a request.
+    After a short read the end is not requested again, because at a broker that would cost a request.
     """
 
     def __init__(
         self, disk: ReadDisk, log: str, segment_bytes: int, next_offset: int | None
     ) -> None:
-        """`next_offset`: where the pass will end; None for wherever the log does."""
+        """`next_offset`: the end of the pass; None for the end of the log."""
         self._disk = disk
         self._log = log
         self.segment_bytes = segment_bytes
         self._next = next_offset
         self._file: ReadFile | None = None
         self._base = -1
-        #: Where nothing more came; -1 if that was not seen.
+        #: Offset of the end of the data; -1 if it was not reached.
         self._end = -1
 
     def base_of(self, offset: int) -> int:
@@ -390,7 +390,7 @@ class _Pass:
         return data
 
     def data_from(self, offset: int) -> int:
-        """`offset` itself: no file system is asked."""
+        """`offset` itself, without asking the file system for holes."""
         return offset
 
     def close(self) -> None:

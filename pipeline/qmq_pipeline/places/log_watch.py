@@ -1,8 +1,8 @@
-"""A log that is checked again and again by a stream.
+"""A log that a stream checks repeatedly.
 
-The first check reads everything: lists of files, the checkpoint, and the log from there on. Each
-later one reads only newer frames, which at a broker is three small requests, or seven if nothing
-came.
+The first check reads lists of files, the checkpoint, and the log from there on. Each later check
+reads only newer frames, which at a broker costs three small requests, or seven if there is nothing
+new.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class LogWatch:
     """One log and its extent when last checked. One thread at a time."""
 
     def __init__(self, place: Place, log: str) -> None:
-        """Nothing is opened before it is needed."""
+        """Opens nothing until it is needed."""
         self._place = place
         self._log = log
         self._reader: LogReader | None = None
@@ -33,8 +33,7 @@ class LogWatch:
     def look(self) -> LogBounds:
         """The range of the log that may be read now.
 
-        The lower end is that of the last `look_anew`: readers of a range find out that retention
-        has passed it.
+        The lower end is that of the last `look_anew`: readers of a range detect that retention has deleted it.
         """
         seen = None if self.known is None else self.reader.bounds_since(self.known)
         if seen is None or (seen == self.known and self._is_other_log()):
@@ -43,18 +42,18 @@ class LogWatch:
         return seen
 
     def _is_other_log(self) -> bool:
-        """Whether a log without news was restored to an older state, and may be shorter than known."""
+        """Whether a log without new frames was restored to an older state, and may be shorter than before."""
         last = None if self.known is None else self.known.last_frame
         return last is not None and not self.reader.has_stamp(*last)
 
     def look_anew(self) -> LogBounds:
-        """The same, reading everything: there may be another store, or retention has passed."""
+        """Like `look`, but reads all of it again: the store may be another one, or retention has deleted segments."""
         self.close()
         self.known = self.reader.bounds()
         return self.known
 
     def close(self) -> None:
-        """Forget it; the next check begins again."""
+        """Close the log; the next check opens it again."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self.known = None

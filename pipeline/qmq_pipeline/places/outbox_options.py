@@ -18,7 +18,7 @@ from qmq_pipeline.tables.schemas import OUTBOX
 
 #: Rows that one task reads.
 RANGE_ROWS: Final = 200_000
-#: The mark of a scan stays below rows younger than this: a row with a lower id may commit later.
+#: The mark of a scan stays below rows younger than this, because a row with a lower id may commit later.
 OUTBOX_SAFETY_S: Final = 600
 #: Blanks separate databases, because a URL has none.
 OUTBOX_OPTIONS: Final = (

@@ -1,4 +1,4 @@
-"""Opens the log of a place that an option names, in the driver and in every worker."""
+"""Opens the log of a place, in the driver and in every worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq_pipeline.places.outage import WAIT_S
 def open_disk(place: Place) -> ReadDisk:
     """The files at this place, for reading."""
     if place.broker_url is not None:
-        # Late: it brings HTTP, which a directory does not need
+        # imported late, because it imports the HTTP client, which a directory does not need
         from qmq_pipeline.places.remote import RemoteDisk
 
         return RemoteDisk(place.address, wait_s=place.wait_s)
@@ -28,7 +28,7 @@ def open_disk(place: Place) -> ReadDisk:
 
 
 def with_token(place: Place, environment: Mapping[str, str]) -> Place:
-    """The place with the token from file or environment: workers have neither.
+    """The place with the token from file or environment, because workers have neither.
 
     Raises `OptionError` for a token that cannot be read.
     """
@@ -46,7 +46,7 @@ def with_token(place: Place, environment: Mapping[str, str]) -> Place:
         raise OptionError(
             option="token_file",
             value=error.value,
-            allowed="a file that holds a token and nothing else",
+            allowed="a file that holds only a token",
             remedy="Make one with `qmq broker token add`.",
         ) from error
 
@@ -54,7 +54,7 @@ def with_token(place: Place, environment: Mapping[str, str]) -> Place:
 def broker_place(
     url: str, token_file: str | None, known: BrokerSection, wait_s: float = WAIT_S
 ) -> Place:
-    """A broker named on the command line, with what the configuration says that it asks of its callers.
+    """A broker named on the command line, with the credentials from the configuration.
 
     A token file of the command line takes the place of the configured token.
     """

@@ -1,11 +1,11 @@
-"""A data directory at a running broker, read over HTTP: a `Disk` for the broker's own readers.
+"""A read-only `Disk` for the data directory of a running broker, read over HTTP.
 
-The broker serves bytes of its files as they are on the disk, as far as they are durable. Frames are
-found and verified here, which reveals anything a proxy or a cable did to them. No shared disk is
-needed: every worker asks the broker for the range it works on.
+The broker serves the durable bytes of its files unchanged. Frames are found and verified here,
+which reveals damage in transit. No shared disk is needed: every worker requests its range from the
+broker.
 
-A broker that is unreachable is waited for (`outage.py`). An answer that breaks off is continued after its
-last byte: what a segment has there is durable and never changes, also over a restart.
+It waits for an unreachable broker (`outage.py`). An interrupted answer is continued after its last
+byte: the bytes of a segment are durable and never change, even after a restart.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from qmq_pipeline.errors import SourceError
 from qmq_pipeline.places.disks import ReadDisk, ReadFile
 from qmq_pipeline.places.outage import WAIT_S, AwayError, Outage, is_about_trust
 
-#: One request while a file is read from front to back; the broker gives no more in one answer.
+#: Bytes of one request while a file is read from front to back; the broker returns no more in one answer.
 AHEAD_BYTES: Final = 8 * 1024 * 1024
-#: … but no less than this where answers break off: a request costs about as much as so many bytes.
+#: … and the fewest, after interrupted answers: a request costs about as much as this many bytes.
 _ANSWER_BYTES_MIN: Final = 64 * 1024
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
-#: Statuses after which another try may succeed: of a broker that starts or ends, and of a proxy before it.
+#: Statuses after which another attempt may succeed: of a broker that starts or stops, and of a proxy in front of it.
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _DENIED: Final = frozenset({401, 403})
 _READ: Final = "/v1/files/read"
@@ -50,14 +50,13 @@ class RemoteDisk(ReadDisk):
     def __init__(
         self, address: BrokerAddress, *, wait_s: float = WAIT_S, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`wait_s`: how long a broker that is unreachable is waited for; after that, `UnreachableError`.
+        """`wait_s`: how long to wait for an unreachable broker before `UnreachableError`.
 
         Raises `ConfigurationError` for bad certificates, `SourceError` for a bad address.
         """
         self._url = address.url.rstrip("/")
         self._outage = Outage(self._url, wait_s, clock=clock)
-        #: What one request asks for at most: little where answers break off, for then the rest of one
-        #: is read and sent for nothing.
+        #: Most bytes of one request: few after interrupted answers, because the lost rest is wasted work.
         self._answer_bytes = AHEAD_BYTES
         try:
             self._client = httpx.Client(
@@ -79,7 +78,9 @@ class RemoteDisk(ReadDisk):
         try:
             return sorted(str(name) for name in answer.json()["names"])
         except (ValueError, KeyError, TypeError) as error:
-            raise _unusable(self._url, "what answers there is no broker of this version") from error
+            raise _unusable(
+                self._url, "the server there is not a broker of this version"
+            ) from error
 
     def close(self) -> None:
         self._client.close()
@@ -92,9 +93,9 @@ class RemoteDisk(ReadDisk):
         return b"".join(parts)
 
     def keep(self, request: KeepRequest) -> dict[str, Any] | None:
-        """Tell the broker how far its logs are kept elsewhere; returns the keeper as it then is.
+        """Report to the broker the archived offsets of its logs; returns the new state of the keeper.
 
-        None from a broker that does not know keepers. Raises `SourceError` if it refuses.
+        Returns None for a broker without keepers. Raises `SourceError` if it refuses.
         """
         answer = self._answer("POST", "/v1/keepers/keep", json=msgspec.to_builtins(request))
         if answer.status_code == httpx.codes.OK:
@@ -107,7 +108,7 @@ class RemoteDisk(ReadDisk):
             )
         if refused.code == UNKNOWN_ROUTES[404]:
             return None
-        remedy = refused.remedy or "What was committed stays; try again"
+        remedy = refused.remedy or "The written tables stay; try again"
         said = refused.message.removesuffix(remedy).rstrip(". ")
         raise SourceError(
             source=self._url,
@@ -116,16 +117,17 @@ class RemoteDisk(ReadDisk):
         )
 
     def _read_on(self, path: str, first: int, count: int, parts: list[bytes]) -> bool:
-        """Ask for what is not in `parts` yet, and add it as it comes; whether that is all there is.
+        """Request the bytes that are not in `parts` yet, and add them as they arrive; returns
+        whether the end was reached.
 
-        A file that is no segment is replaced as a whole, so an answer about it is whole, or nothing.
+        A file that is not a segment is replaced as a whole, so an incomplete answer about it is discarded.
         """
         is_segment = path.startswith(_SEGMENTS)
         if not is_segment:
             parts.clear()
         done = sum(map(len, parts))
         rest = count - done
-        if parts and not rest:  # the end of the answer broke off, after its last byte
+        if parts and not rest:  # the answer was interrupted after its last byte
             return True
         wanted = min(rest, self._answer_bytes) if is_segment else rest
         came = 0
@@ -142,12 +144,12 @@ class RemoteDisk(ReadDisk):
         return came < wanted or wanted == rest
 
     def _parts(self, path: str, first: int, count: int) -> Iterator[bytes]:
-        """Bytes of one file, as they come."""
+        """Bytes of one file, as they arrive."""
         asked: dict[str, str | int] = {"path": path, "first": first, "count": count}
         with self._client.stream("GET", _READ, params=asked) as answer:
             self._check_now(answer)
             if answer.status_code == httpx.codes.NOT_FOUND:
-                raise DiskError(operation="read", path=path, reason="the broker has it no more")
+                raise DiskError(operation="read", path=path, reason="the broker no longer has it")
             self._check(answer, _READ)
             left = count
             for part in answer.iter_bytes():
@@ -168,13 +170,13 @@ class RemoteDisk(ReadDisk):
         return answer
 
     def _until_answered(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that may be repeated; while the broker is unreachable, it is."""
+        """The result of a call, which is repeated while the broker is unreachable."""
         return self._outage.outlast(lambda: self._once(call), remedy=_REMEDY)
 
     def _once(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
-        except (httpx.UnsupportedProtocol, UnicodeError) as error:  # a host that no name can be
+        except (httpx.UnsupportedProtocol, UnicodeError) as error:  # an invalid host name
             raise _unusable(self._url, str(error)) from error
         except httpx.HTTPError as error:
             if is_about_trust(error):
@@ -187,7 +189,7 @@ class RemoteDisk(ReadDisk):
             raise AwayError(str(error) or type(error).__name__) from error
 
     def _check_now(self, answer: httpx.Response) -> None:
-        """Raise what the status means whatever was asked for."""
+        """Raise the error for a status with the same meaning on every route."""
         if answer.status_code in _AGAIN:
             raise AwayError(f"status {answer.status_code}")
         if answer.status_code in _DENIED:
@@ -204,7 +206,7 @@ class RemoteDisk(ReadDisk):
 
 
 class _RemoteFile(ReadFile):
-    """One file; reads ahead as long as it is read from front to back."""
+    """One file; reads ahead while it is read from front to back."""
 
     def __init__(self, disk: RemoteDisk, path: str) -> None:
         self._disk = disk
@@ -233,18 +235,18 @@ class _RemoteFile(ReadFile):
         return self._block[:count]
 
     def close(self) -> None:
-        """Drop what was read ahead; the connection belongs to the disk."""
+        """Drop the bytes that were read ahead; the connection belongs to the disk."""
         self._block = b""
 
     def length(self) -> int:
-        """For small files only: the file is read for it."""
+        """For small files only, because it reads the whole file."""
         self._first = 0
         self._block = self._disk.read(self._path, 0, AHEAD_BYTES)
         return len(self._block)
 
 
 def _refusal(answer: httpx.Response) -> ErrorAnswer | None:
-    """What a broker says in a refusal; None if it is no broker's answer."""
+    """The text of a broker's refusal; None if it is not an answer of a broker."""
     try:
         return decode_json(answer.content, ErrorAnswer)
     except ProtocolError:

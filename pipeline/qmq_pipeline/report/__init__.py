@@ -1,1 +1,1 @@
-"""The report as a page: what it shows, its charts, and the HTML. Knows nothing of Spark."""
+"""The report page: its content, charts and HTML. Does not use Spark."""

@@ -57,7 +57,7 @@ class Buckets:
 
 
 def buckets_of(first: datetime | None, last: datetime | None, *, least_s: int = 60) -> Buckets:
-    """As few buckets as show enough detail, of a length that people are used to."""
+    """The smallest number of buckets with enough detail, of a common length."""
     if first is None or last is None:
         return Buckets(first_s=0, length_s=least_s, count=1)
     first_s, last_s = int(first.timestamp()), int(last.timestamp())

@@ -26,7 +26,7 @@ class TimeChart:
     times: tuple[datetime, ...]
     series: tuple[Series, ...]
     is_logarithmic: bool = False
-    #: For each bucket whether something was committed in it and nothing stored; empty if that is not shown.
+    #: For each bucket whether messages were committed in it but none stored; empty if not shown.
     outages: tuple[bool, ...] = ()
 
 
@@ -68,7 +68,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldFacts:
-    """What the page shows of the gold tables."""
+    """The facts of the page from the gold tables."""
 
     first_at: datetime | None
     last_at: datetime | None
@@ -91,7 +91,7 @@ class GoldFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFacts(GoldFacts):
-    """Everything on the page."""
+    """The facts of the page."""
 
     made_at: datetime
     #: The place of the tables.
@@ -102,5 +102,5 @@ class ReportFacts(GoldFacts):
 
 
 def known(values: Sequence[float | None]) -> list[float]:
-    """Only those that are present."""
+    """The values that are not None."""
     return [value for value in values if value is not None]

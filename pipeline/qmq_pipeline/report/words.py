@@ -9,16 +9,16 @@ from typing import Final
 _DAY_S: Final = 86_400
 _MINUTE_S: Final = 60
 _THOUSAND: Final = 1_000
-#: Below such a largest value, a column has so many digits after the point.
+#: Digits after the point of a column, by its largest value.
 _DIGITS: Final = ((1, 3), (10, 2), (100, 1))
 _STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
 def number(value: float) -> str:
-    """Short enough for an axis, and exact where the exact number is short."""
+    """A number that is short enough for an axis, and exact if the exact number is short."""
     if value == 0:
         return "0"
-    rounded = float(f"{value:.3g}")  # 999.7 is shown as a thousand, and not by a power of ten
+    rounded = float(f"{value:.3g}")  # 999.7 is shown as a thousand, not in scientific notation
     for step, letter in _STEPS:
         if abs(value if letter == "k" else rounded) >= step:
             unit = _THOUSAND if letter == "k" else step
@@ -59,7 +59,7 @@ def stamp(at: datetime) -> str:
 
 
 def time_label(at: datetime, bucket_s: int, *, is_whole: bool = False) -> str:
-    """A time under an axis: as much of it as is needed to tell two neighbours apart."""
+    """The label of a time under an axis: only the parts that distinguish neighbours."""
     at = at.astimezone(UTC)
     if is_whole:
         return at.strftime(

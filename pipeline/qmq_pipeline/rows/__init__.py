@@ -1,1 +1,1 @@
-"""Bytes of logs and outboxes as columns of rows."""
+"""Decodes logs and outboxes into columns of rows."""

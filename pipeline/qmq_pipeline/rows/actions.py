@@ -1,11 +1,10 @@
-"""Frames of the action log as rows of `actions`.
+"""Decodes frames of the action log into rows of `actions`.
 
-An action says what happened to a range of messages, so there are far fewer actions than messages,
-and a row is made in plain Python. The range stays a range: what a consumer did with ten thousand
-messages in one step is one row. A pull that delivered several runs of sequences gives one row for
-each.
+An action covers a range of messages, so there are far fewer actions than messages, and a row is
+made in plain Python. The range stays a range: one settlement of ten thousand messages is one row. A
+pull that delivered several runs of sequences gives one row for each.
 
-Actions with more content than the columns hold keep all of it in `action_json`. Kinds that this
+Actions with more content than the columns hold are stored whole in `action_json`. Kinds that this
 version does not know stop the read: their meaning cannot be guessed.
 """
 

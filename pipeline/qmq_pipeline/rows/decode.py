@@ -1,12 +1,12 @@
-"""Frames of the commit log as rows of `messages` and `scheduled`, a column at a time.
+"""Decodes frames of the commit log into rows of `messages` and `scheduled`, a column at a time.
 
 `qmq_client.wire.frame` reads the frames and their tables; this module selects records and makes
-batches of them; `record_columns.py` extracts their fields. Rows come in the order of the log.
+batches of them; `record_columns.py` extracts their fields. Rows are in the order of the log.
 
-The log is read in blocks. Records stay where they were read until their block ends; if that is enough for a
-batch, its columns are made there. Otherwise the needed parts of the records are copied and the block
-released, so that messages with long bodies, of which a block holds few, come in batches as large as
-others do: a batch costs as much as some thousand of its rows.
+The log is read in blocks. Records stay in the block until it ends; if they are enough for a batch,
+its columns are made from there. Otherwise the needed parts of the records are copied and the block
+released, so that messages with long bodies, of which a block holds few, are in batches as large as
+others: a batch costs as much as some thousand rows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ from qmq_pipeline.tables.table import Table
 #: the heap of a small executor, large enough that the work per batch does not matter.
 BATCH_BYTES: Final = 16 * 1024 * 1024
 BATCH_ROWS: Final = 20_000
-#: With this much, a batch ends where that costs nothing: with the block that was read, or with a
-#: subject.
+#: From this size on, a batch ends at the next convenient place: the end of a block or of a subject.
 ENOUGH_ROWS: Final = 5_000
-#: The same in bytes, where all of them are wanted.
+#: The same in bytes, if the whole records are needed.
 _ENOUGH_BYTES: Final = SCAN_BLOCK_BYTES * 3 // 4
 #: The column of lengths in front of the records of a frame.
 LENGTH: Final = np.dtype(">u4")
@@ -47,15 +46,15 @@ LENGTH: Final = np.dtype(">u4")
 
 @dataclass(slots=True)
 class InBlock:
-    """Records where they were read."""
+    """Records in the block in which they were read."""
 
     data: list[bytes | memoryview] = field(default_factory=list)
     data_bytes: int = 0
-    #: The block that holds the last of the data, and where in it that begins and ends.
+    #: The block with the last data, and the range of these data in it.
     block: bytes = b""
     block_first: int = 0
     block_next: int = 0
-    #: For each stretch of records that lie back to back: their lengths as in the frame, where the
+    #: For each stretch of contiguous records: their lengths as in the frame, where the
     #: first begins in the joined data, and where the last must have ended.
     lengths: list[bytes | memoryview] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
@@ -64,7 +63,7 @@ class InBlock:
     put_off_ms: list[Numbers] = field(default_factory=list)
 
     def put(self, frame: ScannedFrame, view: memoryview) -> int:
-        """Append a frame to the data, and return where in it the frame begins.
+        """Append a frame to the data, and return its position there.
 
         Frames that were read one after the other are one piece of the data, which then need not be
         copied.
@@ -87,7 +86,7 @@ class InBlock:
         put_off_ms = np.concatenate(self.put_off_ms) if self.put_off_ms else None
         lengths = np.frombuffer(b"".join(self.lengths), LENGTH).astype(np.int64)
         counts = np.array([len(one) for one in self.lengths], np.int64) // LENGTH.itemsize
-        # As if all lay back to back; then each stretch is moved to its real place.
+        # First computed as if all were contiguous; then each stretch is moved to its real place.
         ends = np.cumsum(lengths)
         last = np.cumsum(counts) - 1
         stretch_ends = ends[last]
@@ -101,7 +100,7 @@ class InBlock:
 
 
 class Gathered:
-    """Frames whose rows are not passed on yet."""
+    """Frames whose rows are not returned yet."""
 
     def __init__(self, columns: Sequence[str], table: Table) -> None:
         self._columns = columns
@@ -109,24 +108,24 @@ class Gathered:
         self._depth = depth_of(name for name in columns if name not in Runs.NAMES)
         self._copied: list[Placed] = []
         self._copied_bytes = 0
-        #: What was not copied yet.
+        #: Records that are not copied yet.
         self.here = InBlock()
         self.runs = Runs()
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.runs.rows
 
     @property
     def is_full(self) -> bool:
-        """Whether it makes a batch that should not become larger."""
+        """Whether it is enough for a batch."""
         return self._data_bytes >= BATCH_BYTES or self.rows >= BATCH_ROWS
 
     def ends_before(self, frame: ScannedFrame) -> bool:
         """Whether a batch should end before the next frame.
 
-        If it should not, and the frame was read with another block, the one before is released.
+        If not, and the frame was read with another block, the previous block is released.
         """
         if not self.rows or frame.block is self.here.block:
             return False
@@ -137,7 +136,7 @@ class Gathered:
         return is_enough
 
     def batch(self) -> pa.RecordBatch:
-        """The rows of all that was gathered. Requires: there are some."""
+        """The gathered rows as a batch. Requires: there are some."""
         records = None if self._depth is Depth.NOTHING else self._records()
         arrays = [
             self.runs.column(name, self._table)
@@ -158,7 +157,7 @@ class Gathered:
         return Records(Placed.joined(self._copied))
 
     def _copy(self) -> None:
-        """Copy what is wanted from the blocks, and release them."""
+        """Copy the needed parts from the blocks, and release them."""
         if self._depth is not Depth.NOTHING and self.here.lengths:
             copied = self.here.placed(self.runs.offsets[0]).copied(self._depth)
             self._copied.append(copied)
@@ -174,7 +173,7 @@ class Runs:
         {"subject", "sequence", "physical_offset", "record_number", "stored_at"}
     )
 
-    #: Of all runs together.
+    #: Number of records of all runs.
     rows: int = 0
     #: For each run: subject, sequence and place in its frame of the first record, number of
     #: records.
@@ -182,7 +181,7 @@ class Runs:
     first_sequences: list[int] = field(default_factory=list)
     first_numbers: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    #: Of its frame.
+    #: Values of its frame.
     offsets: list[int] = field(default_factory=list)
     stored_at_ms: list[int] = field(default_factory=list)
 
@@ -212,20 +211,18 @@ class Runs:
 
 
 def not_adding_up(offset: int) -> ProtocolError:
-    """The error for a frame, or one after it, whose lengths are not those of its records."""
+    """The error for a frame, or a later one, whose lengths do not match its records."""
     return ProtocolError(
         "record lengths do not add up to the frame, or to one of those after it", offset=offset
     )
 
 
-#: Of each record in the columns in front of them.
+#: Bytes of each record in the columns in front of the records.
 _LENGTH_BYTES: Final = LENGTH.itemsize
 _TAG_HASH_BYTES: Final = 8
-#: The most that a subject takes in the table of a frame: its number of records, and its name with
-#: the length.
+#: Most bytes of a subject in the table of a frame: its number of records, and its name with the length.
 _SUBJECT_BYTES_MAX: Final = 5 + NAME_BYTES_MAX
-#: Frames whose messages have a place in their subject, and frames of messages that wait for their
-#: time.
+#: Frames whose messages have a place in their subject, and frames of delayed messages.
 QUEUED_KINDS: Final = frozenset(kind for kind in FrameKind if kind.name in {"MESSAGES", "RELEASED"})
 SCHEDULED_KINDS: Final = frozenset(
     kind for kind in FrameKind if kind.name in {"DELAYED", "RESCHEDULED"}
@@ -234,7 +231,7 @@ SCHEDULED_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which rows and columns of a part of the log to read."""
+    """The rows and columns to read of a part of the log."""
 
     #: Columns of `MESSAGES`, in order.
     columns: tuple[str, ...] = MESSAGES.names
@@ -283,7 +280,7 @@ class Piece:
 
 
 def pieces(frame: ScannedFrame) -> Iterator[Piece]:
-    """The records of a message frame by subject, without the broker's own."""
+    """The records of a message frame by subject, without the broker's internal subjects."""
     data = frame.view
     runs, column, begin = _parsed(frame, data)
     lengths = np.frombuffer(column, LENGTH).astype(np.int64)
@@ -334,7 +331,7 @@ def _parsed(
 
 
 def _gather(gathered: Gathered, frame: ScannedFrame, subjects: frozenset[str] | None) -> None:
-    """Append what is wanted of a frame to what is gathered."""
+    """Append the selected records of a frame to the gathered ones."""
     view = frame.view
     runs, column, begin = _parsed(frame, view)
     put_off_ms = _put_off_ms(frame)
@@ -374,5 +371,5 @@ def _gather(gathered: Gathered, frame: ScannedFrame, subjects: frozenset[str] | 
 
 
 def _is_wanted(subject: str, subjects: frozenset[str] | None) -> bool:
-    """The broker's own subjects are not, even if a condition of a query names them: its answer would change."""
+    """Whether a subject is selected. The broker's internal subjects never are, even if a query names them."""
     return not subject.startswith(OWN_PREFIX) and (subjects is None or subject in subjects)

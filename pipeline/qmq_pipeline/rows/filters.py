@@ -1,7 +1,7 @@
-"""Conditions of a query that save reading: on subject, time of storing, and offset.
+"""Pushes down conditions of a query on subject, time of storing and offset.
 
-A condition is only a hint and always handed back, so Spark checks every row again: leaving out too
-little costs time, never a wrong answer. Conditions that are not understood narrow nothing.
+A condition is only a hint and always returned to Spark, which checks every row again: reading too
+many rows costs time but never gives a wrong answer. Unknown conditions are ignored.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from qmq_pipeline.places.options import LogOptions
 
-#: What a filter says about one column, by the name of its class in `pyspark.sql.datasource`.
+#: The operator of a filter on one column, by the name of its class in `pyspark.sql.datasource`.
 _LOWER: Final = frozenset({"GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe"})
 _UPPER: Final = frozenset({"LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe"})
-#: Of the times of rows.
+#: The latest time of rows.
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -1,7 +1,8 @@
-"""Frames of the commit log as rows of `log`: messages, and their cancellations, copies and losses.
+"""Decodes frames of the commit log into rows of `log`: messages, and their cancellations, copies and losses.
 
-One pass over the frames gives all kinds of rows, so that a writer of tables reads the log once. Messages come a
-column at a time (`decode.py`); of all other kinds there are few, and their rows are made in plain Python.
+One pass over the frames gives all kinds of rows, so that a writer of tables reads the log once.
+Messages are decoded a column at a time (`decode.py`); the other kinds are few, and their rows are
+made in plain Python.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _Altered = dict[tuple[int, int], int]
 
 
 def log_batches(frames: Iterable[ScannedFrame], selection: Selection) -> Iterator[pa.RecordBatch]:
-    """Rows of these frames; each batch has the columns of the selection. Frames of few kinds come last."""
+    """Rows of these frames; each batch has the columns of the selection. Rows of rare kinds come last."""
     seen = _Seen()
     messages = _narrowed(selection, MESSAGES.names)
     for rows in batches(seen.passing(frames), replace(messages, table=MESSAGES)):
@@ -76,7 +77,7 @@ def expired_row(first_offset: int, next_offset: int) -> _Row:
 
 
 class _Seen:
-    """Frames of other kinds, kept while messages pass."""
+    """Frames of other kinds, kept while messages are decoded."""
 
     def __init__(self) -> None:
         self.altered: _Altered = {}
@@ -101,7 +102,7 @@ class _Seen:
 
 
 def _narrowed(selection: Selection, names: tuple[str, ...]) -> Selection:
-    """The same selection of the columns that a table has, and of those that tell which record a row is."""
+    """The selection limited to the columns of a table, plus the columns that identify a record."""
     wanted = ("physical_offset", "record_number", *selection.columns)
     return replace(selection, columns=tuple(name for name in names if name in wanted))
 
@@ -144,7 +145,7 @@ def _rows(frame: ScannedFrame) -> Iterator[_Row]:
 
 
 def _lost_rows(frame: ScannedFrame) -> Iterator[_Row]:
-    """What the broker has in quarantine."""
+    """Rows of quarantined ranges."""
     for one in lost_runs(frame):
         if not one.subject.startswith(OWN_PREFIX):
             yield {
@@ -156,7 +157,7 @@ def _lost_rows(frame: ScannedFrame) -> Iterator[_Row]:
 
 
 def _cancelled_rows(frame: ScannedFrame) -> Iterator[_Row]:
-    """Messages that were cancelled, or withdrawn from their outbox before they came."""
+    """Messages that were cancelled, or withdrawn from their outbox before they arrived."""
     found: list[tuple[bytes, str | None]] = [
         (one.message_id, one.subject)
         for one in read_cancelled(frame.data)
@@ -221,7 +222,9 @@ def _time(time_ms: int) -> datetime:
 
 
 def _altered_records(piece: Piece) -> Iterator[tuple[tuple[int, int], int]]:
-    """Of one subject in one frame: the frame's offset and the record's number, and the checksum of its bytes."""
+    """Altered records of one subject in one frame: offset of the frame, number of the record, and
+    checksum of its bytes.
+    """
     seed, lengths = crc32c(piece.subject.encode()), piece.lengths.tolist()
     if first_broken(checksums(piece.data, lengths), seed) is None:
         return

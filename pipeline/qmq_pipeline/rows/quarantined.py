@@ -1,7 +1,7 @@
-"""Quarantined ranges of a log: they fail a read, by name, unless its reader asked to pass over them.
+"""Quarantined ranges of a log: a read that reaches one fails, unless the options say to skip it.
 
-The log has frames of kind LOST there. The first frame of such a range names the lost sequences; of
-delayed messages and actions it is unknown what was lost.
+The log has frames of kind LOST there. The first frame of such a range lists the lost sequences;
+lost delayed messages and actions are unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOUNS: Final = {SCHEDULED: "delayed messages", ACTIONS: "actions"}
 def without_quarantined(
     frames: Iterable[ScannedFrame], options: LogOptions
 ) -> Iterator[ScannedFrame]:
-    """The frames, unless something that the options ask for is in quarantine among them.
+    """The frames, unless requested messages among them are in quarantine.
 
     Raises `QuarantinedRangeError` after the frames in front of it.
     """
@@ -38,7 +38,7 @@ def without_quarantined(
 
 
 def _refuse(lost: Runs, offset: int, options: LogOptions) -> None:
-    """Raise `QuarantinedRangeError` if the options ask for something of what was lost at this offset."""
+    """Raise `QuarantinedRangeError` if the options request messages that were lost at this offset."""
     if options.table in (MESSAGES, LOG):
         subjects = options.subjects
         wanted = {name: runs for name, runs in lost.items() if subjects is None or name in subjects}
@@ -51,5 +51,5 @@ def _refuse(lost: Runs, offset: int, options: LogOptions) -> None:
         source=options.place.name,
         reason=f"a part of the log from offset {offset} on was damaged, and the broker has it in quarantine "
         f"({what})",
-        remedy="Restore a copy, or pass over it with the option quarantined=pass",
+        remedy="Restore a copy, or skip it with the option quarantined=pass",
     )

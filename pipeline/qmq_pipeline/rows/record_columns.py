@@ -1,12 +1,12 @@
-"""The fields of thousands of records at once, as columns, read where the records are in a buffer.
+"""Extracts the fields of thousands of records at once, as columns, without copying the records.
 
 The format of a record is in `qmq_client/wire/record.py` and `docs/format/record.md`; a test gives
 random records to this module and to the wire's decoder, and compares the answers.
 
-The broker checks the checksum and the flags of a record and looks no further, so a sender can store
-bytes that are none. Such a row has `body_kind` -1, its bytes after the fixed part as the body, and
-no key, tags or headers: one faulty sender must not stop everybody's pipeline. Flags that are not
-known here were known to the broker that stored them: they are of a later version.
+The broker checks only the checksum and the flags of a record, so a sender can store bytes that are
+not a record. Such a row has `body_kind` -1, its bytes after the fixed part as the body, and no key,
+tags or headers: one faulty sender must not stop the pipeline. Unknown flags belong to a later
+version, because the broker that stored them knew them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _FIXED: Final = np.dtype(
 )
 _ID: Final = slice(4, 20)
 _BODY_KIND_MASK: Final = 0b11
-#: For each value of the flags whether it is known.
+#: Whether each value of the flags is known.
 _IS_KNOWN: Final = np.isin(np.arange(256), list(KNOWN_FLAGS))
 _EXPIRES_BYTES: Final = 8
 _TIME: Final = np.dtype(">u8")
-#: What precedes each header.
+#: Bytes in front of each header.
 _PAIR: Final = np.dtype([("name_bytes", "u1"), ("value_bytes", ">u2")])
 #: Fields of a record after its fixed part, as indexes into `Pieces`.
 _KEY, _TAGS, _HEADERS, _EXPIRES, _BODY = range(5)
@@ -60,16 +60,16 @@ _NOT_A_RECORD: Final = -1
 
 
 class Depth(IntEnum):
-    """How much of each record columns need, from its beginning on."""
+    """The part of each record, from its beginning, that columns need."""
 
     NOTHING = 0
     FIXED = 1
-    #: Everything in front of the body.
+    #: The whole part in front of the body.
     FRONT = 2
     WHOLE = 3
 
 
-#: Columns that need less, or more, than everything in front of the body.
+#: Columns that need less, or more, than the part in front of the body.
 _DEPTHS: Final = {
     **dict.fromkeys(
         ("message_id", "producer", "counter", "record_crc", "born_at", "body_kind", "body_bytes"),
@@ -85,7 +85,7 @@ def depth_of(columns: Iterable[str]) -> Depth:
 
 
 class Placed(NamedTuple):
-    """Records, and where they lie in memory that may hold more, or not all of each."""
+    """Records with their positions in memory, which may hold other bytes, and perhaps only parts of records."""
 
     data: bytes | memoryview
     positions: Numbers
@@ -95,7 +95,7 @@ class Placed(NamedTuple):
     put_off_ms: Numbers | None
 
     def copied(self, depth: Depth) -> Placed:
-        """The same records as far as columns of this depth need them, in memory of their own."""
+        """The needed parts of the same records, copied into separate memory."""
         if depth is Depth.WHOLE:
             return self._replace(data=bytes(self.data))
         if depth is Depth.FIXED:
@@ -119,21 +119,19 @@ class Placed(NamedTuple):
 
 
 class Records:
-    """Columns read from records; what several columns need is computed once, on demand."""
+    """Columns read from records; intermediate values for several columns are computed once, on demand."""
 
     def __init__(self, placed: Placed) -> None:
-        """Requires: as much of each record as the columns need, in fewer than 2³⁰ bytes, so that positions
-        in them fit 32 bits.
-        """
+        """Requires: the needed part of each record, in fewer than 2³⁰ bytes in total, so that positions fit 32 bits."""
         self._data = placed.data
         self._positions = placed.positions.astype(np.int32)
-        #: Where each record ends, or would end if all of it were there.
+        #: The end of each record, if all of it were there.
         self._next_positions = (placed.positions + placed.lengths).astype(np.int32)
         self._put_off_ms = placed.put_off_ms
         self._fixed = _taken(placed.data, placed.positions, _FIXED)
 
     def fronts(self) -> tuple[Numbers, memoryview]:
-        """What is in front of the bodies: where each record begins in it, and all of it back to back."""
+        """The parts in front of the bodies: the start of each record, and the contiguous bytes."""
         bounds = np.stack((self._positions, self._boundaries[:, _BODY]), axis=1)
         ends, fronts = values_of(Pieces(self._data, bounds).binary(0))
         return ends[:-1], fronts
@@ -210,7 +208,7 @@ class Records:
 
     @cached_property
     def _found(self) -> tuple[Numbers, Numbers]:
-        """The boundaries of key, tags, headers, expiry and body, and which rows are records."""
+        """The boundaries of key, tags, headers, expiry and body, and which rows are valid records."""
         fixed, flags, next_positions = self._fixed, self._flags, self._next_positions
         boundaries = np.empty((len(fixed), _BODY + 1), np.int32)
         first = self._positions + np.int32(RECORD_FIXED_BYTES)
@@ -284,11 +282,10 @@ class Records:
         found = np.zeros((int(counts.sum()), 3), np.int32)
         is_good = here + _PAIR.itemsize * counts <= after
         left = np.arange(len(rows))
-        # A sender may claim thousands of headers: a round costs only what is left to do, and a false claim
-        # is dropped.
+        # A sender may claim thousands of headers: a round processes only the remaining rows, and drops false claims.
         for round_ in range(int(counts[is_good].max(initial=0))):
             left = left[(counts[left] > round_) & is_good[left]]
-            # Mostly all rows have equally many, and a range of numbers costs less than numbers picked out.
+            # Mostly all rows have the same number of headers, and a slice costs less than an index array.
             at = slice(None) if len(left) == len(rows) else left
             first, bound = here[at], after[at]
             is_good[at] &= first + np.int32(_PAIR.itemsize) <= bound
@@ -314,7 +311,7 @@ def _taken(data: bytes | memoryview, positions: Numbers, kind: np.dtype[Any]) ->
 
 
 def _bounded(milliseconds: Numbers) -> Numbers:
-    """Times that a sender may have made up, clipped to what a table can hold."""
+    """Times from a sender, clipped to the range of a table."""
     return np.minimum(milliseconds, TIME_MAX_MS).astype(np.int64)
 
 

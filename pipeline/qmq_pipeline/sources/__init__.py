@@ -1,1 +1,1 @@
-"""Spark's data sources `qmq` and `qmq_outbox`; `register` makes them known to a session."""
+"""Spark's data sources `qmq` and `qmq_outbox`; `register` registers them in a session."""

@@ -1,9 +1,9 @@
 """The batch readers of the format `qmq`: parts of a log, planned in the driver and read in the workers.
 
-There are two readers, because Spark refuses every read of one that takes filters if its session has that
-switched off, which is the default. The option `pushdown` chooses.
+There are two readers, because Spark refuses to use a reader with filters if the session has
+pushdown switched off, which is the default. The option `pushdown` chooses.
 
-What decodes rows is imported in the workers only: planning a batch, and each stream, has a process of its own.
+The decoding code is imported only in the workers: planning a batch, and each stream, runs in a separate process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
-#: How many tasks a scan is cut into: each costs Spark some 10 ms whatever it reads, and a long one is
-#: long to repeat, but all cores shall be busy to the end. So there are sixteen, fewer if they
-#: would be short and more if they would be long.
+#: Number of tasks of a scan: each costs Spark some 10 ms, a long task takes long to repeat, and all
+#: cores must be busy to the end. So there are sixteen, fewer if they would be short and more if
+#: they would be long.
 _SHARES: Final = 16
 _SHARE_BYTES_MIN: Final = 64 * 1024 * 1024
 _SHARE_BYTES_MAX: Final = 128 * 1024 * 1024
-#: Cores come in pairs.
+#: An even number, because cores mostly come in pairs.
 _PAIR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LogPartition(InputPartition):
-    """What one task reads."""
+    """The range of one task."""
 
     options: LogOptions
     #: The store that it was planned for.
@@ -52,12 +52,12 @@ class LogPartition(InputPartition):
 
 
 def batch_reader(options: LogOptions) -> DataSourceReader:
-    """The reader that these options ask for."""
+    """The reader for these options."""
     return FilteringLogBatchReader(options) if options.takes_filters else LogBatchReader(options)
 
 
 class LogBatchReader(DataSourceReader):
-    """Reads the log from its beginning, or from where the options say, to its durable end."""
+    """Reads the log from its beginning, or the offset in the options, to its durable end."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
@@ -76,7 +76,7 @@ class LogBatchReader(DataSourceReader):
 
 
 class FilteringLogBatchReader(LogBatchReader):
-    """The same, without what the query's own conditions on subject, time and offset exclude."""
+    """The same with filters: leaves out rows that the query's conditions on subject, time and offset exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         from qmq_pipeline.rows.filters import narrow
@@ -91,7 +91,7 @@ def log_of(options: LogOptions) -> str:
 
 
 def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
-    """The range of the log that the options ask for; raises `ExpiredRangeError`."""
+    """The range of the log in the options; raises `ExpiredRangeError`."""
     bounds = log.bounds()
     first, after = bounds.first_offset, bounds.next_offset
     if options.first_offset is not None:
@@ -103,7 +103,7 @@ def chosen_offsets(log: LogReader, options: LogOptions) -> tuple[int, int]:
         first = max(first, log.frame_from(options.skip_below_offset, bounds))
     if options.first_stored_at_ms:
         first = max(first, log.offset_at(options.first_stored_at_ms, bounds))
-    # An action is a moment older than the frame that it is in, which may be the next one.
+    # An action is slightly older than its frame, which may be the next one.
     if options.next_stored_at_ms < TIME_MAX_MS and options.table is not ACTIONS:
         after = min(after, log.offset_at(options.next_stored_at_ms, bounds))
     return first, max(first, after)
@@ -114,7 +114,7 @@ def check_retained(first_offset: int, bounds: LogBounds, options: LogOptions) ->
     if first_offset < bounds.first_offset:
         raise ExpiredRangeError(
             source=options.place.name,
-            reason=f"offset {first_offset} is asked for, but retention has deleted everything "
+            reason=f"offset {first_offset} is asked for, but retention has deleted the log "
             f"below {bounds.first_offset}",
             remedy="Begin there, or read an archive",
         )
@@ -131,7 +131,7 @@ def plan(log: LogReader, options: LogOptions, first: int, after: int) -> list[In
 
 
 def _share_count(log_bytes: int, asked_bytes: int | None) -> int:
-    """Into how many shares to cut so much of a log."""
+    """The number of shares for this many bytes of a log."""
     if asked_bytes is not None:
         return -(-log_bytes // asked_bytes)
     share_bytes = min(max(_SHARE_BYTES_MIN, log_bytes // _SHARES), _SHARE_BYTES_MAX)

@@ -9,8 +9,8 @@ of each segment; workers read, verify and decode, and pass Arrow batches on. A r
 twice gives the same rows (P1): its content never changes, and nothing beyond the durable end is
 planned.
 
-This class is registered in every session, but most never read with it. So it imports the readers
-(`log_batches.py`, `log_stream.py`) only when Spark asks for one, in a process of its own.
+This class is registered in every session, but most sessions never use it. So it imports the readers
+(`log_batches.py`, `log_stream.py`) only when Spark requests one, in a separate process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LogDataSource(DataSource):
         return LogStreamReader(self._options(schema))
 
     def _options(self, schema: StructType) -> LogOptions:
-        """The columns are those of the schema: the user may have given a narrower one."""
+        """The options with the columns of the schema, which the user may have narrowed."""
         from qmq_pipeline.places.options import parse_columns, parse_log_options
         from qmq_pipeline.places.places import with_token
 

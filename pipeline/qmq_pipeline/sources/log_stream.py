@@ -6,11 +6,11 @@
 
 `maxBytesPerTrigger` bounds a micro-batch by bytes of log. With the trigger `availableNow` the query ends
 where the log ended when it began. A checkpoint names its store, so no query continues on another log.
-Spark honours bounds from 4.2 on; before, a batch holds everything there is.
+Spark honours such limits from 4.2 on; before, a batch holds all available data.
 
-With `whole_parts` a batch begins where the *part* of the log begins in which the last batch ended. So a writer whose
-tables have a folder for each part makes the open part again, and each part once it is complete never more: that is
-what `qmq pipeline ingest` does, and why a batch that is repeated adds nothing.
+With `whole_parts` a batch begins where the *part* of the log begins in which the last batch ended.
+So a writer whose tables have a folder for each part rewrites the open part, and never rewrites a
+complete part: `qmq pipeline ingest` works this way, and so a repeated batch adds nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log from its beginning, or from where the options say, and continues with new frames."""
+    """Reads the log from its beginning, or the offset in the options, and continues with new frames."""
 
     def __init__(self, options: LogOptions) -> None:
         self._options = options
@@ -69,7 +69,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._look()
         target = bounds if self._target is None else self._target
         last, end = target.last_frame, target.next_offset
-        if start is None:  # Spark before 4.2 neither says where it stands nor asks for less
+        if start is None:  # Spark before 4.2 passes neither the position nor a limit
             return position(bounds.store_id, end, last)
         here = self._here(start, bounds)
         bytes_max = getattr(limit, "max_bytes", None)
@@ -86,8 +86,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position(bounds.store_id, bounds.next_offset, bounds.last_frame)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        # A batch is usually planned right after its end was asked for, but not if it is repeated after a
-        # crash.
+        # A batch is usually planned right after its end was requested, but not if it is repeated after a crash.
         bounds = self._watch.known or self._watch.look()
         after = offset_of(end, bounds.store_id, self._options)
         if after > bounds.next_offset:
@@ -110,7 +109,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return gap + plan(self._watch.reader, self._options, first, after)
 
     def _look(self) -> LogBounds:
-        """How far the log may be read now."""
+        """The current readable range of the log."""
         bounds = self._watch.look()
         if not self._options.is_sealed:
             return bounds
@@ -123,13 +122,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _here(self, start: dict[str, Any], bounds: LogBounds) -> int:
-        """The offset of a position, in a log that is still the same."""
+        """The offset of a position, after checking that the log is still the same."""
         here = offset_of(start, bounds.store_id, self._options)
         check_same_log(start, self._watch.reader, bounds, self._options.place.name)
         return here
 
     def _cut(self, here: int, wanted: int, bounds: LogBounds) -> int:
-        """Where a batch ends that is not to reach farther than `wanted`: for writers of parts, with a part."""
+        """The end of a batch that must not reach beyond `wanted`; for writers of parts, the end of a part."""
         if self._options.has_whole_parts:
             part_bytes = self._part_bytes()
             wanted = max(wanted, here + part_bytes)

@@ -16,7 +16,7 @@ from qmq_pipeline.sources.worker_heap import prepare_heap
 
 @dataclass(frozen=True, slots=True)
 class OutboxPartition(InputPartition):
-    """What one task reads."""
+    """The range of one task."""
 
     section: DatabaseSection
     columns: tuple[str, ...]
@@ -42,7 +42,7 @@ class OutboxBatchReader(DataSourceReader):
 
 
 def plan(section: DatabaseSection, options: OutboxOptions) -> list[InputPartition]:
-    """One partition for each range of the rows that exist now."""
+    """One partition for each range of the existing rows."""
     prepare_heap()
     first_id, next_id, now_ms = first_and_next_id(section)
     return [
@@ -52,7 +52,7 @@ def plan(section: DatabaseSection, options: OutboxOptions) -> list[InputPartitio
 
 
 def read_partition(partition: OutboxPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one range as they are now; rows that are gone are left out."""
+    """The current rows of one range; deleted rows are left out."""
     prepare_heap()
     for batch in batches(
         partition.section,

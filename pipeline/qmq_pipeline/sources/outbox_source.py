@@ -36,7 +36,7 @@ class OutboxDataSource(DataSource):
         from qmq_pipeline.places.outbox_options import parse_outbox_options
         from qmq_pipeline.tables.schemas import OUTBOX
 
-        # A wrong option is reported here, by `load`: a stream would report it in a thread of its own.
+        # A wrong option is reported here, by `load`: a stream would report it in a separate thread.
         parse_outbox_options(self.options, os.environ, OUTBOX.names)
         return OUTBOX.ddl()
 

@@ -5,8 +5,9 @@
     spark.readStream.format("qmq_outbox").option("database", "orders").load()
 
 A scan gives all rows from the mark of the last one on, and below it those that are open, or that were sent since then
-and are kept; see `rows/outbox.py`. So a row comes again whenever it changes, and in each scan while it is open: one
-that was open and does not come any more is gone. With the trigger `availableNow` a query makes one scan.
+and are kept; see `rows/outbox.py`. So a row is returned again whenever it changes, and in each scan
+while it is open: an open row that is missing in a later scan was deleted. With the trigger
+`availableNow` a query makes one scan.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             return self._target
         known = {} if start is None else _decoded(start)
-        # Spark before 4.2 does not say where the query stands: then the scan reads all rows.
+        # Spark before 4.2 does not pass the query's position: then the scan reads all rows.
         found = {
             section.name: plan_scan(
                 section, known.get(section.name, ScanMark()), safety_ms=self._options.safety_ms
@@ -95,5 +96,5 @@ def _decoded(offset: Mapping[str, Mapping[str, Any]]) -> dict[str, ScanMark]:
 
 
 def _encoded(marks: Mapping[str, ScanMark]) -> Offset:
-    """Always in one order, because Spark compares offsets as text in places."""
+    """Always in the same order, because Spark sometimes compares offsets as text."""
     return {name: asdict(mark) for name, mark in sorted(marks.items())}

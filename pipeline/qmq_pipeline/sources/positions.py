@@ -1,4 +1,4 @@
-"""The position of a streaming query in the log of a store, as its checkpoint keeps it."""
+"""The position of a streaming query in the log of a store, as stored in its checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def position(
     store_id: str, offset: int, last_frame: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """An offset in the log of this store; `last_frame`: offset and checksum of the frame in front of it, if known."""
-    # Spark compares offsets as text in places, so keys must always have the same order.
+    # Spark sometimes compares offsets as text, so keys must always have the same order.
     return {_STORE: store_id, _OFFSET: offset, _LAST: list(last_frame) if last_frame else None}
 
 
@@ -49,12 +49,12 @@ def check_same_log(found: dict[str, Any], log: LogReader, bounds: LogBounds, sou
 
 
 def _is_in_quarantine(log: LogReader, offset: int, next_offset: int) -> bool:
-    """Whether the broker has given up the frame that was read last: there is a frame that says so."""
+    """Whether the broker has quarantined the frame that was read last: a LOST frame is there."""
     try:
         return any(
             frame.header.kind is FrameKind.LOST
             and frame.offset <= offset < frame.offset + frame.header.frame_bytes
             for frame in log.frames(LogRange(offset - offset % log.segment_bytes, next_offset))
         )
-    except SourceError:  # it is another log, whose frames do not begin or end there
+    except SourceError:  # it is another log, with other frame boundaries
         return False

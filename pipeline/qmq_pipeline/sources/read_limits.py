@@ -1,4 +1,4 @@
-"""The classes with which Spark, from 4.2 on, bounds micro-batches; for older versions stand-ins, and no bounds."""
+"""The classes by which Spark limits micro-batches, from 4.2 on; stand-ins without limits for older versions."""
 
 from __future__ import annotations
 

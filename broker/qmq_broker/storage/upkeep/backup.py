@@ -1,22 +1,22 @@
-"""A backup of a data directory, even while a broker writes to it: a copy that opens.
+"""A backup of a data directory, even while a broker writes to it: a consistent copy that a broker can open.
 
-It reads what the broker has written and asks the broker for nothing. The order of the steps makes
+It reads the files and sends no request to the broker. The order of the steps makes
 the copy consistent:
 
 1. delayed messages as far as their table goes, from which the commit log continues;
-2. the newest checkpoint: what it says was synced will be in the copy, or the backup fails;
+2. the newest checkpoint: everything synced before it will be in the copy, or the backup fails;
 3. sealed segments of the commit log, linked where the file system can, so that they stay;
-4. the newest snapshot and the actions after it, then the older actions that are still there because
-   keepers wait for them; consumers may be further by now, so their messages come with step 5;
-5. the rest of the commit log, frame by frame up to the first that is not whole;
-6. where the log begins, and the keepers: whatever went while it was copied, they had by now;
+4. the newest snapshot and the actions after it, then older actions that are kept for keepers;
+   consumers may have advanced since, so their messages are copied in step 5;
+5. the rest of the commit log, frame by frame up to the first invalid one;
+6. the beginning of the log, and the keepers: they have every segment that was deleted during the copy;
 7. a checkpoint with the ends of the copy, and finally `FORMAT`.
 
 Everything acknowledged before the call is in the copy, and perhaps some messages that were not
-acknowledged yet. Every opening refuses a directory that has segments but no FORMAT, so a half-made
-copy is never taken for a whole one. Of derived files only the summaries of sealed segments are
-copied; the first start of the copy makes the others. The epoch of the copy is far ahead: what
-consumers were given after the backup is never confused with what the copy gives them.
+acknowledged yet. Every opening refuses a directory that has segments but no FORMAT, so an
+unfinished copy is never used. Of the derived files only the summaries of sealed segments are
+copied; the first start of the copy rebuilds the others. The epoch of the copy is far ahead, so
+deliveries of the original after the backup are never confused with deliveries of the copy.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from qmq_broker.storage.logs.summary import read_summary, write_summary
 from qmq_broker.storage.schedule.copy import take_schedule
 from qmq_client.clock import Clock
 
-#: How many times the original may be opened between a backup and the first opening of the copy.
+#: How many times the original may be started between a backup and the first start of the copy.
 EPOCH_STEP: Final = 1 << 16
-#: Logs may lose their oldest segments while they are copied; each time takes megabytes of new ones.
+#: Attempts: logs may lose their oldest segments while they are copied, each time after megabytes of new ones.
 _TRIES_MAX: Final = 5
-#: Gives a file of the source the same path in the copy; False where that is not possible.
+#: Links a file of the source to the same path in the copy; returns False if that is not possible.
 Link = Callable[[str], bool]
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """What was copied."""
+    """The result of a backup."""
 
     store_id: str
     #: The range of the commit log in the copy.
@@ -78,17 +78,17 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def back_up(source: Disk, target: Disk, clock: Clock, *, link: Link) -> Backup:
-    """Copy what `source` holds into the empty directory `target`; durable on return.
+    """Copy `source` into the empty directory `target`; durable on return.
 
     Raises `CorruptionError` if the source is damaged where the copy reads it, and `StoreError` if
-    it is no data directory or the target is not empty.
+    it is not a data directory or the target is not empty.
     """
     began_s = clock.monotonic_s()
     format_ = required_format(source)
     _refuse_filled(target)
     lock = target.lock(layout.LOCK, f"pid {os.getpid()} (store backup)")
     try:
-        _refuse_filled(target)  # by now, another backup may have been made there
+        _refuse_filled(target)  # another backup may have been made there meanwhile
         made = _Backup(source, target, format_, link).run()
     finally:
         lock.release()
@@ -106,11 +106,11 @@ def _overtaken() -> StoreError:
 
 
 class _Taken(Enum):
-    """The result for a segment that is to be taken whole."""
+    """The result of copying a whole segment."""
 
     LINKED = auto()
     COPIED = auto()
-    #: It was given up meanwhile.
+    #: It was deleted meanwhile.
     GONE = auto()
 
 
@@ -127,7 +127,7 @@ class _Backup:
         self._sealed: set[int] = set()
 
     def run(self) -> Backup:
-        # The names that mark a half-made copy as such are durable before anything else.
+        # The names that mark an unfinished copy are durable first.
         for directory in (layout.COMMIT_LOG, layout.ACTION_LOG, layout.SUMMARIES, layout.STATE):
             self._target.make_directory(directory)
         self._target.sync_directory(layout.ROOT)
@@ -189,7 +189,7 @@ class _Backup:
         return _Taken.COPIED
 
     def _take_actions(self, point: LogPoint) -> LogEnd:
-        """Copy the newest snapshot and the log after it; repeat if that was given up meanwhile."""
+        """Copy the newest snapshot and the log after it; repeat if that part was deleted meanwhile."""
         durable_offset = max(
             point.durable_offset, read_witness(self._source, self._format.store_id)[0]
         )
@@ -217,7 +217,7 @@ class _Backup:
         )
 
     def _take_older_actions(self, next_base: int) -> None:
-        """Take the whole segments below, newest first: the oldest may go meanwhile, and no other."""
+        """Copy the earlier whole segments, newest first, because only the oldest may be deleted meanwhile."""
         found = map(layout.parse_number, self._source.names(layout.ACTION_LOG))
         bases = {base for base in found if base is not None and base < next_base}
         for base in sorted(bases, reverse=True):
@@ -230,7 +230,7 @@ class _Backup:
     def _take_tail(
         self, before: Retained, point: LogPoint, tail_base: int
     ) -> tuple[Retained, LogEnd]:
-        """Copy what was not sealed, and note where the log begins in the copy."""
+        """Copy the unsealed part, and record the beginning of the log in the copy."""
         store_id = self._format.store_id
         self._take_sealed(read_retained(self._source, store_id).first_offset, tail_base)
         end = self._take_frames(layout.COMMIT_LOG, self._format.segment_bytes, tail_base)
@@ -272,7 +272,7 @@ class _Backup:
         return end
 
     def _open(self, log: str, segment_bytes: int) -> Segments:
-        """The segments of the source as they are; one may vanish between listing and opening."""
+        """Open the current segments of the source; one may vanish between listing and opening."""
         for _ in range(_TRIES_MAX - 1):
             try:
                 return Segments(self._source, log, segment_bytes)
@@ -283,7 +283,7 @@ class _Backup:
     def _write_checkpoint(
         self, checkpoint: Checkpoint | None, end: LogEnd, action_end: LogEnd
     ) -> int:
-        """Write a checkpoint that claims all of the copy; returns the epoch of the copy."""
+        """Write a checkpoint that covers the whole copy; returns the epoch of the copy."""
         last = checkpoint or Checkpoint(
             generation=0, epoch=0, commit_log=START, action_log=START, window_offset=0
         )
@@ -310,7 +310,7 @@ class _Backup:
             write_keepers(self._target, self._format.store_id, limited)
 
     def _take_summaries(self) -> None:
-        """Copy the summaries of sealed segments, which stay valid; missing ones are made again."""
+        """Copy the summaries of sealed segments, which stay valid; missing ones are rebuilt."""
         segments = self._open(layout.COMMIT_LOG, self._format.segment_bytes)
         try:
             for base in sorted(self._sealed):
@@ -345,27 +345,27 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 
 class LogEnd(NamedTuple):
-    """Where the good frames of a log end."""
+    """The end of the good frames of a log."""
 
     next_offset: int
     last_frame_offset: int
     last_stored_at_ms: int
     epoch: int
-    #: Why what follows is no good frame.
+    #: The reason why the next bytes are not a good frame.
     reason: str
 
 
 def is_there(disk: Disk, path: str) -> bool:
-    """Whether there is a file of that name."""
+    """Whether the file exists."""
     directory, _, name = path.rpartition("/")
     return name in disk.names(directory)
 
 
 def copy_frames(source: Segments, target: Disk, scan: FrameScan) -> LogEnd:
-    """Copy what `scan` finds; it begins with a segment of `source` and reads from there.
+    """Copy the frames that `scan` finds; it begins with a segment of `source`.
 
-    A segment being written is copied up to its first frame that is not whole; segments begun later
-    are not copied. Content is durable on return, names are not.
+    The active segment is copied up to its first invalid frame; segments created later are not
+    copied. Content is durable on return, names are not.
     """
     first_offset = scan.next_offset
     copy = _Copy(source, target)
@@ -400,7 +400,7 @@ class _Copy:
         self._gathered_bytes = 0
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write the next frame; of padding only the header."""
+        """Write the next frame; for padding only the header."""
         base = self._source.base_of(offset)
         if base != self._base:
             self.end()

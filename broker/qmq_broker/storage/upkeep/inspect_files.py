@@ -1,7 +1,7 @@
-"""Inspecting the small files of a data directory: their content, and what is wrong with them.
+"""Reads the small files of a data directory, with their content and faults.
 
-Each is read as a start reads it. What a start would refuse is `damaged`, what it would ignore is
-`ignored`, what it would make again is `rebuilt`. Changes nothing.
+Each file is read like at a start. The level of a fault is `damaged` if a start would refuse the
+file, `ignored` if it would ignore it, and `rebuilt` if it would rebuild it. Changes nothing.
 """
 
 from __future__ import annotations
@@ -65,39 +65,38 @@ _STATE_FILES: Final = frozenset(
         *layout.SNAPSHOTS,
     }
 )
-_SEAL: Final = "its checksum does not fit"
+_SEAL: Final = "its checksum does not match"
 
 
 @dataclass(slots=True, kw_only=True)
 class SmallFiles:
-    """The small files as a start would take them."""
+    """The small files as a start would read them."""
 
     retained: Retained
     checkpoint: Checkpoint | None = None
-    #: The action log was synced up to here, according to its witness.
+    #: Offset up to which the action log was synced, according to its witness.
     witnessed_offset: int = 0
     is_clean: bool = False
-    #: The newest whole one.
+    #: The newest valid one.
     table: QueueTable | None = None
-    #: Subjects whose queue files are not as that one says …
+    #: Subjects whose queue files do not match that table …
     unfit_queues: list[str] = field(default_factory=list)
-    #: … and the one that a start continues from; None if it makes all queues again.
+    #: … and the table from which a start continues; None if it rebuilds all queues.
     believed_table: QueueTable | None = None
     is_table_missing: bool = False
-    #: The previous table, if it is whole.
+    #: The previous table, if it is valid.
     table_before: QueueTable | None = None
-    #: According to the table of the schedule, the log was synced up to here before delayed messages
-    #: were copied.
+    #: Offset up to which the log was synced before delayed messages were copied, according to the schedule's table.
     copied_offset: int = 0
     has_schedule_table: bool = False
     snapshots: list[Snapshot] = field(default_factory=list)
-    #: A keeper has not got the action log from here on; None without keepers.
+    #: Offset of the action log from which a keeper lacks it; None without keepers.
     kept_actions_offset: int | None = None
     faults: list[Fault] = field(default_factory=list)
 
     @property
     def action_first_offset(self) -> int:
-        """The newest whole snapshot needs the action log from here on."""
+        """The offset from which the newest valid snapshot needs the action log."""
         return max((snapshot.offset for snapshot in self.snapshots), default=0)
 
 
@@ -120,7 +119,7 @@ def inspect_files(disk: Disk, format_: Format, check_groups: CheckGroups) -> Sma
 
 
 def slots(disk: Disk, store_id: bytes) -> list[tuple[str, Checkpoint | None, str]]:
-    """Both checkpoint slots, each with why there is none: it is not whole, or of another store."""
+    """Both checkpoint slots, each with the reason if it is invalid: damaged, or of another store."""
     there = set(disk.names(layout.ROOT))
     found: list[tuple[str, Checkpoint | None, str]] = []
     for path in layout.CHECKPOINTS:
@@ -134,7 +133,7 @@ def slots(disk: Disk, store_id: bytes) -> list[tuple[str, Checkpoint | None, str
 
 
 def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
-    """A small MessagePack file that is derived, or why it is not whole; (None, "") if there is none."""
+    """A derived small MessagePack file, or the reason why it is damaged; (None, "") if there is none."""
     data = read_file(disk, path)
     if data is None:
         return None, ""
@@ -148,7 +147,7 @@ def sealed_array(disk: Disk, path: str, kind: type[T]) -> tuple[T | None, str]:
 
 
 def _format(disk: Disk, format_: Format, files: SmallFiles) -> None:
-    """Whether all segments of both logs name the same other store: then not they are foreign."""
+    """Check FORMAT. If all segments of both logs name the same other store, FORMAT itself is the foreign file."""
     stores = set()
     for log in (layout.COMMIT_LOG, layout.ACTION_LOG):
         for name in disk.names(log):
@@ -181,20 +180,19 @@ def _checkpoints(disk: Disk, format_: Format, files: SmallFiles) -> None:
     files.checkpoint = max(whole, key=lambda slot: slot.generation, default=None)
     files.witnessed_offset, why_not = read_witness(disk, format_.store_id)
     if why_not:
-        what = "Until the next start an older action log that is copied in goes unnoticed."
+        what = "Until the next start, an older action log that is copied in is not detected."
         files.faults.append(ignored(layout.ACTIONS_WITNESS, why_not, what))
     meaning = (
-        "The other slot serves."
+        "The other slot is used."
         if whole
-        else "The next start reads the logs from their beginning, and damage after what the frames "
-        "say was synced looks like a torn tail."
+        else "The next start reads the logs from their beginning, and damage after the last sync that frames confirm looks like a torn tail."
     )
     for path, slot, reason in found:
-        # A young directory has both files but has written only one.
+        # A new directory has both files but has written only one.
         if slot is None and not (whole and max(s.generation for s in whole) == 1):
             files.faults.append(ignored(path, reason, meaning))
     if not found and disk.names(layout.COMMIT_LOG):
-        files.faults.append(ignored(layout.CHECKPOINTS[0], "missing, as is the other", meaning))
+        files.faults.append(ignored(layout.CHECKPOINTS[0], "missing, like the other slot", meaning))
 
 
 def _clean(disk: Disk, files: SmallFiles) -> None:
@@ -226,7 +224,7 @@ def _retained(disk: Disk, format_: Format, files: SmallFiles) -> None:
         files.faults.append(damaged(layout.RETAINED, error.reason))
         return
     if files.retained.first_offset % format_.segment_bytes:
-        what = f"first offset {files.retained.first_offset} is no beginning of a segment"
+        what = f"first offset {files.retained.first_offset} is not the beginning of a segment"
         files.faults.append(damaged(layout.RETAINED, what))
 
 
@@ -245,7 +243,7 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
     table, reason = _table_at(disk, newest, format_)
     files.table_before, reason_before = _table_at(disk, before, format_)
     if reason_before:
-        meaning = "A start needs it when a power cut took something of the queues' files."
+        meaning = "A start needs it if a power cut removed a part of the queues' files."
         files.faults.append(ignored(before, reason_before, meaning))
     if reason:
         files.faults.append(rebuilt(layout.QUEUE_TABLE, reason))
@@ -263,7 +261,7 @@ def _table(disk: Disk, format_: Format, files: SmallFiles) -> None:
 
 
 def _table_at(disk: Disk, path: str, format_: Format) -> tuple[QueueTable | None, str]:
-    """The table in a file of this store; None, with a reason if it exists but is not whole."""
+    """The table in a file of this store; None, with a reason if it exists but is damaged."""
     table, reason = sealed_array(disk, path, QueueTable)
     if table is not None and table.store_id != format_.store_id:
         return None, f"of store {table.store_id.hex()}"
@@ -282,7 +280,7 @@ def _snapshot(
             if slot.content is not None:
                 check_groups(slot.content)
         except CorruptionError as error:
-            files.faults.append(damaged(path, f"its checksum fits, but: {error.reason}"))
+            files.faults.append(damaged(path, f"its checksum matches, but: {error.reason}"))
         files.snapshots.append(slot.snapshot)
     elif reason:
         meaning = "The other snapshot, or the whole action log if that is damaged too, gives the same groups."

@@ -1,10 +1,9 @@
-"""Looking at every frame of a segment, even after damage: the basis of `verify`, `dump` and
-backup.
+"""Reads every frame of a segment, even after damage: the basis of `verify`, `dump` and backup.
 
-An opening reads as little as it can and stops at the first bad frame. This module reads everything
-and continues after it, at the next frame whose stamp is whole and fits its place. In between lies a
-damaged range, or the torn tail; the reader of the whole log decides which, as in `log_recovery.py`.
-Changes nothing, and keeps only counts and ranges in memory.
+A start reads as little as possible and stops at the first bad frame. This module reads the whole
+segment and continues after a bad frame, at the next frame with a valid stamp for its place. The
+range in between is damaged, or the torn tail; the reader of the whole log decides which, as in
+`log_recovery.py`. Changes nothing, and keeps only counts and ranges in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from qmq_broker.storage.logs.segments import Segments
 from qmq_client.wire.errors import ProtocolError
 from qmq_client.wire.frame import FRAME_ALIGNMENT_BYTES, FrameKind
 
-#: Called with each good frame that is neither head nor padding; a `ProtocolError` makes the frame a
-#: damaged one.
+#: Called with each good frame except heads and padding; if it raises a `ProtocolError`, the frame counts as damaged.
 Visit = Callable[[ScannedFrame], None]
 
 
 class DamagedRange(NamedTuple):
-    """Bytes of a log that are no good frames."""
+    """A range of a log without good frames."""
 
     first_offset: int
     next_offset: int
@@ -37,7 +35,7 @@ class SequenceRun(NamedTuple):
 
     first: int
     next: int
-    #: Where the frames with the first and the last of them begin.
+    #: Offsets of the frames with the first and the last of them.
     offset: int
     last_offset: int
 
@@ -55,11 +53,11 @@ class SegmentSurvey:
     #: Epoch of the first and of the last good frame.
     first_epoch: int = 0
     last_epoch: int = 0
-    #: How far the log had been synced, according to the good frames.
+    #: Offset up to which the log had been synced, according to the good frames.
     durable_claim: int = 0
-    #: Where the last good frame begins; -1 if there is none.
+    #: Offset of the last good frame; -1 if there is none.
     last_frame_offset: int = -1
-    #: In order; the last one may be the rest after the end of the log.
+    #: Damaged ranges in order; the last one may be the rest after the end of the log.
     damaged: list[DamagedRange] = field(default_factory=list)
     runs: dict[str, list[SequenceRun]] = field(default_factory=dict)
 
@@ -91,7 +89,9 @@ def survey_segment(
         scan = FrameScan(segments, kinds, store_id=store_id, first_offset=offset)
         try:
             _survey_run(scan, found, kinds, next_base, visit)
-        except CorruptionError as error:  # a head of another store or place: nothing here is ours
+        except (
+            CorruptionError
+        ) as error:  # a head of another store or place: the segment does not belong to this log
             found.damaged.append(DamagedRange(offset, next_base, error.reason))
             return found
         if scan.next_offset >= next_base:
@@ -131,7 +131,7 @@ def _survey_run(
 
 
 def _next_good(segments: Segments, base: int, scan: FrameScan, epoch: int) -> int:
-    """Where the next good frame after the bad one begins; the segment's end if none does."""
+    """The offset of the next good frame after the bad one; the segment's end if there is none."""
     offset = max(scan.search_offset, scan.next_offset + FRAME_ALIGNMENT_BYTES)
     return _first_claim(segments, base, offset, epoch)
 

@@ -1,34 +1,34 @@
 """Quarantine: damaged ranges of both logs are reported, copied, and skipped from then on, by explicit option.
 
-Damage before the durable end stops a start, because only a person may say that accepted messages
-are lost. `quarantine_damage` is that person's word. Every frame is read; each damaged range of the
-commit log
+Damage before the durable end stops a start, because only an operator may decide to lose accepted
+messages. `quarantine_damage` carries out that decision. Every frame is read; each damaged range of
+the commit log
 
 1. is copied to `quarantine/`, with a report of the sequences lost in it, both durable;
-2. is covered in place by frames of kind LOST (`lost.py`), so that the log is whole again.
+2. is covered in place by frames of kind LOST (`lost.py`), so that the log is valid again.
 
-Nothing valid is cut, and no sequence is reused: the lost ones keep places that are skipped. Between
-1 and 2 the checkpoint is taken back to where a scan may begin, and the files that know the old
-places (consume queues, key index, summaries) are dropped, to be made again. If this is interrupted,
-the next start with the option begins again; a start without it halts as before, or finds the logs
-whole.
+Nothing valid is cut, and no sequence is reused: lost sequences keep their places and are skipped.
+Between 1 and 2 the checkpoint is moved back to a frame where a scan may begin, and the files with
+the old places (consume queues, key index, summaries) are removed, to be rebuilt. If this is
+interrupted, the next start with the option begins again; a start without it stops as before, or
+finds the logs valid.
 
 `quarantine_schedule.py` does the same for the files of delayed messages. Not for: `FORMAT`, which
 never changes and is in every backup, and `state/retained`; damage to those still stops a start.
 
-In the action log the groups go back to where it is whole. Their state is a snapshot plus the actions
+In the action log the groups return to their state before the damage. Their state is a snapshot plus the actions
 after it, and no action can be applied without those before it: an ack after a lost delivery would
-skip messages that were never delivered. So everything from the first damaged byte on is given up,
-including good frames after it. The groups go back to their state at that point, and messages settled
-since are delivered again. No message is lost by that.
+skip messages that were never delivered. So the log from the first damaged byte on is discarded,
+including good frames after it. The groups return to their state at that point, and messages settled
+since are delivered again. No message is lost.
 
-A group created in the part that is given up is forgotten: the next pull creates it again. If
-both snapshots are damaged and the log does not reach back to its beginning, that happens to all
-groups.
+A group created in the discarded part is forgotten: the next pull creates it again. If both
+snapshots are damaged and the log does not reach back to its beginning, all groups are forgotten.
 
-Damage below the snapshot is covered and changes nothing: the groups are known without it. But no
-older snapshot may continue through what is covered, so the newest one is first written over it. Where
-damage reaches from below it beyond it, a frame has to begin at the snapshot: a start reads from there.
+Damage below the snapshot is covered and changes nothing: the groups are known without it. But the
+older snapshot must not be continued with the covered range, so the newest one is first written over
+it. If the damage reaches from below the snapshot to above it, a frame must begin at the snapshot,
+because a start reads from there.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ from qmq_client.clock import Clock
 def quarantine_damage(
     disk: Disk, clock: Clock, *, check_groups: CheckGroups = len
 ) -> list[QuarantineReport]:
-    """Give up what is damaged in both logs; durable on return. Returns no reports if nothing is.
+    """Discard the damaged ranges of both logs; durable on return. Returns no reports if there are none.
 
-    Reads both logs whole. Raises with nothing changed `LockedError`, `SharedFilesError`,
-    `CorruptionError` if the damage cannot be given up, and `UnknownFormatError`.
+    Reads both logs completely. Raises, with nothing changed, `LockedError`, `SharedFilesError`,
+    `CorruptionError` if the damage cannot be discarded, and `UnknownFormatError`.
     """
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (quarantine)")
     try:
         refuse_shared(disk)
         format_ = read_format(disk)
         if format_ is None:
-            return []  # a new directory, or one that the opening refuses
+            return []  # a new directory, or one that the start will refuse
         files = inspect_files(disk, format_, check_groups)
         _refuse([fault for fault in files.faults if fault.level is Level.DAMAGED])
         verdict = judge_commit_log(disk, format_, files)
@@ -110,7 +110,7 @@ def quarantine_damage(
 
 
 class _Quarantine(LogQuarantine):
-    """One run over a log that has holes."""
+    """One run over a log with damaged ranges (holes)."""
 
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, verdict: LogVerdict
@@ -121,13 +121,13 @@ class _Quarantine(LogQuarantine):
         self._frames: list[list[bytes]] = []
 
     def prepare(self) -> None:
-        """Decide what will fill the holes, so that an impossible request changes nothing."""
+        """Prepare the frames that fill the holes, so that an impossible request changes nothing."""
         holes = self._verdict.damaged
         self._lost_runs = self._lost(holes)
         self._frames = [self._cover.frames(hole, self._lost_runs[hole]) for hole in holes]
 
     def holes_of_delayed(self) -> list[DamagedRange]:
-        """Where the log lacks something about delayed messages: now, or given up earlier."""
+        """The holes that may concern delayed messages, including earlier quarantined ranges."""
         earlier = [
             DamagedRange(report.first_offset, report.next_offset, report.reason)
             for report in read_reports(self._disk)
@@ -137,7 +137,7 @@ class _Quarantine(LogQuarantine):
         return earlier + now
 
     def run(self) -> list[QuarantineReport]:
-        """Report, keep, cover; durable on return. Requires: `prepare`."""
+        """Report, copy and cover the ranges; durable on return. Requires: `prepare`."""
         holes = self._verdict.damaged
         stamps = self._stamps(holes, self._verdict)
         copied_offset = self._files.copied_offset
@@ -158,7 +158,7 @@ class _Quarantine(LogQuarantine):
         return reports
 
     def _lost(self, holes: Sequence[DamagedRange]) -> dict[DamagedRange, list[LostRun]]:
-        """The sequences lost in each hole; if they may be in several, the longest gets them."""
+        """The sequences lost in each hole; if they may be in several holes, the longest one gets them."""
         lost: dict[DamagedRange, list[LostRun]] = {hole: [] for hole in holes}
         for one in self._verdict.lost:
             within = [h for h in holes if one.after_offset < h.first_offset < one.before_offset]
@@ -182,7 +182,7 @@ class _Quarantine(LogQuarantine):
         return known
 
     def _take_back_checkpoint(self, holes: Sequence[DamagedRange]) -> None:
-        """Let the next scan begin at a frame that will be good."""
+        """Move the checkpoint so that the next scan begins at a frame that will be good."""
         last = self._files.checkpoint
         if last is None:
             return
@@ -192,7 +192,7 @@ class _Quarantine(LogQuarantine):
         )
         if hole is None:
             return
-        # The window of ids cannot begin in the hole either: ids after it are derived again.
+        # The dedupe window cannot begin in the hole either: ids after it are derived again.
         base = self._segments.base_of(hole.first_offset)
         files = CheckpointFiles(self._disk, self._format.store_id)
         try:
@@ -208,11 +208,11 @@ class _Quarantine(LogQuarantine):
         return replace(last, generation=generation, commit_log=point)
 
     def _give_up_derived(self) -> None:
-        # The table of the schedule stays: what it claims was copied, whatever became of the log.
+        # The schedule's table stays: its files are complete even if the log is damaged.
         remove_queue_tables(self._disk)
         remove_index(self._disk)
         remove_summaries(self._disk)
-        for journal in (layout.IDS, layout.ENTRIES):  # lost messages may be sent again
+        for journal in (layout.IDS, layout.ENTRIES):  # so that lost messages may be sent again
             remove_journal(self._disk, journal)
 
 
@@ -228,12 +228,12 @@ def _refuse(faults: Sequence[Fault]) -> None:
         raise CorruptionError(
             segment=fault.file,
             offset=fault.offset or 0,
-            reason=f"{fault.what}; --quarantine does not help: it gives up ranges of logs alone",
+            reason=f"{fault.what}; --quarantine does not help: it only discards ranges of logs",
         )
 
 
 class ActionQuarantine(LogQuarantine):
-    """One run over an action log that has holes. Close it."""
+    """One run over an action log with holes. Must be closed."""
 
     def __init__(
         self, disk: Disk, clock: Clock, format_: Format, files: SmallFiles, verdict: LogVerdict
@@ -244,14 +244,14 @@ class ActionQuarantine(LogQuarantine):
         self._end = verdict.next_offset
         self._snapshots = SnapshotFiles(disk, format_.store_id)
         below = [hole for hole in verdict.damaged if hole.next_offset <= snapshot_offset]
-        #: Whether the older snapshot would have to continue through what is covered.
+        #: Whether the older snapshot would be continued with a covered range.
         self._is_older_unfit = any(
             hole.next_offset > self._snapshots.first_offset for hole in below
         )
-        #: Whole, including the good frames after the damage.
+        #: The whole discarded range, including good frames after the damage.
         self._ranges = below.copy()
         later = [hole for hole in verdict.damaged if hole.next_offset > snapshot_offset]
-        #: Neither a snapshot nor the log says where the groups began.
+        #: Neither a snapshot nor the log has the beginning of the groups.
         self._is_unknown = bool(later) and not snapshot_offset and self._begins_later()
         if later:
             first = later[0].first_offset
@@ -295,7 +295,7 @@ class ActionQuarantine(LogQuarantine):
 
 
 def _cut_at(offset: int, whole: DamagedRange) -> list[DamagedRange]:
-    """A range in two pieces, if this is inside it."""
+    """Split a range at this offset if that is inside it."""
     if not whole.first_offset < offset < whole.next_offset:
         return [whole]
     return [whole._replace(next_offset=offset), whole._replace(first_offset=offset)]

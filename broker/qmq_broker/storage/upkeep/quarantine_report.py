@@ -1,14 +1,14 @@
-"""The report and the copy of a damaged range that is given up, and the frames that cover the range.
+"""The report and the copy of a quarantined range, and the frames that cover the range.
 
 ::
 
     quarantine/<20 digits>-<20 digits>.raw, .json              of the commit log
     quarantine/actionlog.<20 digits>-<20 digits>.raw, .json    of the action log
-    quarantine/schedule.<20 digits>-<20 digits>.json           missing from a file of delayed messages
-    quarantine/dispatch.<20 digits>-<20 digits>.json           the same of what became of them
+    quarantine/schedule.<20 digits>-<20 digits>.json           range missing in a schedule log
+    quarantine/dispatch.<20 digits>-<20 digits>.json           range missing in a dispatch log
 
 A range is covered in place with frames of kind LOST. The first one is written last, on its own:
-until it is durable the range is as damaged as before, whatever else a power cut leaves.
+until it is durable the range counts as damaged, even after a power cut.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SUFFIX: Final = ".json"
 
 
 class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a report: one range that was given up."""
+    """Content of a report: one quarantined range."""
 
     store_id: str
     at_ms: int
@@ -59,16 +59,16 @@ class QuarantineReport(msgspec.Struct, frozen=True, kw_only=True):
     log: str = layout.COMMIT_LOG
     #: Delayed messages lost with the range, as far as the heads of its frames can be read …
     delayed: int = 0
-    #: … and whether a part of it cannot be read that may have held more, or what became of some.
+    #: … and whether an unreadable part of it may have held more messages, or states of messages.
     may_hold_delayed: bool = False
-    #: Whether it held, or may have held, anything about delayed messages, also what is in their files.
+    #: Whether it held, or may have held, frames about delayed messages, including copied ones.
     touches_delayed: bool = True
 
 
 def write_report(
     disk: Disk, report: QuarantineReport, *, keep: Callable[[], object] = lambda: None
 ) -> None:
-    """Keep the bytes of a range, if there are any, then write its report; durable on return.
+    """Copy the bytes of a range, if there are any, then write its report; durable on return.
 
     Only once: an interrupted run may already have covered part of the range.
     """
@@ -81,7 +81,7 @@ def write_report(
 
 
 class LostDelayed(NamedTuple):
-    """What a damaged range tells of the delayed messages that were in it."""
+    """The known losses of delayed messages in a damaged range."""
 
     messages: int
     may_be_more: bool
@@ -91,9 +91,9 @@ NO_DELAYED: Final = LostDelayed(0, may_be_more=False)
 
 
 def lost_delayed(segments: Segments, hole: DamagedRange, copied_offset: int) -> LostDelayed:
-    """The delayed messages of a hole of the commit log; those below `copied_offset` are in their files.
+    """The delayed messages of a hole of the commit log; messages below `copied_offset` are in their files.
 
-    A frame whose stamp is whole says how many it holds, even if its body is damaged.
+    A frame with a valid stamp gives the number of its messages, even if its body is damaged.
     """
     offset, count, may_be_more = max(hole.first_offset, copied_offset), 0, False
     while offset < hole.next_offset:
@@ -116,7 +116,7 @@ _OF_OTHERS: Final = frozenset({FrameKind.MESSAGES, FrameKind.PADDING, FrameKind.
 
 
 def touches_delayed(segments: Segments, hole: DamagedRange) -> bool:
-    """Whether a hole of the commit log held, or may have held, anything about delayed messages."""
+    """Whether a hole of the commit log held, or may have held, frames about delayed messages."""
     offset = hole.first_offset
     while offset < hole.next_offset:
         try:
@@ -130,7 +130,7 @@ def touches_delayed(segments: Segments, hole: DamagedRange) -> bool:
 
 
 class LogQuarantine:
-    """What giving up damage has in common for both logs: what it knows, how it stamps and reports.
+    """The common part of the quarantine of both logs: known facts, stamps and reports.
 
     Close it.
     """
@@ -163,7 +163,7 @@ class LogQuarantine:
         *,
         touches_delayed: bool = False,
     ) -> QuarantineReport:
-        """Report and keep a range, of which these are the parts; durable on return."""
+        """Report and copy a range with these parts; durable on return."""
         report = QuarantineReport(
             store_id=self._format.store_id.hex(),
             at_ms=self._clock.now_ms(),
@@ -180,7 +180,7 @@ class LogQuarantine:
         return report
 
     def _stamps(self, holes: Sequence[DamagedRange], verdict: LogVerdict) -> list[tuple[int, int]]:
-        """Epoch and time for each hole: those of the frame after it, so that neither goes back."""
+        """Epoch and time for each hole: those of the frame after it, so that neither decreases."""
         last = self._files.checkpoint
         epoch = max(verdict.epoch, last.epoch if last else 0)
         stored_at_ms = self._clock.now_ms()
@@ -205,7 +205,7 @@ class LogQuarantine:
 
 
 def read_reports(disk: Disk) -> list[QuarantineReport]:
-    """All ranges that were given up, in order; a report that is not whole is left out."""
+    """All quarantined ranges, in order; damaged reports are left out."""
     reports = []
     for name in disk.names(layout.QUARANTINE):
         data = read_file(disk, f"{layout.QUARANTINE}/{name}") if name.endswith(_SUFFIX) else None
@@ -235,7 +235,7 @@ class RangeCover:
     def frames(self, hole: DamagedRange, lost: list[LostRun]) -> list[bytes]:
         """The frames that will fill the hole, after the head if it begins a segment.
 
-        Raises `CorruptionError` if the hole is too short for what must be recorded.
+        Raises `CorruptionError` if the hole is too short for the necessary records.
         """
         is_first = hole.first_offset == self._segments.base_of(hole.first_offset)
         head_bytes = SEGMENT_HEAD_BYTES if is_first else 0
@@ -251,7 +251,7 @@ class RangeCover:
             raise CorruptionError(
                 segment=self._segments.path(hole.first_offset),
                 offset=hole.first_offset,
-                reason=f"{hole.reason}; it cannot be given up: {error}",
+                reason=f"{hole.reason}; it cannot be discarded: {error}",
             ) from error
 
     def keep(self, hole: DamagedRange, path: str) -> None:
@@ -271,13 +271,13 @@ class RangeCover:
     ) -> None:
         """Write the frames from `frames` over the range; durable on return.
 
-        A backup that shares the segment keeps it as it is.
+        A backup that shares the segment keeps the old bytes.
         """
         segments = self._segments
         base = segments.base_of(hole.first_offset)
         offset = hole.first_offset
         parts: list[tuple[int, bytes]] = []
-        # Whether old frames follow is no longer known, so the head says that they may.
+        # It is unknown whether old frames follow, so the head says that they may.
         head = build_segment_head(self._store_id, base, stored_at_ms, is_recycled=True)
         if not segments.has(base):
             self._disk.make_directory(segments.directory)
@@ -293,7 +293,7 @@ class RangeCover:
         file = segments.file(base)
         for some in (parts[1:], parts[:1]):
             for offset, frame in some:
-                # Stamped only now, and not copied for that: together they may be a GiB.
+                # Stamped only now, without copying them: together they may be a GiB.
                 file.write(offset - base, _stamped(frame, offset, epoch, stored_at_ms))
             file.sync()
 

@@ -1,16 +1,16 @@
 """The quarantine of damaged files of delayed messages whose content the commit log still has.
 
-The files of a bucket are copies from the commit log, until its segments are removed. As long as the
-log reaches back to the first message of the bucket, and is whole from there on, both files of a
-damaged bucket are removed. The table then no longer claims them, nor anything copied from the first
-message on, so the next start derives the bucket from the log with the same sequences and states, and
-nothing is lost.
+The files of a bucket are copies from the commit log, until its segments are removed. If the log
+reaches back to the first message of the bucket, and is valid from there on, both files of a damaged
+bucket are removed. The table then no longer covers them, nor messages copied from that first
+message on, so the next start derives the bucket from the log with the same sequences and states,
+and nothing is lost.
 
-Where the log does not have everything, the files are the only copy and nothing of them is given up.
-They stay in the table, and a start holds and counts what is damaged. A file shorter than the table
-says would stop a start: it is reported and filled with zeros, which is damage like any other, so
-that a restored file still fits later. Without a table the files would have to speak for themselves,
-which damaged ones cannot.
+If the log does not have all messages, the files are the only copy and nothing of them is discarded.
+They stay in the table, and a start holds back and counts damaged messages. A file shorter than its
+length in the table would stop a start: it is reported and filled with zeros, which count as damage,
+so that a restored file still matches later. Without a table a start would judge by the files alone,
+which is impossible with damaged ones.
 
 The table is replaced first, then the files are removed: an interrupted run is repeated, or a start
 completes it.
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ShortFile(NamedTuple):
-    """A file that ends before its synced end, where no copy has the rest."""
+    """A file that ends before its synced end, without another copy of the rest."""
 
     log: str
     bucket: int
@@ -87,9 +87,9 @@ class ScheduleQuarantine:
         self._short: list[_ShortFile] = []
 
     def prepare(self, holes: Sequence[DamagedRange]) -> None:
-        """Decide what to derive again from the log, which has these holes, and what to fill.
+        """Decide which buckets to derive again from the log, which has these holes, and which files to fill.
 
-        Raises `CorruptionError` for what neither the log nor the table knows.
+        Raises `CorruptionError` if neither the log nor the table has the messages.
         """
         states = {state.bucket: state for state in self._table.buckets} if self._table else {}
         for bucket in [bucket for bucket in self._damaged if self._lacks(bucket, holes)]:
@@ -101,7 +101,7 @@ class ScheduleQuarantine:
                     reason=f"{fault.what}; the commit log does not have all of its messages any more",
                 )
             self._short += self._short_files(states[bucket])
-            _log.warning("left, what is damaged will be held: file=%s", fault.file)
+            _log.warning("left unchanged, damaged messages will be held: file=%s", fault.file)
 
     def run(self) -> list[QuarantineReport]:
         """Remove files of damaged buckets, report and fill short ones; durable on return."""
@@ -110,7 +110,9 @@ class ScheduleQuarantine:
         return [self._filled(short) for short in self._short]
 
     def _remove(self) -> None:
-        remove_journal(self._disk, layout.ENTRIES)  # it claims that the files have everything
+        remove_journal(
+            self._disk, layout.ENTRIES
+        )  # the table says that the files have all messages
         if self._table is not None:
             table = self._without_damaged(self._table)
             replace_file(self._disk, layout.SCHEDULE_TABLE, msgspec.msgpack.encode(table))
@@ -121,13 +123,13 @@ class ScheduleQuarantine:
                     self._disk.sync_directory(layout.bucket_directory(log, bucket))
                     path = layout.bucket_path(log, bucket)
                     _log.warning(
-                        "to be made again from the commit log: file=%s reason=%s", path, fault.what
+                        "will be rebuilt from the commit log: file=%s reason=%s", path, fault.what
                     )
 
     def _without_damaged(self, table: ScheduleTable) -> ScheduleTable:
         """The table without the buckets that are derived again.
 
-        For those, the log is read from the segment with their first message on.
+        For those buckets, the log is read from the segment with their first message on.
         """
         first_source = min(self._first_source(bucket) or 0 for bucket in self._damaged)
         kept = tuple(state for state in table.buckets if state.bucket not in self._damaged)
@@ -154,7 +156,7 @@ class ScheduleQuarantine:
         return dict(pending)
 
     def _filled(self, short: _ShortFile) -> QuarantineReport:
-        """Report what is missing, then put zeros in its place."""
+        """Report the missing part, then fill it with zeros."""
         report = QuarantineReport(
             store_id=self._store_id.hex(),
             at_ms=self._clock.now_ms(),
@@ -205,9 +207,9 @@ class ScheduleQuarantine:
         return state.next_sequence - state.dispatched - readable
 
     def _first_source(self, bucket: int) -> int | None:
-        """Where the bucket's first record is in the commit log; None if unknown."""
+        """Commit log offset of the bucket's first record; None if unknown."""
         if not self._first_offset:
-            return 0  # nothing was ever given up
+            return 0  # no segment was ever deleted
         if not self._files.has(layout.SCHEDULE, bucket):
             return None
         length = self._files.length(layout.SCHEDULE, bucket)

@@ -1,9 +1,9 @@
-"""Rebuilding derived files while no broker has the directory; the logs are only read.
+"""Rebuilds derived files of a stopped broker; the logs are only read.
 
 A start does the same on its own if such a file is missing or wrong. Doing it before shortens that
-start, and repairs files whose damage no checksum shows. The consume queues are made only up to what
-is known to be durable, so that nothing is claimed about frames that a power cut may still take.
-Their table is removed durably first and written last: a crash in between is a start without it.
+start, and repairs files whose damage no checksum shows. The consume queues are rebuilt only up to
+the durable end, so that they do not cover frames that a power cut may still remove. Their table is
+removed durably first and written last: a crash in between is a start without it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from qmq_client.wire.errors import ProtocolError
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made again."""
+    """The result of a rebuild."""
 
     subjects: int
     #: Entries of the consume queues.
     entries: int
     #: Commit log offset up to which they are in their files.
     indexed_offset: int
-    #: Key index files that were removed; the broker makes them again in the background.
+    #: Key index files that were removed; the broker rebuilds them in the background.
     index_files: int
-    #: Summaries of segments that were removed; made again in the same way.
+    #: Summaries of segments that were removed; rebuilt in the same way.
     summaries: int
     #: Files of the journal of ids that were removed; the next start reads frames instead.
     id_files: int
@@ -58,11 +58,13 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
     nothing changed if the logs are damaged where they must be read.
     """
     began_s = clock.monotonic_s()
-    format_ = required_format(disk)  # before the lock: a folder of others gets not even its file
+    format_ = required_format(
+        disk
+    )  # before the lock, which would create a file in a foreign directory
     lock = disk.lock(layout.LOCK, f"pid {os.getpid()} (store rebuild)")
     try:
         refuse_shared(disk)
-        inspect_files(disk, format_, len)  # what another version wrote is refused in all of them
+        inspect_files(disk, format_, len)  # files of another version are refused in both logs
         retained = read_retained(disk, format_.store_id)
         segments = Segments(disk, layout.COMMIT_LOG, format_.segment_bytes)
         try:
@@ -87,7 +89,7 @@ def rebuild_store(disk: Disk, clock: Clock, *, with_index: bool = False) -> Rebu
 
 
 def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: Retained) -> int:
-    """How far the log is good and known to be durable; it is read whole before any change."""
+    """The offset up to which the log is good and durable; the whole log is read before any change."""
     last = CheckpointFiles(disk, format_.store_id).read()
     first_offset = retained.first_offset
     known = last.commit_log if last else START
@@ -109,7 +111,7 @@ def _durable_offset(disk: Disk, segments: Segments, format_: Format, retained: R
 def _make_queues(
     disk: Disk, segments: Segments, format_: Format, retained: Retained, next_offset: int
 ) -> dict[str, int]:
-    """Subject → number of entries now in its files."""
+    """Write the queues; returns for each subject the number of entries in its files."""
     _remove_queues(disk)
     options = StoreOptions(queue_entries_per_file=format_.queue_entries_per_file)
     queues = ConsumeQueues(disk, options, format_.store_id)

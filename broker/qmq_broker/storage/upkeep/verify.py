@@ -1,8 +1,8 @@
-"""The verification of a data directory that no broker has open: every file, every frame, both checksums.
+"""Verifies the data directory of a stopped broker: every file, every frame, both checksums.
 
-Takes the lock so that nothing changes meanwhile, and changes nothing itself, except the name of the
-holder in the lock file. What is wrong becomes a list of `Fault`; what is right becomes counts.
-Segments are independent of each other, so several processes may read them, see `verify_segment.py`.
+Takes the lock so that no file changes meanwhile, and changes only the name of the holder in the
+lock file. The result has a list of `Fault`, and counts of valid content. Segments are independent
+of each other, so several processes may read them, see `verify_segment.py`.
 
 Key index files are checked against their checksums. Their entries are not compared with the log: a
 search does that with every entry it follows.
@@ -50,17 +50,17 @@ from qmq_client.clock import Clock
 from qmq_client.wire.checksum import crc32c
 
 _NO_FORMAT: Final = (
-    "The broker does not start (exit code 3). A backup or a restore that did not end has none: make "
-    "that again, in an empty directory."
+    "The broker does not start (exit code 3). An unfinished backup or restore has none: "
+    "repeat it in an empty directory."
 )
 
 
 class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One log in numbers."""
+    """Counts of one log."""
 
     log: str
     first_offset: int
-    #: After the last good frame.
+    #: The offset after the last good frame.
     next_offset: int
     segments: int
     spares: int
@@ -88,7 +88,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worst(self) -> Level | None:
-        """The most serious level that was found; None if nothing is wrong."""
+        """The most serious level that was found; None without faults."""
         levels = {fault.level for fault in self.faults}
         return next((level for level in Level if level in levels), None)
 
@@ -101,10 +101,10 @@ def verify_store(
     is_deep: bool = False,
     run: Run | None = None,
 ) -> Verification:
-    """Check everything. `run` does the segments, by default one after the other in this process.
+    """Check all files. `run` verifies the segments, by default one after the other in this process.
 
     Raises `LockedError` if a broker has the directory, `UnknownFormatError`, and `StoreError` if
-    there is no data directory; whatever else is wrong becomes a fault.
+    there is no data directory; all other problems become faults.
     """
     began_s = clock.monotonic_s()
     if layout.FORMAT not in disk.names(layout.ROOT) and not disk.names(layout.COMMIT_LOG):
@@ -130,7 +130,7 @@ def _look(disk: Disk, check_groups: CheckGroups, is_deep: bool, run: Run) -> Ver
         return _unknown(damaged(layout.FORMAT, "missing", meaning=_NO_FORMAT))
     files = inspect_files(disk, format_, check_groups)
     if foreign := [fault for fault in files.faults if fault.file == layout.FORMAT]:
-        return _unknown(*foreign)  # compared with that, everything else looks damaged
+        return _unknown(*foreign)  # compared with a foreign FORMAT, all other files look damaged
     journals = inspect_journals(disk, format_.store_id, files)
     look = _Look(disk, format_, files, run, is_deep=is_deep)
     commit, commit_verdict = look.log(_commit_claims(files, journals, format_))
@@ -167,7 +167,7 @@ def judge_commit_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdi
 
 
 def judge_action_log(disk: Disk, format_: Format, files: SmallFiles) -> LogVerdict:
-    """The verdict on the action log from where the newest snapshot needs it, in the same way."""
+    """The verdict on the action log from the offset that the newest snapshot needs, in the same way."""
     look = _Look(disk, format_, files, _one_by_one(disk), is_deep=False)
     return look.log(_action_claims(files, format_, files.action_first_offset))[1]
 
@@ -194,7 +194,7 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
     }
     claimed_by = max(claims, key=lambda one: claims[one])
     point_offset = last.commit_log.last_frame_offset if last else first_offset
-    # From here on a start reads frames of delayed messages; without the table, all of them.
+    # A start reads frames of delayed messages from this offset on; without the table, all of them.
     copied_offset = first_offset
     if files.has_schedule_table:
         copied_offset = max(first_offset, files.copied_offset, journals.copied_offset)
@@ -211,7 +211,9 @@ def _commit_claims(files: SmallFiles, journals: JournalFindings, format_: Format
 
 
 def _kept_actions_offset(disk: Disk, files: SmallFiles, format_: Format) -> int:
-    """From here on a start or a keeper needs the action log; what went by force is not missed."""
+    """The offset from which a start or a keeper needs the action log; parts deleted by force do not
+    count as missing.
+    """
     there = Segments(disk, layout.ACTION_LOG, format_.action_segment_bytes)
     begins = next(iter(there.bases), 0)
     there.close()
@@ -328,7 +330,7 @@ def _queues(
     journals: JournalFindings,
     verdict: LogVerdict,
 ) -> Iterator[Fault]:
-    """The table of the queues against the files; table and journal against the end of the log."""
+    """Check the queues' table against the files, and table and journal against the end of the log."""
     firsts = files.retained.first_sequences
     for name in disk.names(layout.CONSUME_QUEUES):
         if layout.parse_subject(name) is None:
@@ -336,7 +338,7 @@ def _queues(
             yield ignored(path, "not the folder of a subject", "It is never read.")
     for subject in files.unfit_queues:
         path = layout.queue_directory(subject)
-        yield rebuilt(path, "its files are missing or not as the table says")
+        yield rebuilt(path, "its files are missing or do not match the table")
     for subject, known in known_next(files, journals).items():
         next_sequence = verdict.next_sequences.get(subject, firsts.get(subject, 0))
         if known > next_sequence:
@@ -346,7 +348,7 @@ def _queues(
 def _ends(
     files: SmallFiles, journals: JournalFindings, commit: LogVerdict, actions: LogVerdict
 ) -> Iterator[Fault]:
-    """Files written after a sync of a log that is shorter now."""
+    """Check for files written after a sync of a log that is shorter now."""
     for file, offset in (
         (layout.QUEUE_TABLE, files.table.indexed_offset if files.table else 0),
         ("a journal", journals.claimed_offset),
@@ -365,7 +367,7 @@ _READ_BYTES: Final = 1024 * 1024
 def index_faults(
     disk: Disk, format_: Format, first_offset: int, next_offset: int
 ) -> Iterator[Fault]:
-    """What is wrong with table and files; the offsets are where the commit log begins and ends."""
+    """Faults of table and files; the offsets are the beginning and end of the commit log."""
     table, reason = sealed_array(disk, layout.INDEX_TABLE, IndexTable)
     if table is not None and table.store_id != format_.store_id:
         reason = f"of store {table.store_id.hex()}"
@@ -392,7 +394,7 @@ def index_faults(
 
 
 def _fault(disk: Disk, format_: Format, state: IndexFileState) -> str:
-    """What is wrong with one file; empty for nothing."""
+    """The fault of one file; empty without one."""
     file = IndexFile.of_state(disk, format_.store_id, state)
     try:
         if file.is_sealed:
@@ -410,13 +412,13 @@ def _fault_of_growing(disk: Disk, state: IndexFileState, header: bytes) -> str:
         if file.read(0, INDEX_HEADER_BYTES) != header:
             return "another header"
         is_whole = _entries_crc(file, state) == state.entries_crc
-        return "" if is_whole else "entries are not as written"
+        return "" if is_whole else "entries were altered"
     finally:
         file.close()
 
 
 def _entries_crc(file: DiskFile, state: IndexFileState) -> int:
-    """The checksum of what a growing file holds, as far as the table goes."""
+    """The checksum of the entries of a growing file that the table covers."""
     position = INDEX_HEADER_BYTES + 4 * state.slot_count
     after = position + INDEX_ENTRY_BYTES * state.count
     crc = 0

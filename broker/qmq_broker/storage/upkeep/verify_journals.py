@@ -1,4 +1,4 @@
-"""Verification of the journals of ids and entries, and of the files of delayed messages.
+"""Verifies the journals of ids and entries, and the files of delayed messages.
 
 Each file is checked against its checksums. Ids and entries are not compared with the frames here: the
 broker compares a repeat with the frame that the journal names, and an entry with its record, each
@@ -26,9 +26,9 @@ from qmq_broker.storage.upkeep.inspect_files import SmallFiles
 
 @dataclass(slots=True, kw_only=True)
 class JournalFindings:
-    """How far the journals reach, read like a start of the broker."""
+    """The extent of the journals, read like at a start."""
 
-    #: A start reads no frames below these offsets: for the remembered ids, and for the queues.
+    #: Offsets below which a start reads no frames: for the remembered ids, and for the queues.
     ids_offset: int
     entries_offset: int
     #: All delayed messages below this offset of the commit log were copied, according to the last entries.
@@ -39,7 +39,7 @@ class JournalFindings:
 
     @property
     def claimed_offset(self) -> int:
-        """How far the commit log was synced, according to the journals."""
+        """The offset up to which the commit log was synced, according to the journals."""
         return max(self.ids_offset, self.entries_offset)
 
 
@@ -50,7 +50,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
     window_offset = max(first_offset, last.window_offset if last else 0)
     indexed_offset = max(first_offset, table.indexed_offset if table else 0)
     ids = _Chain(disk, layout.IDS, store_id, window_offset)
-    # Like a start: from the previous table on, unless the journal lacks part of that range.
+    # Like at a start: from the previous table on, unless the journal lacks part of that range.
     before = files.table_before
     kept_offset = min(indexed_offset, before.indexed_offset if before else indexed_offset)
     entries = _Chain(disk, layout.ENTRIES, store_id, kept_offset)
@@ -66,7 +66,7 @@ def inspect_journals(disk: Disk, store_id: bytes, files: SmallFiles) -> JournalF
 
 
 def _missing_table(files: SmallFiles, entries_offset: int) -> Iterator[Fault]:
-    """A fault if neither the table of the queues nor the journal has everything after a clean stop."""
+    """The fault if neither the queues' table nor the journal has all entries after a clean stop."""
     last = files.checkpoint
     is_short = last is not None and entries_offset < last.commit_log.durable_offset
     if files.is_clean and files.is_table_missing and is_short:
@@ -112,12 +112,12 @@ class _Chain:
         for base in self._bases:
             path = layout.segment_path(self._directory, base)
             if path not in known:
-                yield ignored(path, "not joined to the journal", "The next start removes it.")
+                yield ignored(path, "does not continue the journal", "The next start removes it.")
         for file in self._read:
             if not file.is_journal:
                 yield rebuilt(file.path, "not the head of a journal of this store")
             elif file.rest_bytes:
-                what = f"{file.rest_bytes} bytes from position {file.position} are no whole chunk"
+                what = f"{file.rest_bytes} bytes from position {file.position} are not a complete chunk"
                 yield rebuilt(file.path, what)
 
 
@@ -174,7 +174,7 @@ def schedule_faults(disk: Disk, store_id: bytes, commit_next_offset: int) -> Ite
 def _read(data: bytes) -> tuple[ScheduleTable | None, str]:
     content = unseal(data)
     if content is None:
-        return None, "its checksum does not fit"
+        return None, "its checksum does not match"
     return decode_whole(_PATH, content, ScheduleTable), ""
 
 

@@ -1,9 +1,8 @@
-"""The part of a verification that judges a log as a whole: its end, its holes, its sequences.
+"""The verification of a log as a whole: its end, its holes, its sequences.
 
-It takes the findings of each segment (`verify_segment.py`) and judges as an opening does
-(`log_recovery.py`). Something that is no good frame is damage if the checkpoint, a later frame, or
-a file written after a sync says that it had been durable. Whatever lies after all that is a torn
-tail.
+It uses the results of each segment (`verify_segment.py`) and the rules of a start
+(`log_recovery.py`). Bytes without a good frame are damage if the checkpoint, a later frame, or a
+file written after a sync shows that they had been durable. Bytes after that are a torn tail.
 """
 
 from __future__ import annotations
@@ -18,42 +17,41 @@ from qmq_broker.storage.files.faults import NOT_STARTED, Fault, damaged
 from qmq_broker.storage.upkeep.inspect_log import DamagedRange, SegmentSurvey, SequenceRun
 
 _STARTS: Final = (
-    "The broker starts, but refuses every pull that meets these messages, and cannot make the "
-    "consume queues again."
+    "The broker starts, but refuses every pull that reaches these messages, and cannot rebuild "
+    "the consume queues."
 )
-_KEPT: Final = "The broker starts. An archive that has not got these actions cannot read them."
+_KEPT: Final = "The broker starts. An archive without these actions cannot read them."
 _PUT_BACK: Final = "Put the segment back from a copy of this directory, or begin another archive."
-#: Each is reported by itself; more than the largest disks hold come from a nonsensical offset.
+#: Most missing segments that are reported one by one; more than the largest disks hold come from an invalid offset.
 MISSING_SEGMENTS_MAX: Final = 100_000
 _LOST: Final = "These messages cannot be read."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogClaims:
-    """What other files say about one log."""
+    """The requirements of other files on one log."""
 
     log: str
     segment_bytes: int
-    #: Where the log begins; a segment begins there.
+    #: The beginning of the log, and of a segment.
     first_offset: int
-    #: Synced up to here, and who says so.
+    #: The offset up to which the log was synced, and the file that says so.
     durable_offset: int
     claimed_by: str
-    #: An opening reads from here on, and needs every segment up to here, with its head.
+    #: A start reads from this offset on, and needs the head of every segment up to it.
     start_offset: int
     unbroken_offset: int
-    #: The first sequence still there, for each subject that has lost some.
+    #: The first existing sequence of each subject with deleted messages.
     first_sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 class LostSequences(NamedTuple):
-    """Sequences of one subject that no good frame holds."""
+    """Sequences of one subject without a good frame."""
 
     subject: str
     first: int
     next: int
-    #: They stood between the frames at these offsets; the second is the end of the log if they are
-    #: last.
+    #: They were between the frames at these offsets; the second is the end of the log if they are last.
     after_offset: int
     before_offset: int
 
@@ -68,13 +66,13 @@ class LogVerdict:
     #: The end of each subject's sequences.
     next_sequences: dict[str, int]
     lost: list[LostSequences]
-    #: Holes, and what they took.
+    #: Holes, and the sequences lost in them.
     faults: list[Fault]
-    #: What no hole explains.
+    #: Faults that no hole explains.
     unexplained: list[Fault]
-    #: Where the last frame of each subject begins.
+    #: Offset of the last frame of each subject.
     last_offsets: dict[str, int]
-    #: Of the last good frame.
+    #: The epoch of the last good frame.
     epoch: int
 
 
@@ -90,7 +88,7 @@ def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict
     if torn is not None:
         next_offset = torn.first_offset
     elif holes and holes[-1].next_offset > durable_offset:
-        # Nothing good follows what was synced: the log ends in the hole.
+        # No good frame follows the synced part: the log ends in the hole.
         holes[-1] = holes[-1]._replace(next_offset=durable_offset)
         next_offset = durable_offset
     else:
@@ -114,7 +112,7 @@ def judge_log(surveys: Sequence[SegmentSurvey], claims: LogClaims) -> LogVerdict
 
 
 def lost_fault(log: str, subject: str, first: int, next_: int) -> Fault:
-    """Messages that were accepted and are nowhere."""
+    """The fault for accepted messages that no frame holds."""
     return damaged(
         log,
         f"messages of {subject} with sequences {first} to {next_ - 1} are lost ({next_ - first})",
@@ -125,7 +123,7 @@ def lost_fault(log: str, subject: str, first: int, next_: int) -> Fault:
 def _bad_ranges(
     surveys: Sequence[SegmentSurvey], claims: LogClaims, durable_offset: int
 ) -> Iterator[DamagedRange]:
-    """Everything that is no good frame, and missing segments, in order, up to the first gap."""
+    """Ranges without good frames, and missing segments, in order, up to the first gap."""
     by_base = {survey.base: survey for survey in surveys}
     base = claims.first_offset
     missing = 0
@@ -134,7 +132,9 @@ def _bad_ranges(
         if survey is None:
             missing += 1
             if missing > MISSING_SEGMENTS_MAX:
-                reason = f"segment is missing, like {missing - 1} before it: no log of this program"
+                reason = (
+                    f"segment is missing, like {missing - 1} before it: not a log of this program"
+                )
                 path = layout.segment_path(claims.log, base)
                 raise CorruptionError(segment=path, offset=base, reason=reason)
             yield DamagedRange(base, base + claims.segment_bytes, "segment is missing")
@@ -174,7 +174,7 @@ def _epochs(surveys: Iterable[SegmentSurvey], claims: LogClaims) -> Iterator[Fau
 
 
 class _Sequences:
-    """Where each subject continues, what of it is lost in holes, and what nothing explains."""
+    """The next sequence of each subject, its sequences lost in holes, and unexplained faults."""
 
     def __init__(self, claims: LogClaims, next_offset: int, holes: Sequence[DamagedRange]) -> None:
         self._claims = claims
@@ -186,7 +186,7 @@ class _Sequences:
         self.unexplained: list[Fault] = []
 
     def add(self, survey: SegmentSurvey) -> None:
-        """The next segment."""
+        """Add the next segment."""
         for subject, runs in survey.runs.items():
             for run in runs:
                 if run.offset < self._next_offset:

@@ -1,9 +1,8 @@
 """The part of a verification that runs segment by segment, possibly in several processes.
 
-Reads every frame of one segment with both its checksums and, on request, that of each record; the
-entries that follow from it are compared with the files of the consume queues. Tasks and outcomes
-can be sent to another process: CRC-32C in C does not let other threads run, so processes share the
-work.
+Verifies both checksums of every frame of one segment and, on request, that of each record, and
+compares the resulting entries with the files of the consume queues. Tasks and outcomes can be sent
+to another process: CRC-32C in C does not let other threads run, so processes share the work.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ FAULTS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTask:
-    """Which segment to check, and what is known of the queues."""
+    """The segment to check, and the known extent of the queues."""
 
     format: Format
     log: str
     base: int
-    #: Subject → first sequence that is there, and end of those in the files.
+    #: Subject → its first existing sequence, and the end of the entries in its files.
     queues: dict[str, tuple[int, int]]
     #: Whether each record's own checksum is verified too.
     is_deep: bool
@@ -57,7 +56,7 @@ class SegmentTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOutcome:
-    """What was found in the segment."""
+    """The results for one segment."""
 
     survey: SegmentSurvey
     faults: list[Fault] = field(default_factory=list)
@@ -118,7 +117,7 @@ class _Messages:
         self._files = QueueFiles(
             disk, entries_per_file=task.format.queue_entries_per_file, open_files=_OPEN_FILES
         )
-        #: Subject → first sequence and packed entries that were not compared yet.
+        #: Subject → first sequence and packed entries that are not compared yet.
         self._gathered: dict[str, tuple[int, bytearray]] = {}
         self._bad_subjects: set[str] = set()
 
@@ -168,9 +167,9 @@ class _Messages:
             return
         found = read_summary(self._disk, segments, base, store_id)
         if found is None:
-            self._report(rebuilt(path, "no whole summary of this segment"))
+            self._report(rebuilt(path, "not a valid summary of this segment"))
         elif msgspec.structs.replace(found, identity=b"") != self._summarizer.finish():
-            fault = rebuilt(path, "not what the segment holds")
+            fault = rebuilt(path, "does not match the segment")
             remedy = "Stop the broker and run `qmq store rebuild` with `all` on this directory."
             self._report(msgspec.structs.replace(fault, remedy=remedy))
 
@@ -184,7 +183,7 @@ class _Messages:
                     damaged(
                         layout.segment_path(self._task.log, self._task.base),
                         f"record {index} of this frame: {error}",
-                        meaning="The frame is as it was sent; its sender made a wrong checksum.",
+                        meaning="The frame is unaltered; its sender computed a wrong checksum.",
                         offset=offset + frame.positions[index],
                     )
                 )
@@ -219,7 +218,7 @@ class _Messages:
             file_bytes = self._task.format.queue_entries_per_file * ENTRY_BYTES
             offset = sequence * ENTRY_BYTES
             path = layout.queue_path(subject, offset - offset % file_bytes)
-            what = f"the entry of sequence {sequence} of {subject} is not what the commit log says"
+            what = f"the entry of sequence {sequence} of {subject} does not match the commit log"
             self._report_queue(subject, rebuilt(path, what, offset=offset))
 
     def _report_queue(self, subject: str, fault: Fault) -> None:
@@ -240,5 +239,5 @@ def _first_difference(one: bytes, other: bytes) -> int:
     return len(other)
 
 
-#: How tasks are run: one after the other, or by processes.
+#: Runs the tasks, one after the other or in several processes.
 Run = Callable[[list[SegmentTask]], list[SegmentOutcome]]
