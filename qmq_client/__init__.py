@@ -1,9 +1,9 @@
 """Transactional messages: sent if and only if the database transaction commits.
 
 Names are loaded on first use, so importing this package costs nothing: no database driver, no HTTP
-library. Some public names equal the name of their module (`consumer`, `request_headers`). As an
-attribute of the package such a name is always the public object, and `from qmq_client.consumer
-import …` works as well.
+library. Some public names equal the name of their module (`consumer`, `request_headers`). Such an
+attribute of the package is always the public object, but `from qmq_client.consumer import …` works
+as well.
 """
 
 import sys as _sys

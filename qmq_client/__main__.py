@@ -1,4 +1,4 @@
-"""`python -m qmq_client`: the `qmq` command, where its script is not on the path."""
+"""`python -m qmq_client`: the `qmq` command, for use if its script is not on the path."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ _BEFORE_VALIDITY: Final = 3
 _UTC_TIME: Final = 0x17
 _FORMS: Final = {_UTC_TIME: "%Y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _CENTURY_TURNS: Final = 50
-#: A byte above this is not the length itself: it says how many bytes of length follow.
+#: A larger byte is not the length itself but the number of length bytes that follow.
 _SHORT_LENGTH: Final = 0x80
-#: So long before its end a certificate is to be renewed: time to notice, and to be on holiday.
+#: How long before its end a certificate should be renewed: time to notice, even after a holiday.
 _ENDS_SOON_MS: Final = 14 * 24 * 3_600_000
 _DAY_MS: Final = 24 * 3_600_000
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
@@ -39,13 +39,13 @@ class Validity(NamedTuple):
     last_ms: int
 
     def fault(self, now_ms: int) -> str:
-        """Why every peer refuses the certificate now; empty if its time is right."""
+        """The reason why every peer refuses the certificate now; empty if it is valid."""
         if now_ms > self.last_ms:
             return "has expired"
         return "is not yet valid" if now_ms < self.first_ms else ""
 
     def days_left(self, now_ms: int) -> int | None:
-        """Whole days until it expires, if they are so few that it should be renewed; else None."""
+        """Whole days until it expires, if it should be renewed soon; otherwise None."""
         left_ms = self.last_ms - now_ms
         return left_ms // _DAY_MS if left_ms < _ENDS_SOON_MS else None
 
@@ -84,7 +84,7 @@ def _part(der: bytes, position: int) -> tuple[int, int]:
 
 def _inside(der: bytes, position: int, tag: int) -> int:
     if der[position] != tag:
-        raise ValueError(f"no certificate: {der[position]:#x} at {position}")
+        raise ValueError(f"not a certificate: {der[position]:#x} at {position}")
     return _part(der, position)[0]
 
 
@@ -98,7 +98,7 @@ def _time_ms(der: bytes, position: int) -> int:
     first, length = _part(der, position)
     text = der[first : first + length].decode("ascii")
     if tag not in _FORMS:
-        raise ValueError(f"no time of a certificate: {tag:#x} at {position}")
+        raise ValueError(f"not a time of a certificate: {tag:#x} at {position}")
     if tag == _UTC_TIME:
         text = ("19" if int(text[:2]) >= _CENTURY_TURNS else "20") + text
     at = datetime.strptime(text, _FORMS[tag]).replace(tzinfo=UTC)

@@ -1,7 +1,6 @@
-"""Time, behind a port: the only module of client and broker that reads a clock.
+"""The clock: the only module of client and broker that reads the time.
 
-Everything that advances by time takes `now` as an argument or a `Clock`, so that tests and
-simulations decide what time it is.
+All code that depends on time takes `now` or a `Clock` as an argument, so that tests and simulations control the time.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """The interface of a clock."""
 
     def now_ms(self) -> int:
         """Wall clock, integer milliseconds since 1970 UTC; may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds since some moment; never goes back. For measuring and waiting."""
+        """Seconds since an arbitrary moment; never decreases. For measuring and waiting."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -32,7 +31,7 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    # Asked at every commit with messages: without a call in between.
+    # Called at every commit with messages, so it is assigned directly, without a wrapper.
     monotonic_s = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 

@@ -1,4 +1,4 @@
-"""The transaction that this thread or task is in, for code that does not pass it along.
+"""The current transaction of a thread or task, for code that does not pass it as an argument.
 
 Set by `@transactional`, `transaction` and the inbox around the application's code; read by
 `producer.send` and by `current_session()`. It is a context variable, so it follows the task, not

@@ -11,7 +11,9 @@ from qmq_client.wire.shown import shorten
 
 
 def checked_deadline_s(argument: str, given: Any) -> float:
-    """The same, bounded by what the system can wait for; raises `ConfigurationError` for no number."""
+    """The deadline, limited to the longest wait of the system; raises `ConfigurationError` for
+    other values than numbers.
+    """
     is_number = isinstance(given, int) or (isinstance(given, float) and not math.isnan(given))
     if not is_number:
         raise ConfigurationError(

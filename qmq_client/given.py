@@ -43,7 +43,7 @@ def engine_of(given: Any) -> sa.Engine | None:
 
 
 def session_of(given: Any) -> Any:
-    """The session that a scoped session currently stands for, or the object as given."""
+    """The current session of a scoped session, or the object as given."""
     registry = getattr(given, "registry", None)
     return given if registry is None else registry()
 
@@ -67,7 +67,7 @@ def engine_and_factory(given: Any) -> tuple[sa.Engine, Any]:
 
 
 def checked(setting: str, given: Any, kind: type[_Kind], default: _Kind) -> _Kind:
-    """What was given, or the default for None; raises `ConfigurationError` for another kind of object."""
+    """The given object, or the default for None; raises `ConfigurationError` for another kind of object."""
     if given is None:
         return default
     if isinstance(given, kind):
@@ -78,7 +78,7 @@ def checked(setting: str, given: Any, kind: type[_Kind], default: _Kind) -> _Kin
 
 
 def listed(messages: Iterable[_Kind]) -> list[_Kind]:
-    """The messages of one call; raises `InvalidMessageError` for what is not several."""
+    """The messages of one call; raises `InvalidMessageError` if it is not a list of messages."""
     try:
         each = iter(messages)
     except TypeError as error:
@@ -86,6 +86,6 @@ def listed(messages: Iterable[_Kind]) -> list[_Kind]:
             field="messages",
             limit="a list of messages",
             value=type(messages).__name__,
-            remedy="Give a list; for a single message there is the call without `_many`.",
+            remedy="Give a list; for a single message use the call without `_many`.",
         ) from error
     return list(each)

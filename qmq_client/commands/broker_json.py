@@ -1,4 +1,4 @@
-"""Questions of commands to a broker, and their answers.
+"""HTTP requests of commands to a broker, with JSON answers.
 
 Refusals, connection failures and malformed answers raise the transport's errors, so exit codes are
 the same everywhere.
@@ -22,7 +22,7 @@ from qmq_client.wire.requests import UNKNOWN_ROUTES, ErrorAnswer, decode_json
 
 #: A search over hundreds of megabytes takes seconds.
 ANSWER_TIMEOUT_S: Final = 60.0
-#: The broker gives 8 MiB of messages at most; in JSON some of it is longer.
+#: The broker returns at most 8 MiB of messages, which are longer in JSON.
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ broker_option: Final = click.option(
 
 
 def broker_options(function: _Function) -> _Function:
-    """Add `--broker`, `--config` and `--json`, for a command that asks a broker."""
+    """Add `--broker`, `--config` and `--json`, for a command that sends requests to a broker."""
     return broker_option(config_option(json_option(function)))
 
 
@@ -43,7 +43,7 @@ def broker_address(broker: str | None, config_file: Path | None) -> BrokerAddres
 
 
 def print_json(value: object) -> None:
-    """An answer for programs."""
+    """Print an answer as JSON for programs."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -97,7 +97,7 @@ def _ask(
         answer = None
     if not isinstance(answer, dict) or not set(known) <= answer.keys():
         raise NotTheBrokerError(
-            url=url, answer="an answer without the fields asked for", status=status
+            url=url, answer="an answer without the expected fields", status=status
         )
     return answer
 
@@ -109,7 +109,7 @@ def _refusal(asked: str, status: int, data: bytes) -> Exception:
         return NotTheBrokerError(url=asked, answer=f"status {status}", status=status)
     if answer.code == UNKNOWN_ROUTES.get(status):
         return BrokerOlderError(
-            f"{asked}: this broker does not know that: it is older than this command. Update the broker, or "
+            f"{asked}: this broker does not know this request: it is older than this command. Update the broker, or "
             "use the commands of its version."
         )
     return refusal(status, answer)

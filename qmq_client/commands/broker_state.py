@@ -1,7 +1,8 @@
 """`qmq broker status | readonly | drain | keepers | remove-keeper`, over HTTP to a running broker.
 
-They join `serve` and `token`, commands of the broker's own package, by entry points of the group
-`qmq.commands.broker`: the broker's package imports nothing of the client but the wire.
+They are added to `serve` and `token`, commands of the broker's package, by entry points of the
+group `qmq.commands.broker`, because the broker's package imports only `qmq_client.wire` of the
+client.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _COLUMNS: Final = ("name", "kept_offset", "age_s", "lag_bytes", "held_bytes", "l
 @click.command()
 @broker_options
 def keepers(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """List who keeps the logs elsewhere: retention waits for each of them.
+    """List keepers: archives of the logs that retention waits for.
 
-    held_bytes is what retention would already have deleted. Exit codes: 0 done, 1 the broker refused, 2 bad
-    usage or a token without the role, 3 no broker answers.
+    held_bytes is the length of the log that retention would already have deleted. Exit codes: 0
+    done, 1 the broker refused, 2 bad usage or a token without the role, 3 no broker answers.
     """
     address = broker_address(broker, config_file)
     answer = get_json(address, "/v1/keepers", {}, known=("keepers",))
@@ -49,10 +50,10 @@ def keepers(broker: str | None, config_file: Path | None, as_json: bool) -> None
 def remove_keeper(
     *, name: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Let retention wait no longer for an archive that is not run any more.
+    """Make retention stop waiting for an archive that is no longer run.
 
-    What waited for it is deleted when it is old enough. Exit codes: 0 done, 1 the broker refused, 2 bad usage
-    or a token without the role, 3 no broker answers.
+    Segments that waited for it are deleted when they are old enough. Exit codes: 0 done, 1 the
+    broker refused, 2 bad usage or a token without the role, 3 no broker answers.
     """
     address = broker_address(broker, config_file)
     answer = post_json(address, "/v1/keepers/remove", {"name": name}, known=("name",))
@@ -73,7 +74,7 @@ def _text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-#: Includes a read-only broker: it serves its consumers.
+#: Includes a read-only broker, which serves its consumers.
 _SERVING: Final = frozenset({"serving", "read-only"})
 _reason_option = click.option("--reason", help="Shown to clients that are refused.")
 
@@ -81,14 +82,13 @@ _reason_option = click.option("--reason", help="Shown to clients that are refuse
 @click.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show whether the broker serves, and if not, why; what is used of its bounds; and who keeps its logs
-    elsewhere.
+    """Show whether the broker serves, and if not, why; the use of its limits; and its keepers.
 
-    Exit codes: 0 it serves (if read-only, its consumers), 1 it serves no client, 2 bad usage, 3 no
-    broker answers.
+    Exit codes: 0 it serves (a read-only broker serves consumers), 1 it serves no client, 2 bad
+    usage, 3 no broker answers.
     """
     address = broker_address(broker, config_file)
-    # Load balancers act on the 503; its answer is complete nevertheless.
+    # A 503 is for load balancers; its answer is complete nevertheless.
     answer = get_json(address, "/readyz", {}, known=("status",), statuses=(200, 503))
     kept = _keepers(address) if answer["status"] in _SERVING else []
     room = _room(address) if answer["status"] in _SERVING else {}
@@ -125,7 +125,7 @@ def readonly(
 def drain(
     *, reason: str | None, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Shut down in order: refuse messages, answer waiting pulls, then end the process.
+    """Shut down cleanly: refuse messages, answer waiting pulls, then end the process.
 
     Exit codes: 0 it has started, 1 the broker refused, 2 bad usage or a token without the role, 3 no
     broker answers.
@@ -146,7 +146,7 @@ def _keepers(address: BrokerAddress) -> list[dict[str, Any]]:
 
 
 def room_lines(room: dict[str, Any]) -> list[str]:
-    """What is used of each bound, and by which tokens, for people."""
+    """The use of each limit, in total and by token, as lines for people."""
     bounds = [(one["name"], one["used"], one["limit"]) for one in room["bounds"]]
     lines = [*table_lines(("bound", "used", "limit"), bounds)]
     names = ("token", "subjects", "groups", "groups_bytes", "dead_letters_bytes")
@@ -159,7 +159,7 @@ def room_lines(room: dict[str, Any]) -> list[str]:
 
 
 def _room(address: BrokerAddress) -> dict[str, Any]:
-    """What is used of the bounds; nothing for a caller who may not see all subjects, or from an older broker."""
+    """The use of the limits; none for a caller who may not see all subjects, or from an older broker."""
     try:
         return get_json(address, "/v1/room", {}, known=("bounds",))
     except TransportError:

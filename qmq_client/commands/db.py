@@ -43,14 +43,13 @@ def db() -> None:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over tables that another Alembic history seems to have made.",
+    help="Take over tables that another Alembic history seems to have created.",
 )
 def migrate(database: str | None, config_file: Path | None, as_json: bool, adopt: bool) -> None:
     """Create or upgrade the tables.
 
     Safe to repeat, and to run from several processes at once. Exit code 2 when it cannot migrate
-    safely: the schema is missing, tables of a recorded revision are gone, or another migration tool
-    made them.
+    safely: the schema is missing, tables of a recorded revision are gone, or another migration tool created them.
     """
     section = the_database(database, config_file)
     with _engine(section, may_create=True) as engine, _migration_errors(section):

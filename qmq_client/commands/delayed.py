@@ -1,6 +1,6 @@
 """`qmq delayed list | show | cancel | reschedule | histogram | status | retry | accept-clock`: delayed messages.
 
-Asks the broker; what a command changed is durable when it ends.
+The commands send requests to the broker; a change is durable when its command ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qmq_client.commands.table import table_lines, time_text
 from qmq_client.commands.times import TIME
 from qmq_client.wire.delayed import CANCELLED_PER_REQUEST_MAX
 
-#: As many as the broker gives at once.
+#: Most messages of one answer of the broker.
 _LISTED_MAX: Final = 1_000
 _BAR_CHARACTERS: Final = 40
 _NOT_RESCHEDULED: Final = {
@@ -63,7 +63,7 @@ def list_(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List delayed messages, the first due first. Times are UTC unless they name a zone."""
+    """List delayed messages, the earliest due time first. Times are UTC unless they name a zone."""
     question = {"subject": subject, "from": first_ms, "to": next_ms, "count": limit}
     address = broker_address(broker, config_file)
     answer = get_json(address, "/v1/delayed", question, known=("delayed", "has_more"))
@@ -80,7 +80,7 @@ def list_(
 @click.argument("message_id", type=MESSAGE_ID)
 @broker_options
 def show(message_id: str, broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show one message and every time it was scheduled for; of each subject that has one with this id.
+    """Show one message and all its due times, for each subject that has a message with this id.
 
     Exit code 1 when there is none, or when it cannot be read.
     """
@@ -124,7 +124,7 @@ def cancel(
 @click.option(
     "--subject",
     type=SUBJECT,
-    help="Of this subject; needed if several have a message with this id.",
+    help="Subject of the message; needed if several have a message with this id.",
 )
 @broker_options
 def reschedule(
@@ -167,7 +167,7 @@ def histogram(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how many messages are due when."""
+    """Show the number of messages by due time."""
     question = {"subject": subject, "from": first_ms, "to": next_ms, "span": span}
     address = broker_address(broker, config_file)
     answer = get_json(address, "/v1/delayed/histogram", question, known=("rows", "span"))
@@ -190,9 +190,9 @@ def histogram(
 @delayed.command()
 @broker_options
 def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show how many messages wait, how late releases are, and what is wrong.
+    """Show how many messages wait, how late releases are, and faults.
 
-    Exit code 1 while the clock is not believed, or messages cannot be read.
+    Exit code 1 while the clock has a fault, or messages cannot be read.
     """
     address = broker_address(broker, config_file)
     answer = get_json(address, "/v1/delayed/status", {}, known=("pending", "clock", "damaged"))
@@ -218,9 +218,9 @@ def status(broker: str | None, config_file: Path | None, as_json: bool) -> None:
 @delayed.command()
 @broker_options
 def retry(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Read messages again that could not be read, after their files were restored.
+    """Read unreadable messages again, after their files were restored.
 
-    What is due by now comes as after a stop. `qmq delayed status` says what is still wrong.
+    Messages that are due by now are released as after a stop. `qmq delayed status` shows remaining faults.
     """
     address = broker_address(broker, config_file)
     answer = post_json(address, "/v1/delayed/retry", {}, known=("buckets",))
@@ -228,18 +228,18 @@ def retry(broker: str | None, config_file: Path | None, as_json: bool) -> None:
         print_json(answer)
         return
     for bucket in answer["buckets"]:
-        click.echo(f"looking again at {time_text(bucket)}")
+        click.echo(f"reading again {time_text(bucket)}")
     if not answer["buckets"]:
-        click.echo("nothing is held")
+        click.echo("no messages are held")
 
 
 @delayed.command(name="accept-clock")
 @broker_options
 def accept_clock(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Release by the broker's clock as it is, after it was changed; as a restart does.
+    """Accept the broker's clock after a change, and release by it, as a restart does.
 
-    Messages that a clock set forward holds come at once. After a clock was set back, those delayed
-    before keep their times: `qmq delayed reschedule` changes them.
+    Messages held because the clock was set forward are released at once. After a clock was set
+    back, messages delayed before keep their times: `qmq delayed reschedule` changes them.
     """
     address = broker_address(broker, config_file)
     answer = post_json(address, "/v1/delayed/accept-clock", {}, known=("clock", "clock_held"))
@@ -248,11 +248,11 @@ def accept_clock(broker: str | None, config_file: Path | None, as_json: bool) ->
         return
     click.echo(answer["clock"] or "the clock was not changed")
     if answer["clock_held"]:
-        click.echo(f"messages held, at most: {answer['clock_held']}")
+        click.echo(f"held messages, at most: {answer['clock_held']}")
 
 
 def _shown(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Subject by subject: the places, and what is known of the message."""
+    """Lines for each subject: the places, and the known facts of the message."""
     for number, (places, waiting) in enumerate(by_subject(answer)):
         if number:
             yield ""

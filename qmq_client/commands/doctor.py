@@ -1,4 +1,4 @@
-"""`qmq doctor`: what breaks promises in the configured databases and at the broker."""
+"""`qmq doctor`: finds settings and states of databases and broker that endanger the guarantees."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MARKS = {Severity.BREAKS: "BREAKS", Severity.RISK: "risk", Severity.NOTE: "note
 def doctor(
     database: str | None, config_file: Path | None, as_json: bool, broker_url: str | None
 ) -> None:
-    """Find what endangers the guarantees, and say how to fix it.
+    """Find settings and states that endanger the guarantees, and say how to fix them.
 
-    Looks at all configured databases, or at --database, and at the broker where one is configured.
+    Checks all configured databases, or --database, and the broker if one is configured.
     Changes nothing. Exit code 0 when sound, 1 for findings, 3 when a database does not answer.
     """
     known = loaded(config_file, () if database is None else (database,))
@@ -49,7 +49,7 @@ def doctor(
     for section in known.config.databases:
         try:
             where, findings = _examined(section)
-        except DatabaseUnavailableError as error:  # the others are looked at nevertheless
+        except DatabaseUnavailableError as error:  # the others are checked nevertheless
             _show_error(section.name, error, as_json=as_json)
             exit_code = exit_code_of(error)
             continue
@@ -63,7 +63,7 @@ def doctor(
 
 
 def _broker(known: LoadedConfig, given_url: str | None) -> BrokerAddress | None:
-    """Its address, if one was named; with what the configuration says about getting in."""
+    """The broker's address, if one was named, with the configured credentials."""
     if given_url is None and not known.is_given("broker.url"):
         return None
     address = BrokerAddress.of_section(known.config.broker)
@@ -71,7 +71,7 @@ def _broker(known: LoadedConfig, given_url: str | None) -> BrokerAddress | None:
 
 
 def _examined(section: DatabaseSection) -> tuple[str, tuple[Finding, ...]]:
-    """The kind of the database as the catalogue calls it, and what was found."""
+    """The kind of the database as in the catalogue, and the findings."""
     engine = open_engine(section, os.environ)
     try:
         with database_errors(section.name):
@@ -100,7 +100,7 @@ def _show(name: str, where: str, findings: Sequence[Finding], *, as_json: bool) 
 
 
 def _checked(where: str) -> str:
-    """What was looked at, for a line that has nothing else to say."""
+    """The number of checks, for a line without findings."""
     counts = checked_by_command(where)
     total = f"{sum(counts.values())} checks"
     if where == "broker":

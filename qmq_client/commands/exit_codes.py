@@ -30,7 +30,7 @@ ATTENTION: Final = 1
 WRONG_CALL: Final = 2
 UNREACHABLE: Final = 3
 
-#: The first that fits counts: a refusal is an answer, the other transport errors are not.
+#: The first matching class counts: a refusal is an answer, the other transport errors are not.
 _BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (ConfigurationError, WRONG_CALL),
     (InvalidMessageError, WRONG_CALL),
@@ -41,7 +41,7 @@ _BY_ERROR: Final[tuple[tuple[type[QmqError], int], ...]] = (
     (BrokerOlderError, ATTENTION),
     (TransportError, UNREACHABLE),
 )
-#: What no broker would take, whatever it holds: of no form, too large, a value that is not allowed.
+#: Statuses of requests that every broker refuses: malformed, too large, or with an invalid value.
 _MALFORMED: Final = frozenset({400, 413, 422})
 
 

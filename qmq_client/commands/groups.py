@@ -1,7 +1,7 @@
-"""`qmq groups …`, `qmq lag`: how far each group has come.
+"""`qmq groups …`, `qmq lag`: positions and lag of groups, and changes of groups.
 
-A group is named as it is listed: `group`, or `group@consumer` for one consumer of a broadcast. What
-changes a group is answered when it is durable.
+A group has the name of the listing: `group`, or `group@consumer` for one consumer of a broadcast. A
+change of a group is durable when its command ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq_client.wire.start import parse_start
 
 
 class StartParameter(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """`earliest`, `latest`, a sequence, or an ISO 8601 time; as the wire says it."""
+    """`earliest`, `latest`, a sequence, or an ISO 8601 time; in the form of the wire."""
 
     name = "place"
 
@@ -98,7 +98,7 @@ def list_(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """List the consumer groups: the same as `qmq groups` alone."""
+    """List the consumer groups; the same as `qmq groups` alone."""
     _list(broker_address(broker, config_file), subject, group, as_json)
 
 
@@ -109,7 +109,7 @@ def list_(
 def pause(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Stop giving messages to a group until it is resumed.
+    """Stop delivering messages to a group until it is resumed.
 
     Messages that its consumers hold can still be acked.
     """
@@ -125,7 +125,7 @@ def pause(
 def resume(
     subject: str, group: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Give a paused group messages again."""
+    """Deliver messages to a paused group again."""
     _change(
         broker_address(broker, config_file), "resume", {"subject": subject, "group": group}, as_json
     )
@@ -139,7 +139,7 @@ def resume(
 def seek(
     subject: str, group: str, to: str, broker: str | None, config_file: Path | None, as_json: bool
 ) -> None:
-    """Move a group to TO: earliest, latest, the time a message was stored, or a sequence.
+    """Move a group to the position TO: earliest, latest, a time of storing, or a sequence.
 
     Messages in flight or waiting for redelivery are dropped, and so are dead letters from TO on;
     those from TO on are delivered again. A time is ISO 8601, UTC unless it names a zone.
@@ -172,9 +172,9 @@ def configure(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Change the settings of a group; those not given stay as they are.
+    """Change the settings of a group; settings that are not given stay the same.
 
-    A filter holds for messages that the group has not come to yet.
+    A new filter applies to messages beyond the group's position.
     """
     body = {"subject": subject, "group": group, "max_attempts": settings["max_attempts"]}
     tags = {name: list(settings[f"{name}_tags"]) for name in ("any", "all")}
@@ -265,7 +265,7 @@ def _is_over(found: Mapping[str, Any], messages_max: int | None, seconds_max: fl
 
 
 def _list(address: BrokerAddress, subject: str | None, group: str | None, as_json: bool) -> bool:
-    """Print these groups; whether there are any."""
+    """Print these groups; returns whether there are any."""
     answer = _groups(address, subject, group)
     if as_json:
         print_json(answer)

@@ -1,6 +1,6 @@
-"""The sub-commands of `qmq`, listed from names alone: nothing of them is imported, nor is click.
+"""The list of `qmq`'s sub-commands, made from their names without importing them or click.
 
-Also what to do when standard output cannot be written: its disk is full, or its reader has exited.
+Also handles a standard output that cannot be written: its disk is full, or its reader has exited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 COMMANDS_GROUP: Final = "qmq.commands"
 
-#: One line for each of our own commands; asking the command itself would import it.
+#: One line for each command of this distribution; the command's own help would require an import.
 SUMMARIES: Final[Mapping[str, str]] = {
     "broker": "Run the broker on a data directory.",
     "config": "Show every setting and where its value came from.",
@@ -23,7 +23,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "dead": "List, show, replay or purge the dead letters of a group.",
     "db": "Create, upgrade or check the tables in an application's database.",
     "delayed": "List, show, cancel or reschedule delayed messages.",
-    "doctor": "Find what endangers the guarantees, and say how to fix it.",
+    "doctor": "Find settings and states that endanger the guarantees, and say how to fix them.",
     "groups": "List consumer groups; pause, resume, seek or configure one.",
     "lag": "Show how far each group is behind, in messages and seconds.",
     "message": "Find messages at the broker by id, or by key and time; trace one.",
@@ -39,12 +39,12 @@ SUMMARIES: Final[Mapping[str, str]] = {
 
 
 def found_commands(group: str = COMMANDS_GROUP) -> dict[str, EntryPoint]:
-    """Every installed command by name, ours and those of other distributions."""
+    """Every installed command by name, including those of other distributions."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def help_text(commands: Mapping[str, EntryPoint]) -> str:
-    """What `qmq --help` prints."""
+    """The text of `qmq --help`."""
     width = max((len(name) for name in commands), default=0)
     lines = [
         f"  {name:<{width}}  {SUMMARIES.get(name, f'From {point.module}.')}"
@@ -71,5 +71,5 @@ def discard_output() -> None:
     Otherwise the interpreter tries to write it again when it exits, prints that this fails, and
     since Python 3.12 returns an exit code of its own.
     """
-    with contextlib.suppress(io.UnsupportedOperation):  # a caller's stream, which is no file
+    with contextlib.suppress(io.UnsupportedOperation):  # a caller's stream, which is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

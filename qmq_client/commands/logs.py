@@ -10,7 +10,7 @@ import click
 
 from qmq_client.wire.shown import utc_text
 
-#: They tell each request at INFO: several lines a second of a process that has nothing to do.
+#: Libraries that log each request at INFO: several lines a second for an idle process.
 _CHATTY: Final = ("httpx", "httpcore")
 _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -24,7 +24,7 @@ log_level_option = click.option(
 
 
 def log_to_stderr(log_level: str) -> None:
-    """Log from this level on; of the HTTP library warnings at most."""
+    """Log from this level on; from the HTTP library only warnings and errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(_FORMAT))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
@@ -33,7 +33,7 @@ def log_to_stderr(log_level: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Times as the broker's log has them."""
+    """Times in the format of the broker's log."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         return utc_text(record.created)

@@ -1,7 +1,7 @@
-"""`qmq message find | show`: messages as the broker has them, by id, or by key and time.
+"""`qmq message find | show | trace`: finds messages at the broker, by id, or by key and time.
 
-Changes nothing. When the broker's key index lags, or a bound was reached, the answer says so on
-standard error: what is not listed may then be there nevertheless.
+Changes nothing. If the broker's key index lags, or a limit was reached, a line on standard error
+says that messages may be missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qmq_client.wire.shown import printable
 
 
 def waiting_lines(places: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any]) -> Iterator[str]:
-    """Every time a subject's message was scheduled for, and the message itself while it waits."""
+    """All due times of a subject's message, and the message itself while it waits."""
     for place in places:
         yield f"{place['state']:<11} due {time_text(place['due_at_ms'])}"
     last = places[-1]
@@ -54,7 +54,7 @@ def waiting_lines(places: Sequence[Mapping[str, Any]], waiting: Mapping[str, Any
     if damage := waiting.get("damage"):
         yield f"{'held':<10} {printable(damage['message'])}"
     else:
-        kept = "not shown" if last["state"] == "pending" else "not kept any more"
+        kept = "not shown" if last["state"] == "pending" else "no longer kept"
         yield f"{'message':<10} {kept}"
 
 
@@ -62,7 +62,7 @@ Step = Mapping[str, Any]
 
 
 def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
-    """What happened to a message at one place, in order of time; its present place comes last.
+    """The history of a message at one place, in order of time; its current state is last.
 
     A step has `at_ms` (None without a time), `group` (empty for the message itself), `what`, and
     any further facts.
@@ -81,7 +81,7 @@ def story_of(message_id: str, place: Mapping[str, Any]) -> list[Step]:
 
 
 def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
-    """What this story cannot tell, as sentences."""
+    """The gaps of this history, as sentences."""
     if (first_ms := place.get("history_from_ms")) is not None:
         yield (
             f"events before {time_text(first_ms)} are no longer kept, except failed attempts of a "
@@ -94,7 +94,7 @@ def what_is_missing(place: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _past(trace: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of one group, and attempts that only its state remembers."""
+    """The events of one group, and attempts that are only in its state."""
     group, first_ms = trace["group"], place.get("history_from_ms")
     events = [{**event, "group": group, "what": event["event"]} for event in trace["events"]]
     history = (trace.get("now") or {}).get("history", ())
@@ -136,7 +136,7 @@ def _now(trace: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def story_lines(steps: Sequence[Step]) -> Iterator[str]:
-    """The steps as a table; the last of each group says where the message is now."""
+    """The steps as a table; the last step of each group is the message's current state."""
     rows = [
         (
             time_text(step["at_ms"]) if step.get("at_ms") else "-",
@@ -158,7 +158,7 @@ _FOUND_MAX: Final = 1_000
 
 @click.group()
 def message() -> None:
-    """Find messages at the broker, and trace what became of them."""
+    """Find messages at the broker, and trace their history."""
 
 
 @message.command()
@@ -243,11 +243,12 @@ def show(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show everything known about one message, and what became of it in each group.
+    """Show all facts about one message, and its state in each group.
 
-    A message that was sent again after the dedupe window is shown once for each copy, one of several subjects
-    with the same id once for each, a delayed one as waiting, and one that no broker has yet as its row in an
-    outbox. Exit code 1 when there is no such message, 3 when an outbox could not be read.
+    A message that was sent again after the dedupe window is shown once for each copy, and messages
+    of several subjects with the same id once for each subject. A delayed message is shown as
+    waiting, and one that the broker does not have yet as its row in an outbox. Exit code 1 when
+    there is no such message, 3 when an outbox could not be read.
     """
     address, outboxes = broker_address(broker, config_file), _outboxes(database, config_file)
     with _outbox_without_broker(message_id, outboxes, as_json):
@@ -272,10 +273,11 @@ def trace(
     config_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Tell the story of one message: when it was stored, who got it, what they did, where it is.
+    """Show the history of one message: when it was stored, its deliveries and settlements, and its current state.
 
-    If several subjects have one with this id, that of each. Says so where the story begins before the broker's
-    records, and where it has not begun: in an outbox. Exit code 1 when there is no such message.
+    If several subjects have a message with this id, shows each. Says so if the history begins
+    before the broker's records, and if the message is still in an outbox. Exit code 1 when there is
+    no such message.
     """
     address, outboxes = broker_address(broker, config_file), _outboxes(database, config_file)
     with _outbox_without_broker(message_id, outboxes, as_json):
@@ -288,7 +290,7 @@ def trace(
         for text in what_is_missing(place)
     ]
     if not is_complete and not missing:
-        missing = ["not everything was looked at; ask again later"]
+        missing = ["the search was incomplete; try again later"]
     is_one = len(stories) == 1 and not delayed
     blocks = [
         chain(() if is_one else [f"{place['subject']} {place['sequence']}"], story_lines(steps))
@@ -301,7 +303,7 @@ def trace(
 
 
 def _traced(address: BrokerAddress, message_id: str) -> tuple[list[dict[str, Any]], bool]:
-    """The places of a message with what happened there, and whether those are all."""
+    """The places of a message with their history, and whether these are all places."""
     try:
         path = f"/v1/messages/{message_id}/trace"
         answer = get_json(address, path, {}, known=("places", "is_complete"))
@@ -315,9 +317,10 @@ def _traced(address: BrokerAddress, message_id: str) -> tuple[list[dict[str, Any
 def _delayed(
     address: BrokerAddress, message_id: str, stored: Collection[str]
 ) -> dict[str, Any] | None:
-    """What waits for its time under this id, or did; None for nothing, and for what is `stored` in its subject.
+    """The delayed messages with this id, also past ones; None without any, or if the message is
+    `stored` in its subject.
 
-    Where something is stored, standard error says that a broker cannot say more.
+    For a stored message, standard error says that the broker has no more facts.
     """
     try:
         answer = get_json(address, f"/v1/delayed/{message_id}", {}, known=("places", "messages"))
@@ -347,7 +350,7 @@ def _print_answer(
     outboxes: Config,
     as_json: bool,
 ) -> None:
-    """Print what the broker has of a message; if nothing, its rows in outboxes, or that there are none."""
+    """Print the broker's facts about a message; without any, its rows in outboxes, or that there are none."""
     if delayed is not None:
         answer = {**answer, "delayed": delayed}
         blocks = [*blocks, *(waiting_lines(*one) for one in by_subject(delayed))]
@@ -372,7 +375,7 @@ def _print(blocks: Sequence[Iterable[str]]) -> None:
 
 
 def _outboxes(database: str | None, config_file: Path | None) -> Config:
-    """The databases in which a message may wait that no broker has: the one given, or all."""
+    """The databases in whose outboxes a message may wait: the given one, or all."""
     if database is None:
         return loaded(config_file).config
     config = loaded(config_file, (database,)).config
@@ -381,10 +384,10 @@ def _outboxes(database: str | None, config_file: Path | None) -> Config:
 
 @contextmanager
 def _outbox_without_broker(message_id: str, outboxes: Config, as_json: bool) -> Iterator[None]:
-    """Where the broker does not answer, tell what the outboxes have; then the error continues."""
+    """If the broker does not answer, print the rows in outboxes; then raise the error."""
     try:
         yield
-    except (BrokerRefusedError, BrokerOlderError):  # it was asked
+    except (BrokerRefusedError, BrokerOlderError):  # the broker answered
         raise
     except TransportError:
         found = rows_of_message(parse_message_id(message_id), outboxes)
@@ -397,7 +400,7 @@ def _outbox_without_broker(message_id: str, outboxes: Config, as_json: bool) -> 
             names = ", ".join(found.read)
             click.echo(f"{message_id} is not in the outbox of {names}", err=True)
         if not was_looked_at:
-            click.echo("no outbox was looked at: give --database", err=True)
+            click.echo("no outbox was searched: give --database", err=True)
         click.echo("the broker could not be asked:", err=True)
         raise
 
@@ -407,7 +410,7 @@ def _not_here(message_id: str, unread: Sequence[str]) -> str:
     if unread:
         return f"{here}it may be in an outbox that could not be read: {', '.join(unread)}"
     return (
-        f"{here}nor is it in the outbox of a database that is configured, registered or given with "
+        f"{here}nor is it in the outbox of any database that is configured, registered or given with "
         "--database"
     )
 
@@ -417,7 +420,7 @@ def _warn(answer: Mapping[str, Any]) -> None:
         click.echo("there are more; raise --limit, or narrow --from and --to", err=True)
     if not answer["is_complete"]:
         click.echo(
-            f"not everything was looked at: {answer.get('unsearched_bytes', 0)} bytes of the log are "
-            "not indexed yet, or a bound was reached; ask again later, or narrow --from and --to",
+            f"the search was incomplete: {answer.get('unsearched_bytes', 0)} bytes of the log are "
+            "not indexed yet, or a limit was reached; try again later, or narrow --from and --to",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""Messages from the broker's JSON as lines for people.
+"""Formats messages from the broker's JSON as lines for people.
 
 Control characters in a message cannot move the terminal's cursor.
 """
@@ -13,13 +13,13 @@ from typing import Any, Final
 from qmq_client.commands.table import table_lines, time_text
 from qmq_client.wire.shown import printable
 
-#: Of a subject without a consumer group.
+#: The text for a subject without a consumer group.
 NO_GROUP: Final = (
-    "none on this subject: no consumer has ever asked for it, or the group was removed"
+    "none on this subject: no consumer has ever pulled from it, or the group was removed"
 )
 _COLUMNS: Final = ("stored_at", "message_id", "subject", "sequence", "key", "tags", "body")
-#: The broker does not remember which; the history of the group does.
-_PASSED: Final = "acked, or the group starts after it; `qmq message trace` says which"
+#: The state of the group does not distinguish the two; its history does.
+_PASSED: Final = "acked, or the group starts after it; `qmq message trace` shows which"
 _STILL_TO_COME: Final = ("not yet", "waiting", "held")
 _BODY_SHOWN_CHARACTERS: Final = 60
 _HEX_SHOWN_BYTES: Final = 64
@@ -45,9 +45,9 @@ def message_table(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def by_subject(
     answer: Mapping[str, Any],
 ) -> Iterator[tuple[list[dict[str, Any]], Mapping[str, Any]]]:
-    """Places and message of each subject that has a delayed message with the id that was asked for.
+    """Places and message of each subject that has a delayed message with this id.
 
-    As in a search, the subject of the newest one is first; its places are in the order in which they came.
+    As in a search, the subject of the newest one is first; its places are in order of time.
     """
     waiting = {one["subject"]: one for one in answer["messages"]}
     for subject in dict.fromkeys(place["subject"] for place in reversed(answer["places"])):
@@ -56,7 +56,7 @@ def by_subject(
 
 
 def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """All that is known of one message."""
+    """All known facts about one message."""
     lines: list[tuple[str, str]] = [
         ("message_id", found.get("message_id") or "?"),
         ("subject", found["subject"]),
@@ -87,7 +87,7 @@ def message_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def body_text(found: Mapping[str, Any]) -> str:
-    """A text as it is, JSON as JSON, bytes as their number and the first of them."""
+    """A text unchanged, JSON as JSON, bytes as their number and the first of them."""
     encoded = found.get("body_base64") or found.get("record_base64")
     if encoded is None and "body_base64" not in found:
         body = found.get("body")
@@ -113,14 +113,14 @@ def _group(found: Mapping[str, Any]) -> str:
 
 
 def why_text(found: Mapping[str, Any]) -> str:
-    """Why a group has not handled a message, as far as the broker knows: empty when it has."""
+    """The known reason why a group has not handled a message; empty if it has."""
     parts = [found["why"]] if found.get("why") else []
     if count := found.get("before"):
         parts.append(f"{count} before it")
     if asked_at_ms := found.get("asked_at_ms"):
-        parts.append(f"a consumer last asked at {time_text(asked_at_ms)}")
+        parts.append(f"a consumer last pulled at {time_text(asked_at_ms)}")
     elif found["state"] in _STILL_TO_COME:
-        parts.append("no consumer has asked since the broker started")
+        parts.append("no consumer has pulled since the broker started")
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Subjects, groups and message ids as a command line has them: wrong ones are refused before anybody is asked."""
+"""Parameter types for subjects, groups and message ids; invalid ones are refused before any request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qmq_client.wire.shown import shorten
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """A text with a grammar; a wrong one is named as it was typed."""
+    """A text with a grammar; the error shows an invalid one as it was typed."""
 
     def __init__(self, name: str, checked: Callable[[str], str]) -> None:
         self.name = name
@@ -39,7 +39,7 @@ def _new_message_id(text: str) -> str:
 SUBJECT: Final = _Named("subject", lambda text: check_name(text, field="subject"))
 #: `group`, or `group@consumer` for one consumer of a broadcast.
 GROUP: Final = _Named("group", check_group)
-#: 32 hex digits, as lower-case ones.
+#: 32 hex digits, converted to lower case.
 MESSAGE_ID: Final = _Named("message_id", _message_id)
-#: The same of a message that is sent.
+#: The same for a message to be sent.
 NEW_MESSAGE_ID: Final = _Named("message_id", _new_message_id)

@@ -1,9 +1,8 @@
-"""`qmq outbox list | show | retry | purge`: the rows that wait in one database, for people.
+"""`qmq outbox list | show | retry | purge`: the rows of one database's outbox.
 
-Nothing here sends; `retry` makes parked rows due again and the next sweep takes them.
+None of these commands sends; `retry` makes parked rows due again for the next sweep.
 
-Bodies are shown up to a bound, and control characters in a message cannot move the cursor of the
-terminal.
+Only the beginning of a body is shown, and control characters in a message cannot move the terminal's cursor.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from qmq_client.wire.shown import printable
 STATE_NAMES: Final = {LIVE: "live", PARKED: "parked", SENT: "sent"}
 _COLUMNS: Final = ("message_id", "state", "subject", "attempts", "due_at", "last_error")
 _ERROR_SHOWN_CHARACTERS: Final = 60
-#: Enough to know a message again; a text is cut here, of bytes a part of it is shown as digits.
+#: Characters of a body that are shown, enough to recognize a message; of bytes, the first ones are shown as hex digits.
 BODY_SHOWN_BYTES: Final = 4_096
 _HEX_SHOWN_BYTES: Final = 64
 
@@ -62,7 +61,7 @@ def row_values(row: StoredRow) -> dict[str, Any]:
 
 
 def record_values(row: StoredRow, data: bytes) -> dict[str, Any]:
-    """The contents of a row's record, or why it cannot be read."""
+    """The contents of a row's record, or the reason why it cannot be read."""
     try:
         record = decode_record(row.subject, data)
     except ProtocolError as error:
@@ -84,11 +83,11 @@ def record_values(row: StoredRow, data: bytes) -> dict[str, Any]:
 
 
 def _body(record: Record) -> dict[str, Any]:
-    """The beginning, as text if it is one; JSON too, as it was written."""
+    """The beginning of the body, as text if possible; JSON as it was written."""
     shown = record.body[:BODY_SHOWN_BYTES]
     is_whole = len(shown) == len(record.body)
     if record.body_kind is not BodyKind.BYTES:
-        # A character that the bound cuts in two is left out.
+        # A character that the limit cuts in two is left out.
         text = shown.decode("utf-8", errors="replace" if is_whole else "ignore")
         return {"body": text, "is_body_whole": is_whole}
     digits = record.body[:_HEX_SHOWN_BYTES].hex()
@@ -124,22 +123,26 @@ def detail_lines(values: dict[str, Any]) -> Iterator[str]:
 def _iso(time_ms: int) -> str:
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    except (OverflowError, ValueError, OSError):  # written by hand, not by a clock
+    except (
+        OverflowError,
+        ValueError,
+        OSError,
+    ):  # a value that was written by hand, not from a clock
         return f"{time_ms} ms"
 
 
 _STATES: Final = {name: state for state, name in STATE_NAMES.items()}
-#: What `--state` of `list` takes: state and whether only rows whose time has come.
+#: The values of `--state` of `list`: the state, and whether only due rows.
 _LISTED: Final = {
     "live": (LIVE, False),
     "due": (LIVE, True),
     "parked": (PARKED, False),
     "sent": (SENT, False),
 }
-#: Rows are counted up to here; more are "at least" as many.
+#: Rows are counted up to this number; more are shown as "at least".
 _COUNTED_ROWS_MAX: Final = 100_000
 
-#: Seconds in one of each unit of `--older-than`.
+#: Seconds of each unit of `--older-than`.
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])\Z")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -160,7 +163,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in t
 
 
 def _filter_options(function: _Function) -> _Function:
-    """Add what says which rows are meant; what is given must fit all together."""
+    """Add the filters for rows; a row must match all given filters."""
     options = (
         click.option("--subject", default="", help="Only rows of this subject."),
         click.option(
@@ -211,7 +214,7 @@ def list_(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """List rows, the first due at the top, and count rows by state."""
+    """List rows, the earliest due first, and count rows by state."""
     number, is_due = (None, False) if state is None else _LISTED[state]
     rows_filter = RowFilter(**chosen)
     with open_outbox(the_database(database, config_file)) as store:
@@ -242,7 +245,7 @@ def list_(
 def show(database: str | None, config_file: Path | None, message_id: str, as_json: bool) -> None:
     """Show one row and its message.
 
-    Of a long body the beginning. Exit code 1 when the row is not there.
+    A long body is cut. Exit code 1 when the row does not exist.
     """
     with open_outbox(the_database(database, config_file)) as store:
         rows = store.list_rows(RowFilter(message_ids=[parse_message_id(message_id)]))
@@ -250,7 +253,7 @@ def show(database: str | None, config_file: Path | None, message_id: str, as_jso
     if record is None:
         click.echo(
             f"{message_id} is not in the outbox: sent and deleted, or never stored; "
-            "`qmq message show` asks the broker",
+            "`qmq message show` also searches the broker",
             err=True,
         )
         raise SystemExit(ATTENTION)
@@ -280,7 +283,7 @@ def retry(
     """Make parked rows due again, so that they are sent.
 
     Their attempts are counted from the start. A row that is parked meanwhile waits for the next
-    call. Exit code 1 when a row was named that is not parked.
+    call. Exit code 1 when a named row is not parked.
     """
     chosen = _chosen(message_ids, is_all, filters)
     with open_outbox(the_database(database, config_file)) as store:
@@ -315,7 +318,7 @@ def purge(
 ) -> None:
     """Delete rows; their messages will never be sent.
 
-    Exit code 1 when a row was named that is not there in this state.
+    Exit code 1 when a named row does not exist in this state.
     """
     chosen = _chosen(message_ids, is_all, filters)
     if as_json and not yes:
@@ -336,7 +339,7 @@ def purge(
 
 
 def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any]) -> RowFilter:
-    """Which rows were meant; all of them only with --all."""
+    """The chosen rows; all of them only with --all."""
     if not (message_ids or is_all or any(filters.values())) or (message_ids and is_all):
         raise click.UsageError("Give message ids, a filter (--subject, --error, …), or --all.")
     if len(message_ids) > ROW_FILTER_IDS_MAX:
@@ -348,7 +351,7 @@ def _chosen(message_ids: tuple[str, ...], is_all: bool, filters: dict[str, Any])
 
 
 def _report(event: str, count: int, chosen: RowFilter, as_json: bool) -> None:
-    """Say what was done, and whether every row that was named was found."""
+    """Print how many rows were changed, and whether every named row was found."""
     click.echo(json.dumps({event: count}) if as_json else f"{event} {count}")
     named = len(set(chosen.message_ids or ()))
     is_narrowed = chosen.subject or chosen.error or chosen.older_than_ms
@@ -383,13 +386,13 @@ class RowsFound:
     """The rows of a message in several outboxes."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    #: Names of the databases that were looked at.
+    #: Names of the databases that were read.
     read: list[str] = field(default_factory=list)
-    #: Names of those that could not be read.
+    #: Names of the databases that could not be read.
     unread: list[str] = field(default_factory=list)
 
     def could_not_read(self, name: str, error: QmqError) -> None:
-        """Note it, and say why on standard error."""
+        """Record the database, and print the reason on standard error."""
         click.echo(f"{name}: {error}", err=True)
         self.unread.append(name)
 
@@ -401,7 +404,7 @@ def rows_of_message(message_id: bytes, config: Config) -> RowsFound:
         try:
             with open_outbox(section) as store:
                 rows = store.list_rows(RowFilter(message_ids=[message_id]))
-        except QmqError as error:  # the others are looked at nevertheless
+        except QmqError as error:  # the others are read nevertheless
             found.could_not_read(section.name, error)
             continue
         found.read.append(section.name)
@@ -410,7 +413,7 @@ def rows_of_message(message_id: bytes, config: Config) -> RowsFound:
 
 
 def _all_databases(config: Config, found: RowsFound) -> Iterable[DatabaseSection]:
-    """A database of the configuration wins over one of the registry with its name."""
+    """All databases; one of the configuration replaces one of the registry with the same name."""
     sections = {section.name: section for section in config.databases}
     if not config.registry.url:
         return sections.values()
@@ -425,7 +428,7 @@ def _all_databases(config: Config, found: RowsFound) -> Iterable[DatabaseSection
 
 
 def row_text(row: dict[str, Any]) -> str:
-    """Why a message of this row is not at the broker, in one line."""
+    """The state of this row in one line, which explains why its message is not at the broker."""
     told = f"{row['message_id']} is in the outbox of {row['database']}: {row['state']}"
     told += f", due {row['due_at']}, attempts {row['attempts']}"
     return told + (f", last error: {printable(row['last_error'])}" if row["last_error"] else "")

@@ -1,7 +1,7 @@
 """The click group behind `qmq`: loads the one sub-command that was named.
 
 A `QmqError`, and a full disk under standard output, become one line and an exit code here,
-never a traceback. Any other exception is our own bug and keeps its traceback.
+never a traceback. Any other exception is a bug of QMQ and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 
 
 class RootGroup(click.Group):
-    """Sub-commands from entry points, imported when they are run and not before.
+    """Sub-commands from entry points, imported only when they are run.
 
-    Of one that is a group, a package may have only a part: the group `qmq.commands.NAME` brings the rest.
+    Several packages may add to a sub-command that is a group, by entry points of the group `qmq.commands.NAME`.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,10 +57,10 @@ class RootGroup(click.Group):
         for argument in args:
             try:
                 argument.encode()
-            except UnicodeEncodeError:  # else each command would meet it in a place of its own
+            except UnicodeEncodeError:  # otherwise each command would fail at a different place
                 ctx.fail(
                     f"{argument!r} is not UTF-8. Bodies may be any bytes from standard input; "
-                    "in a terminal that speaks another encoding, set LC_ALL=C.UTF-8."
+                    "in a terminal with another encoding, set LC_ALL=C.UTF-8."
                 )
         return super().parse_args(ctx, args)
 
@@ -79,7 +79,7 @@ class RootGroup(click.Group):
 
 
 def _show_whole_sentences(command: click.Command) -> None:
-    """List sub-commands with their whole first sentence, which click would truncate."""
+    """List sub-commands with their complete first sentence, which click would truncate."""
     for below in command.commands.values() if isinstance(command, click.Group) else ():
         below.short_help = below.short_help or " ".join((below.help or "").split("\n\n")[0].split())
         _show_whole_sentences(below)

@@ -1,7 +1,7 @@
-"""`qmq send SUBJECT [BODY]`: messages from a shell, straight to the broker.
+"""`qmq send SUBJECT [BODY]`: sends messages from a shell directly to the broker.
 
-No transaction and no outbox are part of it: it succeeds when the broker has stored the message, and
-when the answer is lost it is unknown. `--id` makes a repeat safe.
+It uses no transaction and no outbox: it succeeds when the broker has stored the message; if the
+answer is lost, the outcome is unknown. `--id` makes a repeat safe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.message_id import format_message_id
 from qmq_client.wire.record import encode_record, is_delayed_record
 
-#: Messages of one request; --lines sends as many requests as it takes.
+#: Messages of one request; --lines sends as many requests as necessary.
 _BATCH: Final = 500
 
 
@@ -161,7 +161,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _announce_input() -> None:
-    """On a terminal, say that input is expected: nothing else shows it."""
+    """On a terminal, say that input is expected."""
     if sys.stdin is None:  # closed by the parent process
         raise click.UsageError("standard input is closed: give BODY.")
     if sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the configuration they lead to."""
+"""Options that several commands share, and the configuration that they select."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loaded(
 
 
 def the_database(database: str | None, config_file: Path | None) -> DatabaseSection:
-    """The one database that was meant; raises `ConfigurationError` if that is ambiguous."""
+    """The selected database; raises `ConfigurationError` if the choice is ambiguous."""
     known = loaded(config_file, () if database is None else (database,)).config.databases
     if len(known) == 1:
         return known[0]

@@ -1,4 +1,4 @@
-"""`qmq subjects`: where messages are, and the removal of an unused subject."""
+"""`qmq subjects`: lists subjects, and removes an unused one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def subjects(
 @subjects.command(name="list")
 @broker_options
 def list_(broker: str | None, config_file: Path | None, as_json: bool) -> None:
-    """List the subjects with the range of messages in each: the same as `qmq subjects` alone."""
+    """List the subjects with the range of messages in each; the same as `qmq subjects` alone."""
     _list(broker_address(broker, config_file), as_json)
 
 
@@ -67,7 +67,7 @@ def remove(
 
 
 def _preview(address: BrokerAddress, subject: str, found: Sequence[dict[str, Any]]) -> str:
-    """What a removal would do."""
+    """Print what a removal would do."""
     if not found:
         return f"there is no subject {subject}"
     groups = get_json(address, "/v1/groups", {"subject": subject}, known=("groups",))["groups"]
@@ -87,13 +87,13 @@ def _messages(one: dict[str, Any]) -> int:
 
 
 def _delayed(one: dict[str, Any]) -> int:
-    return int(one.get("delayed", 0))  # an older broker does not tell
+    return int(one.get("delayed", 0))  # an older broker does not report it
 
 
 def _list(
     address: BrokerAddress, as_json: bool, *, only: str | None = None
 ) -> Sequence[dict[str, Any]]:
-    """Print the subjects, or only this one, and return them."""
+    """Print all subjects, or only this one, and return them."""
     answer = get_json(address, "/v1/subjects", {}, known=("subjects",))
     found: list[dict[str, Any]] = [
         one for one in answer["subjects"] if only in (None, one["subject"])

@@ -1,6 +1,6 @@
-"""`qmq tail SUBJECT`: messages as they are stored, without a group and without taking any.
+"""`qmq tail SUBJECT`: prints stored messages without a consumer group.
 
-A look from outside: nothing is leased, and no group moves.
+It only reads: no message is leased, and no group moves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _UNREACHABLE_S: Final = 1.0
     help="Maximum number of messages; with --follow, before the new ones.",
 )
 @click.option(
-    "--first", type=click.IntRange(0), help="Print from this sequence on, not the last messages."
+    "--first",
+    type=click.IntRange(0),
+    help="Print from this sequence on instead of the last messages.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new messages.")
 @broker_options
@@ -65,7 +67,7 @@ def tail(
     address = broker_address(broker, config_file)
     place = _last(address, subject, count) if first is None else first
     left = None if follow else count
-    #: After the last message that was printed.
+    #: The sequence after the last printed message.
     printed = 0
     has_answered = is_unreachable = False
     while left is None or left > 0:
@@ -74,7 +76,7 @@ def tail(
             place = _place_now(address, subject, place, printed, was_unreachable=is_unreachable)
             messages, next_place = _messages(address, subject, place, asked, is_awaited=follow)
         except TransportError as error:
-            # Nothing was printed of what failed, so to ask again repeats and skips nothing.
+            # A failed request printed nothing, so a repeat neither duplicates nor skips messages.
             if not (follow and has_answered) or exit_code_of(error) != UNREACHABLE:
                 raise
             if not is_unreachable:
@@ -111,7 +113,7 @@ def _last(address: BrokerAddress, subject: str, count: int) -> int:
 def _place_now(
     address: BrokerAddress, subject: str, place: int, printed: int, *, was_unreachable: bool
 ) -> int:
-    """Where to continue: at the subject's end if the broker is back with an older copy of its data."""
+    """The sequence at which to continue: the subject's end if the broker was restored from an older copy."""
     if not was_unreachable or (end := _last(address, subject, 0)) >= printed:
         return place
     click.echo(
@@ -134,7 +136,7 @@ def _messages(
             return [], first
         raise
     messages = list(answer["messages"])
-    # An older broker does not tell how far it looked.
+    # An older broker does not report how far it searched.
     behind = messages[-1]["sequence"] + 1 if messages else first
     return messages, answer.get("next_sequence", behind)
 

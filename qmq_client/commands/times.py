@@ -1,4 +1,4 @@
-"""Times as a command line has them."""
+"""The parameter type for times on the command line."""
 
 from __future__ import annotations
 

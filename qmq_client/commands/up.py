@@ -44,7 +44,7 @@ _QMQ: Final = (sys.executable, "-m", "qmq_client")
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where the broker listens; by default where the configured broker.url says.",
+    help="Address on which the broker listens; by default that of the configured broker.url.",
 )
 @click.option(
     "--database",
@@ -69,7 +69,7 @@ def up(
 ) -> None:
     """Run a broker and, for the databases, a watchdog until SIGTERM or Ctrl-C.
 
-    Without a database only the broker runs. A second signal does not wait for them. When one of the
+    Without a database only the broker runs. After a second signal it does not wait for them. When one of the
     two ends by itself, the other is stopped, and its exit code is that of this command; otherwise 0
     if both stopped cleanly.
     """
@@ -105,12 +105,12 @@ class _Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, 0 before the start; as in a shell, 128 plus the number of a signal that ended it."""
+        """None while it runs, 0 before the start; 128 plus the number of a signal that ended it, as in a shell."""
         code = DONE if self.process is None else self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def stop(self, hurried: SignalFlag) -> None:
-        """Ask it to stop and wait for its end; if `hurried` is set meanwhile, send the second SIGTERM."""
+        """Send SIGTERM and wait for its end; if `hurried` is set meanwhile, send a second SIGTERM."""
         if self.process is None:
             return
         self.process.terminate()

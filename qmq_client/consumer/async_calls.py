@@ -1,9 +1,9 @@
-"""Async handlers: one event loop on a thread of its own for all of them.
+"""Runs async handlers on one event loop in a separate thread.
 
 Workers submit a coroutine and wait for it, so concurrency, leases and stopping are the same as
-for sync handlers, and what handlers share on the loop (pools, clients) belongs to one loop only. No
-handler ends it under the others: one that stops the loop, or whose task ends the interpreter, finds
-that it continues.
+for sync handlers, and objects that handlers share (pools, clients) belong to one loop only. No
+handler can end the loop of the others: if a handler stops the loop, or its task raises an exit, the
+loop continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qmq_client.consumer.forked import keep_task_in_process
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 _Result = TypeVar("_Result")
-#: For what is cancelled at the end: a connection that is not returned keeps what its transaction locks.
+#: Time for cancelled tasks to end: a connection that is not returned keeps the locks of its transaction.
 _LAST_WORDS_S: Final = 1.0
 
 
@@ -34,7 +34,7 @@ class _Exit:
 class AsyncCalls:
     """The loop thread. Started by the first call; calls may come from any thread.
 
-    Ends with `stop`, or when no caller is left: callers that only drain stop nothing.
+    Ends with `stop`, or when no caller is left, because callers that only drain do not call `stop`.
     """
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class AsyncCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
-        #: What workers wait for.
+        #: The futures that workers wait for.
         self._under_way: set[Future[Any]] = set()
-        #: Whether a stop has cancelled the calls under way.
+        #: Whether a stop has cancelled the running calls.
         self.is_cancelled = False
 
     @property
@@ -58,10 +58,9 @@ class AsyncCalls:
         """Run a coroutine to its end; returns what it returns and raises what it raises.
 
         Raises `TimeoutError` after `timeout_s`; the coroutine continues. Raises `CancelledError` also when
-        a stop has cancelled the calls and ended the loop, before the call or under it: there is nothing
-        left for it to run on.
+        a stop has cancelled the calls and ended the loop, before the call or under it: then no loop is left to run it.
         """
-        with self._lock:  # the end of the loop comes before the call or after it
+        with self._lock:  # so that the loop ends before the call or after it
             if self.is_cancelled and not self.is_running:
                 coroutine.close()
                 raise CancelledError
@@ -123,7 +122,7 @@ def _run(
             _run_until_stopped(loop)
         _end_tasks(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # Those of calls that would not be cancelled: nothing else ends the wait.
+        # Futures of calls that ignore the cancellation: their workers would wait forever.
         for left in list(under_way):
             left.cancel()
     finally:
@@ -134,18 +133,18 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt) as error:
-        # Of a task that a handler made: the code that awaits it gets the same error, and stops in order.
+        # From a task that a handler created: the code that awaits it gets the same error, and stops cleanly.
         _LOG.warning("loop_kept error=%s raised_by=task", type(error).__name__)
 
 
 def _end(loop: asyncio.AbstractEventLoop, ends: threading.Event) -> None:
-    """On the loop's own thread, so that no stop of a handler's comes between the two."""
+    """On the loop's own thread, so that a handler cannot stop the loop between the two."""
     ends.set()
     loop.stop()
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel them, and wait also for tasks that they make to let go of what they have."""
+    """Cancel the tasks, and wait for them and for tasks that they create to clean up."""
     ends_at_s = loop.time() + _LAST_WORDS_S
     _cancel_all(loop)
     loop.run_until_complete(asyncio.sleep(0))
@@ -156,17 +155,17 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 def _end_unused(
     thread: threading.Thread, loop: asyncio.AbstractEventLoop, ends: threading.Event
 ) -> None:
-    if thread.is_alive():  # not after a stop, and not in the child of a fork, whose parent has it
-        with suppress(RuntimeError):  # an earlier stop closes it just now
+    if thread.is_alive():  # not after a stop, and not in a forked child, whose parent owns it
+        with suppress(RuntimeError):  # an earlier stop may be closing it
             loop.call_soon_threadsafe(_end, loop, ends)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    # One step later: what was called last has begun by then, and hears of it.
+    # One step later: the last call has started by then, and is notified.
     loop.call_soon(_cancel, asyncio.all_tasks(loop))
 
 
 def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
-        if not task.cancelling():  # a second time would cut off its last words
+        if not task.cancelling():  # a second cancellation would interrupt its cleanup
             task.cancel()

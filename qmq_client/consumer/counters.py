@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-#: Everything that is counted, so that a reader finds a zero rather than nothing.
+#: The names of all counters, so that unused ones are reported as zero.
 NAMES: Final = (
     "pulled",
     "acked",

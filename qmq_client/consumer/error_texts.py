@@ -22,11 +22,11 @@ from qmq_client.group.history import TEXTS_MAX, joined_texts
 from qmq_client.wire.errors import QmqError
 from qmq_client.wire.shown import printable
 
-#: Of an error's text, this much goes to the broker's history and to the log.
+#: Characters of an error's text in the broker's history and the log.
 ERROR_CHARACTERS_MAX: Final = 500
-#: Of a traceback, this much goes to the log: both ends of a deep one.
+#: Characters of a traceback in the log; a deep one is cut in the middle.
 TRACEBACK_CHARACTERS_MAX: Final = 8_000
-#: Of an error, this many causes are followed.
+#: Number of causes of an error that are included.
 _CAUSES_MAX: Final = 10
 
 
@@ -35,23 +35,25 @@ def error_text(error: BaseException) -> str:
     texts: list[str] = []
     for one in islice(with_causes(error), TEXTS_MAX):
         if type(one).__name__.startswith("_"):
-            continue  # carries another one within our own code
+            continue  # an internal error that wraps another one
         text = _own_text(one)
         said = text.partition(": ")[2]
-        if not said or not any(said in known for known in texts):  # SQLAlchemy repeats its driver's
+        if not said or not any(
+            said in known for known in texts
+        ):  # SQLAlchemy repeats its driver's text
             texts.append(text)
-        if isinstance(one, QmqError):  # says itself what caused it
+        if isinstance(one, QmqError):  # its text already contains the cause
             break
     return caused_by(*texts)
 
 
 def caused_by(*texts: str) -> str:
-    """A text and those of its causes as one, bounded; each keeps its share."""
+    """Join a text and those of its causes, bounded; each keeps a share of the length."""
     return joined_texts(texts, ERROR_CHARACTERS_MAX)
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what led to it, as a traceback shows it; of several errors the first."""
+    """The error, then its causes, in the order of a traceback; of several errors the first."""
     following: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if following is None:
@@ -64,7 +66,7 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
         else:
             following = following.__cause__
         if isinstance(following, CancelledError):
-            return  # of a stop, and no cause of what a handler says meanwhile
+            return  # caused by a stop, and not the cause of a handler's error
 
 
 def _own_text(error: BaseException) -> str:
@@ -80,32 +82,32 @@ def _own_text(error: BaseException) -> str:
 
 
 def reason_text(reason: object) -> str:
-    """What an application gives as the reason of an outcome, bounded; an error is one, too."""
+    """The reason of an outcome as an application passes it, a text or an error; bounded."""
     if isinstance(reason, BaseException):
         return error_text(reason)
     return _sendable("" if reason is None else str(reason))
 
 
 def _sendable(text: str) -> str:
-    # A lone surrogate would keep the whole request from being sent, with the outcomes of others.
+    # A lone surrogate would make the whole request unsendable, with the outcomes of other messages.
     return text.encode(errors="backslashreplace").decode()[:ERROR_CHARACTERS_MAX]
 
 
 def in_one_line(text: str) -> str:
-    """Text from a message or a handler as a field of the log: it begins no other line."""
+    """Text from a message or a handler as a field of the log, without line breaks."""
     return text.encode("unicode_escape").decode()
 
 
 def error_traceback(error: BaseException) -> str:
-    """Lines that tell where it was raised, bounded and without statement parameters.
+    """The traceback of an error as lines, bounded and without statement parameters.
 
-    What it says may come out of a message: each line is indented, so that none can be taken for a
-    line of the log, and nothing in it steers a terminal.
+    The text may come from a message: each line is indented, so that none can be mistaken for a line
+    of the log, and control characters are escaped.
     """
     _hide_parameters(error)
     try:
         text = "".join(traceback.format_exception(error)).rstrip()
-    except Exception as broken:  # what an error makes of itself may be wrong
+    except Exception as broken:  # an error's own methods may fail
         text = f"its traceback cannot be read ({type(broken).__name__})"
     if len(text) > TRACEBACK_CHARACTERS_MAX:
         half = TRACEBACK_CHARACTERS_MAX // 2
@@ -131,11 +133,11 @@ def _hide_parameters(error: BaseException) -> None:
 _LOG: Final = logging.getLogger("qmq.consumer")
 #: Failures of one kind that are logged in one span. With fewer than this in a minute, all of them.
 LOGGED_MAX: Final = 10
-#: The first span, and how long none must fail before all is well. Each span that had too many is
-#: followed by one of twice its length, up to the second.
+#: The first span, also the time without failures after which the failures count as ended; and the
+#: longest span. A span with too many failures is followed by one of twice its length.
 _SPAN_S: Final = 60.0
 _SPAN_S_MAX: Final = 3_600.0
-#: Kinds that are distinguished; all further ones are one kind, so that errors cannot use up memory.
+#: Kinds that are distinguished; all further ones count as one kind, so that errors cannot use up memory.
 _KINDS_MAX: Final = 100
 _FURTHER: Final = 0
 
@@ -148,7 +150,7 @@ class _Span:
     def __init__(self, now_s: float, *, span_s: float, text: str) -> None:
         self.began_at_s = self.failed_at_s = now_s
         self.span_s = span_s
-        #: Of the last error.
+        #: The text of the last error.
         self.text = text
         self.failures = 0
 
@@ -157,7 +159,7 @@ class _Span:
 
 
 class HandlerFailures:
-    """Those of one consumer. Thread safe."""
+    """The failures of one consumer. Thread safe."""
 
     def __init__(self, consumer: str, clock: Clock) -> None:
         self._consumer = consumer
@@ -179,13 +181,13 @@ class HandlerFailures:
             return span.failures <= LOGGED_MAX
 
     def look(self) -> None:
-        """Log counts of spans that are over. Call it about once a second."""
+        """Log counts of ended spans. Call it about once a second."""
         if self._spans:
             with self._lock:
                 self._end_spans()
 
     def close(self) -> None:
-        """Log what was counted and not logged."""
+        """Log failures that were counted but not logged."""
         with self._lock:
             for span in self._spans.values():
                 self._log_count(span)
@@ -221,7 +223,7 @@ class HandlerFailures:
 
 
 def _kind(error: BaseException) -> int:
-    """Equal for errors that came out of the same lines of code, with the same causes."""
+    """A key that is equal for errors from the same lines of code with the same causes."""
     return hash(tuple((type(one), *_lines(one)) for one in with_causes(error)))
 
 

@@ -2,9 +2,9 @@
 
 The child has a copy of everything its parent works with: the message and its lease, the open
 transaction of the inbox, connections, the event loop. All of these belong to the parent, and an ack
-or a COMMIT of the child would go over the parent's own sockets. An `await` returns to the loop as
-well: in the child the loop would run the other handlers' tasks (Python 3.14 refuses that, and the
-child would wait forever).
+or a COMMIT of the child would use the parent's sockets. An `await` returns to the loop as well: in
+the child the loop would run the other handlers' tasks (Python 3.14 refuses that, and the child
+would wait forever).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AWAITED: Final = (
     "a child that a handler forked may not await: the event loop is its parent's. Let it do its work "
     "without `await` or under `asyncio.run`, and end it with `os._exit`"
 )
-#: What an event loop can step through.
+#: The interface of a coroutine for an event loop.
 _Work = Coroutine[Any, Any, Any] | Generator[Any, Any, Any]
 
 
@@ -34,7 +34,7 @@ class Forks:
 
     @classmethod
     def add(cls) -> None:
-        """Runs in each child before anything else."""
+        """Runs in each child before any other code."""
         cls.count += 1
 
 
@@ -74,7 +74,7 @@ def _keep_async(function: Callable[..., Any]) -> Callable[..., Any]:
 def keep_task_in_process(
     loop: asyncio.AbstractEventLoop, work: _Work, **named: Any
 ) -> asyncio.Task[Any]:
-    """A task that only the process that made it can continue.
+    """Make a task that only the current process can continue.
 
     For `loop.set_task_factory` of the handlers' loop; it also covers tasks that a handler creates.
     """
@@ -87,7 +87,7 @@ async def _awaited(work: _Work) -> Any:
 
 @coroutine
 def _steps(work: _Work) -> Generator[Any, Any, Any]:
-    """What `await work` does (PEP 380), with a check of the process before the loop continues."""
+    """Like `await work` (PEP 380), with a check of the process before the loop continues."""
     before = Forks.count
     resume: Callable[[Any], Any] = work.send
     given: Any = None
@@ -103,7 +103,7 @@ def _steps(work: _Work) -> Generator[Any, Any, Any]:
                 _end_child(error)
             raise
         finally:
-            given = None  # an error would hold this frame, and the frame the error
+            given = None  # avoids a reference cycle between the error and this frame
         if before != Forks.count:
             _end_child(RuntimeError(_AWAITED))
         try:
@@ -125,6 +125,6 @@ def _end_child(error: BaseException | None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # there is none, or it has no reader
+        except (AttributeError, OSError, ValueError):  # the stream is missing, or has no reader
             continue
     os._exit(code & 0xFF)

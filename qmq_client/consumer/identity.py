@@ -1,8 +1,9 @@
 """The consumer id: which running member of a group this is.
 
-Two processes under one name would be one consumer to the broker: they would share what a broadcast
-gives to each. So a forked child has another made-up name than its parent and its siblings, and every
-process its own `instance`, by which the broker tells two of one given name apart.
+Two processes with one name would be one consumer to the broker: they would share the messages of a
+broadcast. So a forked child has another generated name than its parent and its siblings, and every
+process its own `instance`, by which the broker distinguishes two processes with the same given
+name.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _HOST_CHARACTERS_MAX: Final = 60
 
 
 class Identity:
-    """What a consumer is called: as it was named, or by a name made up for this process."""
+    """The name of a consumer: the given one, or one generated for this process."""
 
     __slots__ = ("__weakref__", "instance", "name")
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or make_consumer_id()
-        #: Of this process and object alone, also under a given name.
+        #: Unique for this process and object, even with a given name.
         self.instance = _random_part()
         _IN_PROCESS.add(self)
         if name is None:
@@ -36,7 +37,7 @@ class Identity:
 
 
 def make_consumer_id() -> str:
-    """Host, process id and a random part: readable, and never the same for two consumers."""
+    """A name of host, process id and a random part: readable and unique."""
     host = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())[:_HOST_CHARACTERS_MAX]
     return f"{host or 'host'}-{os.getpid()}-{_random_part()}"
 
@@ -46,7 +47,9 @@ def _random_part() -> str:
 
 
 def refuse_nameless(handlers: Iterable[Handler]) -> None:
-    """A named broadcast is kept for its consumer's name, which must be the same the next time."""
+    """Raise `ConfigurationError` for a named broadcast without a consumer id: its name must be the
+    same after a restart.
+    """
     for handler in handlers:
         if handler.options.broadcast == "named":
             raise ConfigurationError(

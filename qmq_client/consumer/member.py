@@ -1,11 +1,11 @@
 """One handler as a member of its group: pull, work, settle, each one bounded pass.
 
-The three passes share the prefetch and the ledger and know nothing of each other, so each may run on
-threads of its own (`Consumers`) or all on one (`qmq_client.testing.drain`). None of them raises for
-anything that a broker or a handler does.
+The three passes share the prefetch and the ledger and know nothing of each other, so each may run
+on separate threads (`Consumers`) or all on one (`qmq_client.testing.drain`). None of them raises
+errors of a broker or a handler.
 
 The end of a lease counts as a failed attempt. So the lease of a running message is extended, and a
-message that no handler will begin in time is returned before, untried. A message whose handler
+message that no handler will start in time is returned before, untried. A message whose handler
 exceeds its timeout is reported as failed.
 """
 
@@ -42,25 +42,25 @@ from qmq_client.errors import HandlerTimeoutError, TransportError
 from qmq_client.transport.port import Transport
 from qmq_client.wire.deliveries import Deliveries
 
-#: An answer is taken to have been under way for at most this share of the lease.
+#: The assumed longest transfer time of an answer, as a share of the lease.
 _ANSWER_SHARE: Final = 0.25
-#: What waits for a handler until this share of its lease is left is returned.
+#: A message that still waits for a handler when only this share of its lease is left is returned.
 _BEGIN_SHARE: Final = 0.25
-#: For a cancelled handler to tell of it by itself.
+#: Time for a cancelled handler to report its outcome itself.
 _CANCEL_GRACE_S: Final = 1.0
-_NOT_DONE: Final = "consumer stopped, and the handler was not done"
+_NOT_DONE: Final = "consumer stopped before the handler had finished"
 _NOT_SETTLED: Final = "consumer stopped before the message was settled"
-_NOT_BEGUN: Final = "no handler of this consumer could begin in time"
-_SLOW: Final = "the handlers of this consumer became slower than it was pulled for"
+_NOT_BEGUN: Final = "no handler of this consumer could start in time"
+_SLOW: Final = "the handlers of this consumer became slower after the message was pulled"
 
 
 def lease_end_s(lease_s: float, *, asked_at_s: float, now_s: float) -> float:
-    """When a lease ends that came with an answer: it began while that was under way."""
+    """The end of a lease, which began before the answer arrived."""
     return now_s + lease_s - min(now_s - asked_at_s, lease_s * _ANSWER_SHARE)
 
 
 class Leases:
-    """Looks after the leases of one member's messages. Thread safe."""
+    """Extends and ends the leases of one member's messages. Thread safe."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Leases:
         self._ledger = ledger
         self._work = work
         self._counters = counters
-        #: Messages whose handler has returned, and that are to be settled by hand.
+        #: Messages whose handler has returned, and that will be settled by hand.
         self._held: set[Received] = set()
 
     def hold(self, batch: Sequence[Received]) -> None:
-        """Note that a handler's last call has returned; messages without an outcome stay prefetched."""
+        """Record that a handler call has returned; messages without an outcome stay prefetched."""
         held = [one for one in batch if not one.is_settled]
         self._held.update(held)
         self._prefetch.finish(len(batch) - len(held))
@@ -90,7 +90,7 @@ class Leases:
                 self.release(one)
 
     def release(self, received: Received) -> None:
-        """It has an outcome, and its handler may have returned before."""
+        """Forget a message that has an outcome; its handler may have returned before."""
         try:
             self._held.remove(received)
         except KeyError:
@@ -98,12 +98,12 @@ class Leases:
         self._prefetch.leave(1)
 
     def extend(self, received: Received, lease_ms: int, now_s: float) -> None:
-        """Its handler asked for this much more time."""
+        """Extend the lease as the handler requested."""
         received.lease_ends_at_s = now_s + lease_ms / 1000
         self._ledger.extend([received], lease_ms)
 
     def look(self, now_s: float) -> None:
-        """Let go of what is late and of what hangs, prolong the leases of running handlers."""
+        """Return messages of late and hanging handlers, and extend the leases of running ones."""
         self._let_go(now_s)
         self._end_overdue(now_s)
         if not self._options.at_most_once:
@@ -111,9 +111,9 @@ class Leases:
         self._prolong(now_s)
 
     def let_go_of_all(self, now_s: float) -> None:
-        """Return what has no outcome at the end of a stop, for when its lease would have ended.
+        """At the end of a stop, return messages without an outcome, with a delay until their leases would have ended.
 
-        Not sooner: a plain handler may still run. The messages become no dead letters by this.
+        Not sooner, because a plain handler may still run. This does not make them dead letters.
         """
         if self._options.at_most_once:
             return
@@ -124,7 +124,7 @@ class Leases:
         self._nacked_late(list(self._held), _NOT_SETTLED, now_s)
 
     def _nacked_late(self, received: Sequence[Received], text: str, now_s: float) -> list[Received]:
-        """Give each back when its lease ends; those that had no outcome, and a lease."""
+        """Return each message, delayed until its lease ends; returns those that had no outcome, and a lease."""
         left: list[Received] = []
         for one in received:
             lease_s = one.lease_ends_at_s - now_s
@@ -147,8 +147,8 @@ class Leases:
     def _end_overdue(self, now_s: float) -> None:
         """Return the messages of calls that have run for longer than the timeout.
 
-        The event loop has cancelled an asynchronous call a little earlier. A plain one cannot be
-        ended: it runs on, and its outcome no longer counts.
+        The event loop has already cancelled an asynchronous call. A plain one cannot be ended: it
+        keeps running, and its outcome no longer counts.
         """
         timeout_ms = self._options.timeout_ms
         if not timeout_ms:
@@ -192,32 +192,34 @@ class Leases:
 def _overdue(running: Running, timeout_ms: int) -> Outcome:
     if any(one.is_begun for one in running.received):
         return nacked(error_text(HandlerTimeoutError(timeout_ms=timeout_ms)))
-    return nacked_untried(f"the inbox began no transaction within timeout_ms, {timeout_ms}", None)
+    return nacked_untried(
+        f"the inbox did not begin a transaction within timeout_ms, {timeout_ms}", None
+    )
 
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: Between two pulls that bring nothing, whatever `wait_ms` is: an idle consumer does not spin.
+#: Least time between two pulls without messages, for any `wait_ms`: an idle consumer does not spin.
 _EMPTY_S: Final = 0.1
 _STOPPED: Final = "consumer stopped before the handler began"
 _INBOX_UNREACHABLE: Final = "the database of this consumer's inbox is unreachable"
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one pass did."""
+    """The result of one pass."""
 
     #: Messages pulled, handled or settled.
     count: int
     #: How long to wait before the next pass.
     pause_s: float = 0.0
-    #: Whether the broker did not do what it was asked.
+    #: Whether the broker failed to answer or refused.
     has_failed: bool = False
-    #: Whether the pause may end as soon as the broker answers anybody.
+    #: Whether the pause may end as soon as the broker answers any request.
     is_outage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Ways to the broker: long polls must not stand in the way of settlements."""
+    """Connections to the broker: long polls must not block settlements."""
 
     pulling: Transport
     settling: Transport
@@ -288,24 +290,24 @@ class Member:
                     self._inbox.check()
 
     def close(self, timeout_s: float) -> None:
-        """Let go of connections that belong to the handlers' loop, before it ends; say the last words."""
+        """Close connections that belong to the handlers' loop before it ends; log remaining counts."""
         self._work.failures.close()
         if self._inbox is None or not self._inbox.is_async or not self._async_calls.is_running:
             return
         try:
             self._async_calls.call(self._inbox.close(), timeout_s=timeout_s)
-        except Exception as error:  # drivers say goodbye to servers that may be gone
+        except Exception as error:  # closing a connection may fail if its server is gone
             _LOG.warning(
                 "inbox_close_failed consumer=%s error=%s", self.options.name, error_text(error)
             )
 
     def pull_once(self, *, is_blocking: bool = True) -> Pass:
-        """Ask for as many messages as there is room for; may wait for room and for messages."""
+        """Pull as many messages as there is room for; may wait for room and for messages."""
         room = self.prefetch.room(is_blocking=is_blocking)
         if not room:
             return Pass(count=0)
         pause_s = self._inbox_outage.pause_s(self._work.prober)
-        if pause_s or self._is_stopping:  # no stop waits for a probe
+        if pause_s or self._is_stopping:  # a stop does not wait for a probe
             return Pass(count=0, pause_s=pause_s)
         outgoing = self.ledger.drain()
         asked_at_s = self._clock.monotonic_s()
@@ -320,11 +322,10 @@ class Member:
                 )
             )
         except TransportError as error:
-            # Settlements of a refused request go alone next time, and are given up there if it
-            # is they that are refused.
+            # Settlements of a refused pull are sent separately next time, and dropped if they are the refused part.
             self._settling.put_back(outgoing, error)
             self.counters.add("pull_failures")
-            # A stop ends the pull that waits by closing its connection.
+            # A stop ends a waiting pull by closing its connection.
             pause_s = self._pull_failures.pause_s(error, is_meant=self._is_stopping)
             return _failed_pass(error, pause_s)
         self._pull_failures.answered()
@@ -334,10 +335,10 @@ class Member:
         return Pass(count=len(deliveries.messages), pause_s=self._gathering_s(deliveries, waited_s))
 
     def _gathering_s(self, deliveries: Deliveries, waited_s: float) -> float:
-        """How long to let messages gather at the broker before the next pull.
+        """How long to wait before the next pull, so that messages collect at the broker.
 
-        While a batch may wait to fill, pulls for a few messages each would only be requests more. What
-        was delivered before joins no batch.
+        While a batch may wait to fill, pulls for a few messages would only add requests.
+        Redelivered messages do not join a batch.
         """
         options = self.options
         if not deliveries.messages:
@@ -348,7 +349,7 @@ class Member:
         return options.max_wait_ms / 2_000 if 0 < fresh < options.batch_size else 0.0
 
     def work_once(self, *, is_blocking: bool = True) -> Pass:
-        """A handler call, of a quick handler several; may wait for messages."""
+        """Run a handler call, or several of a quick handler; may wait for messages."""
         running = self.prefetch.take(is_blocking=is_blocking)
         if running is None:
             return Pass(count=0)
@@ -361,7 +362,7 @@ class Member:
         return Pass(count=running.done + len(running.received))
 
     def settle_once(self) -> Pass:
-        """Prolong leases of running handlers, let go of what is late, send what is known."""
+        """Extend leases of running handlers, return late messages, and send outcomes."""
         self._leases.look(self._clock.monotonic_s())
         self._work.failures.look()
         outgoing = self.ledger.drain()
@@ -377,22 +378,22 @@ class Member:
         return Pass(count=count)
 
     def stop(self) -> int:
-        """Begin no further messages and return those that no handler has begun; how many."""
+        """Start no further messages and return those that no handler has started; returns how many."""
         self._is_stopping = True
         return self._work.note(self.prefetch.stop(), nacked_untried(_STOPPED))
 
     def let_go_of_all(self) -> None:
-        """Return what has no outcome at the end of a stop; see `Leases.let_go_of_all`."""
+        """Return messages without an outcome at the end of a stop; see `Leases.let_go_of_all`."""
         self._leases.let_go_of_all(self._clock.monotonic_s())
 
     def _receive(self, deliveries: Deliveries, asked_at_s: float) -> None:
         lease_s = deliveries.head.lease_ms / 1000
         if self.options.at_most_once:
-            lease_s = math.inf  # no other consumer ever gets them
+            lease_s = math.inf  # no other consumer would get them
         ends_at_s = lease_end_s(lease_s, asked_at_s=asked_at_s, now_s=self._clock.monotonic_s())
         received = received_of(deliveries, ends_at_s)
         self.counters.add("pulled", len(received))
-        if self._inbox_outage.is_open:  # it began while the broker was asked
+        if self._inbox_outage.is_open:  # the stop began during the pull
             self._work.note(received, nacked_untried(_INBOX_UNREACHABLE))
         elif received and not self.prefetch.put(received):
             self._work.note(received, nacked_untried(_STOPPED))
@@ -413,7 +414,7 @@ def _failed_pass(error: TransportError, pause_s: float) -> Pass:
 
 
 def _manual_refusal(handler: Handler) -> str:
-    """Why deliveries of this handler cannot be settled by hand; nothing when they can."""
+    """The reason why deliveries of this handler cannot be settled by hand; empty if they can."""
     if not handler.options.auto_ack or handler.options.batch_size > 1:
         return ""
     return "Set auto_ack=False to settle by hand, or return, raise Retry or Reject."

@@ -1,14 +1,14 @@
 """Waits during an outage of the broker, or of the database of an inbox.
 
-All threads of one `Consumers` ask the same broker, so the first answer that any of them gets ends
-the waits of the others. A wait still lasts at least `_LEAST_S`: a broker that answers one kind of
-call but not another must not be asked in a tight loop. An outage concerns the whole process, and is
-logged once, however many handlers find it.
+All threads of one `Consumers` use the same broker, so the first answer to any of them ends the
+waits of the others. A wait still lasts at least `_LEAST_S`: a broker that answers one kind of call
+but not another must not be called in a tight loop. An outage concerns the whole process, and is
+logged once for all handlers.
 
-While the database of an inbox is unreachable, no handler can begin and no message is at fault: the
-consumer returns what it has prefetched and pulls nothing. Whether the database works again is found out
-by a probe: an id that no message has is written, in a transaction that is rolled back. However many
-consumers of a process use one inbox, one of them probes for all.
+While the database of an inbox is unreachable, no handler can start and no message is at fault: the
+consumer returns its prefetched messages and pulls nothing. A probe finds out whether the database
+works again: it writes an id that no message has, in a transaction that is rolled back. One consumer
+of a process probes for all that use the same inbox.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from qmq_client.inbox.async_inbox import AsyncInbox
 
 _LOG: Final = logging.getLogger("qmq.consumer")
-#: Between calls that the broker did not answer. The cap is the `wait_ms` of an idle consumer, so that
-#: an outage costs the broker no more calls than peace does, and a late recovery is late by that.
+#: Waits between unanswered calls. The longest one equals the `wait_ms` of an idle consumer, so that
+#: an outage causes no more calls than normal operation; it bounds how late a recovery is noticed.
 RETRY_BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=1_000, jitter=0.2)
 _LEAST_S: Final = 0.1
-#: From a line about an outage to the next: twice as long each time, and at most the second.
+#: Time from one log line about an outage to the next: doubled each time, at most the second value.
 _QUIET_S: Final = 10.0
 _QUIET_S_MAX: Final = 3_600.0
-#: Without a failure for so long, the next one is news, and logged at once.
+#: After this long without a failure, the next one is logged at once.
 _PEACE_S: Final = 60.0
 
 
 class Marks(NamedTuple):
-    """What had happened when a call began, so that nothing that happens during it is missed."""
+    """The state when a call began, so that events during the call are not missed."""
 
     answers: int
     wakes: int
 
 
 class Outage:
-    """Where threads wait for one broker to come back. Thread safe."""
+    """An outage of one broker, during which threads wait. Thread safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._changed = threading.Condition()
@@ -60,11 +60,11 @@ class Outage:
         self._log = OutageLog("broker", clock)
 
     def marks(self) -> Marks:
-        """To be taken before a call, and given to `wait` when it failed."""
+        """Take them before a call, and pass them to `wait` if it fails."""
         return Marks(self._answers, self._wakes)
 
     def begin(self, call: str, consumer: str, error: TransportError) -> None:
-        """This call of this consumer got no answer."""
+        """Record that this call of this consumer got no answer."""
         with self._changed:
             self._is_open = True
             line = self._log.failed(f"call={call} consumer={consumer} error={error}")
@@ -72,7 +72,7 @@ class Outage:
             _LOG.warning("%s", line)
 
     def end(self) -> None:
-        """A call was answered: waiting threads continue. Costs nothing while no call has failed."""
+        """Record an answer: waiting threads continue. Costs nothing while no call has failed."""
         if not self._is_open:
             return
         with self._changed:
@@ -99,10 +99,10 @@ class Outage:
 
 
 class OutageLog:
-    """Decides what is logged of failures and answers: a line, or nothing. One caller at a time.
+    """Decides which failures and answers of an outage are logged. One caller at a time.
 
-    An outage is logged when it begins, less and less often while it lasts, and when it ends. One that
-    comes and goes is logged as rarely as one that lasts.
+    An outage is logged when it begins, at growing intervals while it lasts, and when it ends. An
+    intermittent outage is logged as rarely as a lasting one.
     """
 
     def __init__(self, who: str, clock: Clock) -> None:
@@ -115,7 +115,7 @@ class OutageLog:
         self._quiet_s = _QUIET_S
 
     def failed(self, fields: str) -> str:
-        """The next one: the line to log, if any, with these fields of this failure."""
+        """Record a failure; returns the line to log, if any, with these fields."""
         now_s = self._clock.monotonic_s()
         if now_s - self._failed_at_s >= _PEACE_S:
             self._quiet_until_s, self._quiet_s = now_s, _QUIET_S
@@ -134,7 +134,7 @@ class OutageLog:
         )
 
     def answered(self) -> str:
-        """End the outage, if there is one: the line to log, if any."""
+        """End the outage, if there is one; returns the line to log, if any."""
         seconds, failures = self._clock.monotonic_s() - self._began_at_s, self._failures
         was_logged, self._is_logged, self._failures = self._is_logged, False, 0
         if not was_logged:
@@ -143,34 +143,34 @@ class OutageLog:
 
 
 def is_outage(error: TransportError) -> bool:
-    """Whether this may end as soon as the broker answers anybody.
+    """Whether this error may end as soon as the broker answers any request.
 
-    Who was refused, or asked to come back later, was answered: others' answers change nothing.
+    A refusal or a request to try later is itself an answer, so answers to other calls do not matter.
     """
     return not isinstance(error, BrokerBusyError | BrokerRefusedError)
 
 
 class Failures:
-    """One kind of call of one consumer: counts what fails in a row, and says how long to wait."""
+    """Counts the failures in a row of one kind of call of one consumer, and computes the pause."""
 
     def __init__(self, call: str, consumer: str, outage: Outage) -> None:
         self._call = call
         self._consumer = consumer
         self._outage = outage
         self._count = 0
-        #: Of the last ones of the row, those that are about this consumer alone.
+        #: The latest failures in the row that concern only this consumer.
         self._refusals = 0
         self._is_logged = False
 
     def answered(self) -> None:
-        """Note that a call succeeded."""
+        """Record that a call succeeded."""
         self._outage.end()
         if self._is_logged:
             _LOG.info("%s_resumed consumer=%s failures=%d", self._call, self._consumer, self._count)
         self._is_logged, self._count, self._refusals = False, 0, 0
 
     def pause_s(self, error: TransportError, *, is_meant: bool = False) -> float:
-        """How long to wait after this failure. A refusal is logged at the 1st, 2nd, 4th, 8th … of a row.
+        """How long to wait after this failure. The 1st, 2nd, 4th, 8th … refusal in a row is logged.
 
         `is_meant`: this process ended the call itself, which is not logged.
         """
@@ -196,37 +196,37 @@ class Failures:
         return pause_s
 
 
-#: Between two probes. The cap is what a server that comes back has to bear: each process asks once in
-#: this time, and finds it back late by that.
+#: Waits between two probes. The longest one limits the load on a returning server, with one probe
+#: of each process in this time, and bounds how late its return is noticed.
 PROBE_BACKOFF: Final = Backoff(first_ms=100, factor=2.0, max_ms=5_000, jitter=0.5)
 
-#: What is left of a pause counts from here on: rounded sums of seconds are a little more or less.
+#: A shorter rest of a pause counts as zero, because sums of seconds are rounded.
 _PAUSE_S_MIN: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prober:
-    """A consumer that may ask for all that use its inbox."""
+    """A consumer that may probe for all consumers of its inbox."""
 
-    #: Raises unless the inbox would take a message now.
+    #: Raises unless the inbox would accept a message now.
     probe: Callable[[], None]
-    #: Whether a stop can end it; it must then be waited for, until it has let go of its connection.
+    #: Whether a stop can end the probe; then the stop must wait until it has released its connection.
     can_be_cancelled: bool
     consumer: str
     counters: Counters
 
 
 class InboxOutage:
-    """That of the consumers whose inboxes are at one place. Thread safe: one thread probes."""
+    """The outage of consumers whose inboxes are in the same database table. Thread safe: one thread probes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._log = OutageLog("inbox", clock)
         self._probe_lock = threading.Lock()
         self._failures = 0
-        #: What a probe found that failed holds until then.
+        #: Until this time the result of a failed probe is valid.
         self._again_at_s = float("-inf")
-        #: The thread that probes now instead of pulling and cannot be ended. It has no message.
+        #: The thread that probes instead of pulling and cannot be ended. It holds no message.
         self.puller: threading.Thread | None = None
 
     @property
@@ -235,19 +235,19 @@ class InboxOutage:
         return self._failures > 0
 
     def is_cause(self, prober: Prober) -> bool:
-        """After an error of the inbox: whether the database is unreachable, for whatever message."""
+        """After an error of the inbox: whether the database is unreachable for all messages."""
         if self.is_open:
             return True
         with self._probe_lock:
             return self._is_unreachable(prober)
 
     def pause_s(self, prober: Prober) -> float:
-        """How long to wait before the next pull: nothing unless the database is still unreachable."""
+        """How long to wait before the next pull: 0 unless the database is still unreachable."""
         if not self.is_open:
             return 0.0
         if not self._probe_lock.acquire(
             blocking=False
-        ):  # a probe may take as long as a driver waits
+        ):  # a probe may take as long as the driver's time-out
             return PROBE_BACKOFF.first_ms / 1000
         try:
             self.puller = None if prober.can_be_cancelled else threading.current_thread()
@@ -257,7 +257,7 @@ class InboxOutage:
             self._probe_lock.release()
 
     def _is_unreachable(self, prober: Prober) -> bool:
-        """What the last probe found, while that is valid, else what a new one finds."""
+        """The result of the last probe while it is valid, otherwise of a new one."""
         return self._left_s() >= _PAUSE_S_MIN or not self._is_over(prober)
 
     def _left_s(self) -> float:
@@ -266,7 +266,7 @@ class InboxOutage:
     def _is_over(self, prober: Prober) -> bool:
         try:
             prober.probe()
-        except Exception as error:  # whatever a driver raises where its server is unreachable
+        except Exception as error:  # drivers raise various errors if the server is unreachable
             self._failures += 1
             delay_s = PROBE_BACKOFF.delay_ms(self._failures, random.random()) / 1000
             self._again_at_s = self._clock.monotonic_s() + delay_s
@@ -282,17 +282,17 @@ class InboxOutage:
 
 
 class InboxOutages:
-    """Those of one process, by the place of the inbox."""
+    """The outages of inboxes of one process, by the place of the inbox."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._outages: dict[object, InboxOutage] = {}
 
     def of(self, inbox: Inbox | AsyncInbox | None) -> InboxOutage:
-        """The one of all inboxes at the place of this; the one that never begins for none."""
+        """The outage of all inboxes at the same place; without an inbox one that never begins."""
         place = None if inbox is None else inbox.place
         return self._outages.setdefault(place, InboxOutage(self._clock))
 
     def pullers(self) -> set[threading.Thread]:
-        """Threads that do nothing but probe, perhaps until their driver gives up."""
+        """Threads that only probe, perhaps until their driver's time-out."""
         return {one.puller for one in self._outages.values() if one.puller is not None}

@@ -1,4 +1,4 @@
-"""The arguments of a handler by its parameters, found once, at decoration.
+"""Determines the arguments of a handler from its parameters, once at decoration.
 
 =====================================  =======================================================
 annotation `Message`                   the message; so does a parameter without one named
@@ -10,11 +10,11 @@ anything else, once                    the body, as the annotated type
 =====================================  =======================================================
 
 With a batch size above 1 each of them but the session is a list. A parameter with a default that
-follows the body is left to the handler. A first parameter `self` or `cls` makes it a method, which
-is called as that of the object it is bound to.
+follows the body is left to the handler. With a first parameter `self` or `cls` it is a method,
+which is called on the object it is bound to.
 
-The decoder of the body is made once per handler. A body that does not fit the type raises
-`ProtocolError`: the message is rejected at once, since it would not fit at a later attempt either.
+The decoder of the body is made once per handler. A body that does not match the type raises
+`ProtocolError`: the message is rejected at once, because a later attempt would fail too.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def body_decoder(body_type: Any) -> Decoder:
             return decode_json(record.body)
         if (takes_bytes and kind is BodyKind.BYTES) or (takes_text and kind is BodyKind.TEXT):
             return decode_body(kind, record.body)
-        wrong = f"body is {kind.name.lower()}, the handler asks for {name}"
+        wrong = f"body is {kind.name.lower()}, the handler expects {name}"
         if kind is BodyKind.BYTES:
             raise ProtocolError(wrong)
-        # An enum of texts, a UUID: what JSON has as a text may have been sent as one.
+        # An enum of texts, a UUID: a type that JSON represents as text may have been sent as text.
         try:
             return decode_json(msgspec.json.encode(decode_body(kind, record.body)))
         except ProtocolError as error:
@@ -72,7 +72,7 @@ def body_decoder(body_type: Any) -> Decoder:
 
 
 def plain_type(annotation: Any) -> Any:
-    """What is behind `Annotated`, a `NewType` or an alias of `type`."""
+    """The type behind `Annotated`, a `NewType` or an alias of `type`."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -90,7 +90,7 @@ def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
     if _is_of_pydantic(body_type):
         return _pydantic_decoder(body_type)
     if isinstance(msgspec.inspect.type_info(body_type), msgspec.inspect.CustomType):
-        raise TypeError(f"JSON cannot say what a {getattr(body_type, '__name__', body_type)} is")
+        raise TypeError(f"JSON cannot represent a {getattr(body_type, '__name__', body_type)}")
     decode = json_decoder(body_type).decode
 
     def decode_json(body: bytes) -> Any:
@@ -103,7 +103,9 @@ def _json_decoder(body_type: Any) -> Callable[[bytes], Any]:
 
 
 def _is_of_pydantic(body_type: Any, around: tuple[Any, ...] = ()) -> bool:
-    """Whether only pydantic can check it: by its rules, as a dataclass of its own, or made of its models."""
+    """Whether only pydantic can check the type: it has pydantic's constraints, is a pydantic
+    dataclass, or contains models.
+    """
     if hasattr(body_type, "__pydantic_validator__"):
         return True
     if any(map(_is_rule_of_pydantic, getattr(body_type, "__metadata__", ()))):
@@ -115,7 +117,7 @@ def _is_of_pydantic(body_type: Any, around: tuple[Any, ...] = ()) -> bool:
 
 
 def _parts(plain: Any) -> tuple[Any, ...]:
-    """What it is made of."""
+    """The types that a type is made of."""
     made_of = typing.get_args(plain)
     if not made_of and (is_dataclass(plain) or hasattr(plain, "__required_keys__")):
         made_of = tuple(typing.get_type_hints(plain, include_extras=True).values())
@@ -127,7 +129,7 @@ def _is_rule_of_pydantic(metadata: Any) -> bool:
 
 
 def _pydantic_decoder(body_type: Any) -> Callable[[bytes], Any]:
-    import pydantic  # installed: the type is of it
+    import pydantic  # pydantic is installed, because the type belongs to it
 
     try:
         validate = pydantic.TypeAdapter(body_type).validate_json
@@ -157,7 +159,7 @@ _SESSIONS: Final = {
 
 
 class Part(Enum):
-    """What of a delivery a parameter takes."""
+    """The part of a delivery that a parameter takes."""
 
     MESSAGE = "message"
     DELIVERY = "delivery"
@@ -166,7 +168,7 @@ class Part(Enum):
 
 
 _NAMES: Final = {part.value: part for part in Part}
-#: What the first parameter of a method is called.
+#: Names of the first parameter of a method.
 _OWNERS: Final = frozenset({"self", "cls"})
 
 
@@ -181,19 +183,19 @@ class Parameters:
     decode: Decoder | None
     #: Whether it can be called only as the method of an object.
     is_method: bool = False
-    #: `Session` or `AsyncSession`, as the handler has annotated it; empty where it has not.
+    #: `Session` or `AsyncSession`, as annotated in the handler; empty without an annotation.
     session_kind: str = ""
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Everything the handler takes."""
+        """All parts that the handler takes."""
         return frozenset((*self.positional, *(part for _, part in self.keywords)))
 
 
 def resolve_parameters(
     function: Callable[..., Any], *, has_inbox: bool, is_batch: bool
 ) -> Parameters:
-    """What to call `function` with; raises `ConfigurationError` naming the parameter."""
+    """The parts for the parameters of `function`; raises `ConfigurationError` naming the parameter."""
     _check_kind(function)
     hints = _hints(function)
     positional: list[Part] = []
@@ -240,7 +242,7 @@ def resolve_parameters(
 
 
 def _check_kind(function: Callable[..., Any]) -> None:
-    """Refuse what would be called and do nothing, and what cannot carry the mark of a handler."""
+    """Refuse functions whose call would do nothing, and objects that cannot store the mark of a handler."""
     shown = getattr(function, "__qualname__", repr(function))
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
@@ -261,7 +263,7 @@ def _check_kind(function: Callable[..., Any]) -> None:
         raise ConfigurationError(
             setting=f"handler {shown}",
             value=f"a {type(function).__name__}",
-            remedy="Decorate a function, and let it call that.",
+            remedy="Decorate a function that calls it.",
         )
 
 
@@ -277,7 +279,7 @@ def _part(name: str, annotation: Any, empty: Any) -> Part:
 
 
 def _session_kind(annotation: Any) -> str:
-    """`Session`, `AsyncSession` or nothing."""
+    """`Session`, `AsyncSession` or an empty text."""
     # By name, so that a handler without a database needs no SQLAlchemy.
     for one in getattr(annotation, "__mro__", ()):
         if (one.__module__, one.__name__) in _SESSIONS:

@@ -1,15 +1,16 @@
-"""Prefetched messages: waiting for a worker or with one, and how many more to pull.
+"""The prefetched messages of a handler, waiting or with a worker, and the number to pull next.
 
 The credit follows the handler: as many messages as all workers finish in a quarter of a second, at
-least one batch for each worker, at most `prefetch_max`. A slow handler holds nothing that another
-consumer could have; a fast one never waits for the network. A handler that hangs counts as slow
-while it hangs, and a batch under way as full. What a handler returned from without an outcome needs
-no worker, and counts towards `prefetch_max` alone. What was pulled for a handler that then became
-slow is returned, which costs the broker a delivery, so that must stay rare.
+least one batch for each worker, at most `prefetch_max`. A slow handler holds no messages that
+another consumer could process; a fast one never waits for the network. A hanging handler counts as
+slow while it hangs, and a running batch as full. Messages whose handler returned without an outcome
+need no worker, and only count towards `prefetch_max`. Messages that were pulled for a handler that
+then became slow are returned, which costs a delivery, so this must be rare.
 
-A worker of a quick handler takes a slice of messages and calls the handler with one after the other;
-locks, wake-ups and the credit cost once per slice. What it has not begun still counts as waiting:
-an idle worker, or a call that returns messages, takes it out of the slice again.
+A worker of a quick handler takes a slice of messages and calls the handler with one after the
+other, so the costs of locks, wake-ups and the credit occur once per slice. Unstarted messages of a
+slice still count as waiting: an idle worker, or a call that returns messages, may take them out of
+the slice.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from qmq_client.consumer.options import ConsumerOptions
 
 #: How far ahead messages are fetched, in handler time.
 _AHEAD_S: Final = 0.25
-#: What would take so many times as long as it was pulled for is returned: speeds vary.
+#: Messages that would take this many times longer than planned are returned; smaller variations are normal.
 _SLOWER: Final = 4
 #: Weight of the newest batch in the moving average of handler time.
 _WEIGHT: Final = 0.2
-#: How long a slice is to last: so long, others do not see that it makes room.
+#: Duration of a slice: during it other threads do not see the freed room.
 _SLICE_S: Final = 0.005
 _SLICE_MESSAGES_MAX: Final = 100
-#: How long an idle worker may take to begin, before the next request goes out without it.
+#: How long the next pull waits for an idle worker to start.
 BEGIN_S: Final = 0.001
 #: A wait ends at least this often, so that a lost wake-up does not hang it.
 _LOOK_S: Final = 1.0
 
 
 class Running(msgspec.Struct, kw_only=True, eq=False, gc=False):
-    """What one worker has: the handler call under way, and the slice that it goes through."""
+    """The state of one worker: the running handler call, and the rest of its slice."""
 
     #: When the call began.
     started_at_s: float
     received: Sequence[Received]
-    #: Messages of the next calls. Any thread may take out what has not begun.
+    #: Messages of the next calls. Any thread may take out unstarted ones.
     rest: deque[Received]
     taken_at_s: float
     #: Messages of the slice whose calls have ended, each with an outcome.
@@ -58,7 +59,7 @@ class Running(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return (now_s - self.started_at_s) / len(self.received)
 
     def begin_next(self, now_s: float) -> bool:
-        """Turn to the next message of the slice, if there is one and time for it.
+        """Start the next message of the slice, if there is one and time for it.
 
         For the worker's own thread. Requires: the call has ended, its messages have an outcome.
         """
@@ -69,13 +70,15 @@ class Running(msgspec.Struct, kw_only=True, eq=False, gc=False):
         except IndexError:
             return False
         self.done += len(self.received)
-        self.started_at_s = now_s  # first: the old time must not be seen with the new message
+        self.started_at_s = (
+            now_s  # set first, so that the old time is not seen with the new message
+        )
         self.received = (received,)
         return True
 
 
 class Prefetch:
-    """The messages that one handler has in this process. Thread safe."""
+    """The prefetched messages of one handler in this process. Thread safe."""
 
     def __init__(
         self,
@@ -94,24 +97,25 @@ class Prefetch:
         self._finished = threading.Condition(lock)
         self._taken = threading.Condition(lock)
         self._idle = 0
-        #: Whether the puller, of which there is one, waits for room.
+        #: Whether the only pulling thread waits for room.
         self._is_asked = False
         self._waiting: deque[Received] = deque()
-        #: How many of those come alone.
+        #: How many of those must be handled alone.
         self._alone = 0
-        #: Messages that one call takes, to judge by the last answer: those that come alone fill no batch.
+        #: Messages that one call takes, estimated from the last answer, because messages that are
+        #: handled alone fill no batch.
         self._per_call = options.batch_size
         self._oldest_at_s = 0.0
         self._running: dict[int, Running] = {}
         self._count = 0
-        #: How many of those have neither a worker nor an outcome.
+        #: How many messages have neither a worker nor an outcome.
         self._held = 0
         self._message_s: float | None = None
         self._is_stopping = False
 
     @property
     def count(self) -> int:
-        """Messages waiting, with a worker or left without an outcome."""
+        """Number of messages that wait, are with a worker or have no outcome."""
         return self._count - sum(running.done for running in list(self._running.values()))
 
     @property
@@ -125,10 +129,10 @@ class Prefetch:
             return list(self._running.values())
 
     def put(self, received: Sequence[Received]) -> bool:
-        """Add messages that were just delivered; False, and nothing done, when the stop began.
+        """Add messages that were just delivered; returns False and does nothing if the stop has begun.
 
-        When idle workers take all of them, returns when one has begun, or after a moment: the next
-        request would hold the interpreter, and the handler would wait for that.
+        If idle workers take all of them, returns when one has started, or after a moment: otherwise
+        the next request would hold the interpreter and delay the handler.
         """
         with self._arrived:
             if self._is_stopping:
@@ -149,8 +153,7 @@ class Prefetch:
     def take(self, *, is_blocking: bool) -> Running | None:
         """The messages of the next handler calls; None when there are none or the stop began.
 
-        A message that was delivered before comes alone: whatever failed the first time must not
-        take its neighbours down again.
+        A redelivered message is handled alone, so that it cannot make other messages fail again.
         """
         with self._arrived:
             while is_blocking and not self._is_stopping:
@@ -169,15 +172,15 @@ class Prefetch:
             )
             self._taken.notify()
             if self._idle and self._wait_s() == 0.0:
-                self._arrived.notify()  # more is due than the thread that put it knew
+                self._arrived.notify()  # more messages are due than when they were added
             if self._is_asked and self._has_idle():
                 self._notify_room()
             return running
 
     def finish(self, count: int) -> None:
-        """This thread's worker is done with its slice; `count` messages of the last call are settled.
+        """The worker of this thread has finished its slice; `count` messages of the last call are settled.
 
-        What it has not begun waits again. Requires: `take` gave this thread something.
+        Unstarted messages wait again. Requires: `take` returned messages to this thread.
         """
         now_s = self._clock.monotonic_s()
         with self._finished:
@@ -190,7 +193,7 @@ class Prefetch:
             self._leave(running.done + count)
 
     def leave(self, count: int) -> None:
-        """Messages are settled that no worker holds any more."""
+        """Record that messages without a worker were settled."""
         with self._finished:
             self._held -= count
             self._leave(count)
@@ -211,19 +214,19 @@ class Prefetch:
             return 0 if self._is_stopping else room
 
     def stop(self) -> list[Received]:
-        """Hand nothing out any more; what no worker has taken."""
+        """Stop passing out messages; returns those that no worker has taken."""
         with self._arrived:
             self._is_stopping = True
             self._arrived.notify_all()
             return self._empty()
 
     def take_waiting(self) -> list[Received]:
-        """Take out everything that no worker has."""
+        """Take out all messages that no worker has."""
         with self._finished:
             return self._empty()
 
     def take_ending(self, until_s: float) -> list[Received]:
-        """Take out what no worker has and whose lease ends until then."""
+        """Take out messages that no worker has and whose leases end by then."""
         with self._finished:
             self._take_back()
             ending = [one for one in self._waiting if one.lease_ends_at_s <= until_s]
@@ -234,10 +237,10 @@ class Prefetch:
             return ending
 
     def take_surplus(self) -> list[Received]:
-        """Take out what was pulled for a faster handler, so that others can have it.
+        """Take out messages that were pulled for a faster handler, so that other consumers can have them.
 
-        All of it while each worker's call has run for longer than what was pulled was to last; else
-        what exceeds the credit by far, the newest first.
+        All of them if each worker's call has run for longer than the planned time; otherwise those
+        far beyond the credit, the newest first.
         """
         with self._finished:
             self._take_back()
@@ -274,7 +277,7 @@ class Prefetch:
         return [waiting.popleft() for _ in range(count)]
 
     def _next_slice(self) -> deque[Received]:
-        """What follows the next message, if the handler is quick and settles each by returning."""
+        """The messages after the next one, if the handler is quick and settles each by returning."""
         options, message_s = self._options, self._message_s
         if options.batch_size > 1 or not options.auto_ack or message_s is None:
             return deque()
@@ -283,9 +286,9 @@ class Prefetch:
         return deque([self._waiting.popleft() for _ in range(count)])
 
     def _take_back(self) -> None:
-        """Let what no call has begun wait again."""
+        """Let unstarted messages wait again."""
         for running in self._running.values():
-            with suppress(IndexError):  # its worker has begun the last one
+            with suppress(IndexError):  # its worker has started the last one
                 while running.rest:
                     self._waiting.appendleft(running.rest.pop())
 
@@ -297,7 +300,7 @@ class Prefetch:
             return self._look_s
         options = self._options
         if self._alone or len(self._waiting) >= options.batch_size or not options.max_wait_ms:
-            return 0.0  # before one that comes alone, a batch is as full as it gets
+            return 0.0  # no batch can grow beyond a message that is handled alone
         due_at_s = self._oldest_at_s + options.max_wait_ms / 1000
         return max(0.0, due_at_s - self._clock.monotonic_s())
 
@@ -310,13 +313,13 @@ class Prefetch:
         return free if free * 3 >= credit or self._has_idle() else 0
 
     def _has_idle(self) -> bool:
-        """Whether a worker waits for more: it shall not wait for the others, which may be stuck."""
+        """Whether a worker waits for messages: it must not wait for the other workers, which may be stuck."""
         return (
             len(self._waiting) < self._per_call and len(self._running) < self._options.concurrency
         )
 
     def _unfilled(self) -> int:
-        """Places in batches under way that no message can join: one pulled for them would only wait."""
+        """Places in running batches, which no message can join: a message pulled for them would only wait."""
         per_call = self._per_call
         if per_call == 1:
             return 0
@@ -341,7 +344,7 @@ class Prefetch:
 
     @property
     def _ahead_s(self) -> float:
-        """How long what is pulled ahead is to last."""
+        """The handler time that prefetched messages should cover."""
         return min(_AHEAD_S, self._options.lease_ms / 4_000)
 
     def _ahead(self, seconds: float, message_s: float) -> int:
@@ -357,7 +360,7 @@ class Prefetch:
             self._finished.notify_all()
 
     def _alone_of(self, received: Sequence[Received]) -> int:
-        """How many of these fill no batch; where each comes alone anyway, none."""
+        """How many of these are handled alone and fill no batch; 0 if every message is handled alone."""
         if self._options.batch_size == 1:
             return 0
         return sum(one.attempt > 1 for one in received)

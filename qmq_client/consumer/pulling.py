@@ -1,4 +1,4 @@
-"""`pull`: one batch of messages, for code that has a loop of its own.
+"""`pull`: one batch of messages, for code with its own loop.
 
 ::
 
@@ -7,9 +7,9 @@
             store(delivery.message.body)
             delivery.ack()
 
-A delivery that was neither acked, nacked nor rejected by the end of the block is returned and comes
-again after the group's backoff; all outcomes go to the broker in one request. Only `delivery.extend`
-extends a lease.
+A delivery that was neither acked, nacked nor rejected by the end of the block is returned and
+delivered again after the group's backoff; all outcomes go to the broker in one request. Only
+`delivery.extend` extends a lease.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def pull(
 
 
 class _Batch:
-    """One pull's messages until their settlement."""
+    """The messages of one pull until their settlement."""
 
     def __init__(self, options: ConsumerOptions, transport: Transport, clock: Clock) -> None:
         self._options = options
@@ -164,7 +164,7 @@ class _Batch:
         try:
             answer = self._transport.settle(request)
         except TransportError:
-            # An extension that fails takes no outcome along: those go again at the end of the block.
+            # A failed extension does not affect outcomes, which are sent at the end of the block.
             self._ledger.put_back(outgoing, is_uncertain=True)
             raise
         log_answer(self._options, outgoing, answer.stale)
@@ -182,7 +182,7 @@ def _check_range(setting: str, value: object, lowest: float, highest: float) -> 
 @lru_cache(maxsize=16)
 def _transport(broker: str | BrokerAddress) -> HttpTransport:
     made = HttpTransport(broker)
-    atexit.register(made.close)  # kept for the next pull, and closed by nothing else
+    atexit.register(made.close)  # kept for the next pull, so close it here
     return made
 
 

@@ -1,9 +1,9 @@
-"""`Consumers`: handlers on threads, from start to a stop that loses nothing.
+"""`Consumers`: runs handlers on threads, and stops them without losing messages.
 
 For each handler one thread pulls, one settles, and `concurrency` threads work; each is a thin shell
-around a pass of `Member`. Stopping: no new pulls, what was not begun is returned, running handlers
-finish, outcomes are sent, all within a deadline. A message whose handler is not done by then comes
-again when its lease would have ended, and a stop by itself makes no dead letter.
+around a pass of `Member`. Stopping: no new pulls, unstarted messages are returned, running handlers
+finish, outcomes are sent, all within a deadline. A message whose handler has not finished by then
+is delivered again when its lease would have ended; a stop alone makes no dead letters.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from qmq_client.wire.names import check_name
 
 _LOG: Final = logging.getLogger("qmq.consumer")
 STOP_DEADLINE_S: Final = 30.0
-#: Outcomes wait this long for company or for the next pull to carry them.
+#: Outcomes wait this long to be sent together or with the next pull.
 SETTLE_AFTER_S: Final = 0.02
 #: After an unexpected error, so that a loop cannot spin.
 _UNEXPECTED_PAUSE_S: Final = 1.0
-#: Of the deadline, kept for handlers to react to their cancelling and for the last settlements.
+#: Share of the deadline reserved for cancelled handlers and the last settlements.
 _LAST_SHARE: Final = 0.2
-#: How often threads look for a stop or for leases to prolong, and for calls over their time.
+#: How often threads check for a stop, for leases to extend, and for calls over their time-out.
 _LOOK_S: Final = 1.0
 _LOOK_S_MIN: Final = 0.01
 _JOIN_S: Final = 0.1
-#: For connections of all asynchronous inboxes to be closed: a handler may hold up their loop.
+#: Time to close the connections of all asynchronous inboxes: a handler may block their loop.
 _CLOSE_S_MAX: Final = 1.0
-#: What a second signal leaves a stop.
+#: Time for a stop after a second signal.
 _HURRIED_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReport:
-    """How a stop went."""
+    """The result of a stop."""
 
-    #: Whether every thread ended and every outcome was sent. What only probes an inbox is not waited for.
+    #: Whether every thread ended and every outcome was sent. A thread that only probes an inbox does not count.
     is_clean: bool
     #: Handler calls still running at the deadline; their leases end by themselves.
     running: int
@@ -84,11 +84,11 @@ class Consumers:
         consumer_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`consumer_id`: a name that stays the same after a restart; else each process makes one up."""
+        """`consumer_id`: a name that stays the same after a restart; by default each process generates one."""
         if consumer_id is not None:
             check_name(consumer_id, field="consumer_id")
         self._identity = Identity(consumer_id)
-        #: Pulls have connections of their own, so that a stop can end a long poll.
+        #: Pulls use separate connections, so that a stop can end a long poll.
         self._own_transports = _own_transports(broker)
         self._async_calls = AsyncCalls()
         self._outage = Outage(clock or SYSTEM_CLOCK)
@@ -97,16 +97,16 @@ class Consumers:
         self._stopping = threading.Event()
         self._settling_ends = threading.Event()
         self._abandoned = threading.Event()
-        #: What a handler raised to end the interpreter.
+        #: The exception of a handler that ends the interpreter.
         self.exit_error: BaseException | None = None
-        #: Of a start and a stop. Reentrant: a signal handler may stop in the middle of either.
+        #: The lock of start and stop. Reentrant, because a signal handler may stop in the middle of either.
         self._lock = threading.RLock()
-        #: When a stop ends, and how long the shortest one that was asked for may take.
+        #: When the stop must end, and the shortest requested duration.
         self._ends_at_s = self._deadline_s = float("inf")
         self._report: StopReport | None = None
         self._hurried_at_s: float | None = None
         self._threads = Threads()
-        #: How many forks led to the process that started this.
+        #: The fork count of the process that started it.
         self._started_at_forks: int | None = None
         around = as_middleware(middleware)
         collected = collect_handlers(handlers)
@@ -119,15 +119,15 @@ class Consumers:
 
     @property
     def consumer_id(self) -> str:
-        """What the broker knows this process as."""
+        """The consumer id of this process at the broker."""
         return self._identity.name
 
     def run(self, *, stop_deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Start, and block until SIGTERM, SIGINT or `request_stop`; then stop.
 
-        A second signal leaves the stop a second. Raises what a handler raised to end the
-        interpreter (`SystemExit`, `KeyboardInterrupt`), and what a signal handler of the application
-        raises meanwhile, after stopping.
+        After a second signal the stop takes at most a second. After stopping, raises the exception
+        of a handler that ends the interpreter (`SystemExit`, `KeyboardInterrupt`), or one of the
+        application's signal handlers.
         """
         stop_deadline_s = checked_deadline_s("stop_deadline_s of run", stop_deadline_s)
         is_main = threading.current_thread() is threading.main_thread()
@@ -150,12 +150,12 @@ class Consumers:
 
         Raises `ConfigurationError` when started before.
         """
-        self._refuse_in_handler("start")  # it would wait for a stop that waits for the handler
+        self._refuse_in_handler("start")  # it would wait for a stop, which waits for the handler
         if self._is_of_parent():
             raise ConfigurationError(
                 setting="consumers",
                 value="started before this process was forked",
-                remedy="Start them in each process, after the fork.",
+                remedy="Start the consumers in each process, after the fork.",
             )
         with self._lock:
             if self._threads.all() or self._stopping.is_set():
@@ -183,9 +183,9 @@ class Consumers:
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> StopReport:
         """Stop within `deadline_s`. Safe to call again: later calls return the same report.
 
-        Raises `ConfigurationError` in a handler, which the stop would wait for. A call with less time
-        hurries one that is under way; after an exception, as of Ctrl-C, the next call continues.
-        In a forked child there is nothing to stop: threads and messages are the parent's.
+        Raises `ConfigurationError` in a handler, because the stop would wait for it. A call with a
+        shorter deadline speeds up a running stop; after an exception, such as Ctrl-C, the next call
+        continues. In a forked child it does nothing: threads and messages belong to the parent.
         """
         if self._is_of_parent():
             return StopReport(is_clean=True, running=0, unsettled=0)
@@ -234,10 +234,10 @@ class Consumers:
         self.stop()
 
     async def __aenter__(self) -> Consumers:
-        """Start without holding up the loop, which is the application's and not the handlers'."""
+        """Start without blocking the application's loop."""
         try:
             await asyncio.to_thread(self.start)
-        except asyncio.CancelledError:  # the start continues, and nothing else would stop it
+        except asyncio.CancelledError:  # the start continues, so it must be stopped here
             await asyncio.to_thread(self.stop)
             raise
         return self
@@ -252,7 +252,7 @@ class Consumers:
         await asyncio.to_thread(self.stop)
 
     def _is_of_parent(self) -> bool:
-        """Whether the process that this one was forked from started it."""
+        """Whether a parent process started it before a fork."""
         return self._started_at_forks not in {None, Forks.count}
 
     def _refuse_in_handler(self, call: str) -> None:
@@ -312,11 +312,13 @@ class Consumers:
             ends.wait(done.pause_s)
 
     def _guarded(self, step: Callable[[], Pass]) -> Pass:
-        """One pass. An unexpected error is logged and survived; an exit stops everything in order."""
+        """Run one pass. An unexpected error is logged, and the loop continues; an exit stops all consumers cleanly."""
         try:
             return step()
         except (SystemExit, KeyboardInterrupt) as error:
-            self._on_exit(error)  # of the application's on_stale; handlers have been asked already
+            self._on_exit(
+                error
+            )  # raised by the application's on_stale; exits of handlers are handled earlier
         except BaseException as error:  # the top of every thread's loop
             _LOG.exception(
                 "unexpected_error step=%s error=%s",
@@ -361,10 +363,10 @@ class Consumers:
         for transport in self._own_transports:
             transport.close()
         for thread in self._threads.alive("pull", "settle"):
-            thread.join(_JOIN_S)  # woken by the close
+            thread.join(_JOIN_S)  # woken when the connection was closed
         alive = set(self._threads.alive("pull", "settle", "work")) - self._inbox_outages.pullers()
         if self._report is not None:
-            return self._report  # a signal handler's stop came first
+            return self._report  # a stop in a signal handler was earlier
         self._report = report = StopReport(
             is_clean=not alive and not any(len(member.ledger) for member in self.members),
             running=sum(len(member.prefetch.running()) for member in self.members),
@@ -397,25 +399,25 @@ def _own_transports(broker: str | BrokerAddress | Transport) -> list[HttpTranspo
     )
 
 
-#: Whose thread this is; tasks and `asyncio.to_thread` take it along, threads of a handler's own do not.
+#: The owner of this thread; tasks and `asyncio.to_thread` inherit it, threads that a handler starts do not.
 _CURRENT: Final[ContextVar[object]] = ContextVar("qmq_consumer_threads", default=None)
 
 
 class Threads:
-    """Those of all its members. Not thread safe."""
+    """The threads of all members. Not thread safe."""
 
     def __init__(self) -> None:
         self._threads: dict[str, list[threading.Thread]] = {"pull": [], "work": [], "settle": []}
 
     def add(self, kind: str, consumer: str, target: Callable[[], None]) -> None:
-        """Make one that is not started."""
+        """Create a thread without starting it."""
         # Daemons: a handler that never returns must not keep the interpreter from ending.
         name = f"qmq-{kind}-{consumer}"
         run = partial(self._run, target)
         self._threads[kind].append(threading.Thread(target=run, name=name, daemon=True))
 
     def are_current(self) -> bool:
-        """Whether this code, as a handler's, has to return before one of them can end."""
+        """Whether this code runs in a handler, so that it must return before one of the threads can end."""
         return _CURRENT.get() is self
 
     def _run(self, target: Callable[[], None]) -> None:
@@ -423,9 +425,9 @@ class Threads:
         target()
 
     def all(self) -> list[threading.Thread]:
-        """Every one of them."""
+        """All threads."""
         return [thread for threads in self._threads.values() for thread in threads]
 
     def alive(self, *kinds: str) -> list[threading.Thread]:
-        """Those of these kinds that run."""
+        """The running threads of these kinds."""
         return [one for kind in kinds for one in self._threads[kind] if one.is_alive()]

@@ -1,9 +1,9 @@
-"""One handler call, from encoded records to outcomes: the same path for one message and for many.
+"""Runs one handler call, from encoded records to outcomes, for one message or a batch.
 
-Records are decoded first, so that a malformed one never takes part; then the inbox's transaction
-begins, where there is one; then the handler is called with its arguments inside its middleware. An
-outcome is noted only after the handler returned and the transaction committed. Nothing that a handler
-raises leaves this module.
+Records are decoded first, so that malformed ones are left out; then the inbox's transaction begins,
+if there is one; then the handler is called with its arguments inside its middleware. An outcome is
+recorded only after the handler returned and the transaction committed. No exception of a handler
+leaves this module.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ if TYPE_CHECKING:
     from qmq_client.inbox import Inbox
     from qmq_client.inbox.async_inbox import AsyncInbox
 
-#: What a handler may return whose work is not done yet.
+#: Return values that mean that the handler has not run: objects to await or iterate.
 _UNDONE: Final = (Awaitable, Generator, AsyncGenerator, Future)
 
 
 class Decoded(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A message that could be read."""
+    """A decoded message."""
 
     received: Received
     record: Record
     body: Any
-    #: Only where handler or middleware ask for it.
+    #: Only if handler or middleware need it.
     message: Message | None
 
 
@@ -105,11 +105,11 @@ class Calls:
             Part.DELIVERY: self._delivery,
         }
         parts = handler.parameters.parts
-        #: Whether messages have to be made of records.
+        #: Whether messages must be decoded from records.
         self.takes_message = bool({Part.MESSAGE, Part.DELIVERY} & parts or handler.middleware)
 
     def run(self, decoded: list[Decoded], session: Session | None) -> None:
-        """Call the handler, on this thread or on the loop; returns or raises what it does."""
+        """Call the handler, on this thread or on the loop; returns its result or raises its exception."""
         for one in decoded:
             one.received.is_begun = True
         with handling([dict(one.record.headers) for one in decoded]):
@@ -142,7 +142,7 @@ class Calls:
             async with asyncio.timeout(timeout_ms / 1000) as deadline:
                 await self._awaited(decoded, session)
         except TimeoutError as error:
-            if not deadline.expired():  # the handler's own
+            if not deadline.expired():  # the handler's own error
                 raise
             raise HandlerTimeoutError(timeout_ms=timeout_ms) from error
 
@@ -203,7 +203,7 @@ class Calls:
         return list(map(of_one, decoded)) if self._is_batch else of_one(decoded[0])
 
     def _delivery(self, decoded: Decoded) -> Delivery:
-        assert decoded.message is not None  # made for every handler of deliveries
+        assert decoded.message is not None  # a delivery is made for every handler that takes one
         return Delivery(decoded.received, decoded.message, self._settler)
 
 
@@ -216,7 +216,7 @@ _COUNTED_AS: Final = {
 
 
 class _InboxError(Exception):
-    """No handler's error: the inbox failed before it or after it, for the reason that is the cause."""
+    """An error of the inbox before or after the handler; `__cause__` is the reason."""
 
     def __init__(self, *, was_begun: bool) -> None:
         super().__init__()
@@ -258,9 +258,9 @@ class Work:
         self._outcomes_lock = threading.Lock()
 
     def run_slice(self, running: Running) -> None:
-        """Call the handler with one batch after the other, and note the outcome of each message.
+        """Call the handler with one batch after the other, and record the outcome of each message.
 
-        Ends after the first that was not handled as it should: others may have the rest sooner.
+        Ends after the first failed call, so that other consumers may get the rest sooner.
         """
         acked = 0
         try:
@@ -272,20 +272,20 @@ class Work:
             self._counters.add("acked", acked)
 
     def _run(self, batch: Sequence[Received], now_s: float) -> int | None:
-        """Handle one batch; how many were acked by that, None when anything else became of one."""
+        """Handle one batch; returns how many messages were acked, or None if one had another outcome."""
         decoded = self._decode(self._in_time(batch, now_s))
         if not decoded:
             return None
         received = [one.received for one in decoded]
         try:
             is_done = self._handle(decoded)
-        except BaseException as error:  # the top of the worker's loop: nothing ends it
+        except BaseException as error:  # the top of the worker's loop, which no error may end
             self.note(received, self._outcome_of(error, received))
             return None
         return self._ledger.add(received, ACKED) if is_done else None
 
     def log_unfinished(self, received: Sequence[Received], text: str) -> None:
-        """Log that a stop came before one call was done, whose messages these are."""
+        """Log that a stop came before a call with these messages had finished."""
         _LOG.warning(
             "handler_unfinished consumer=%s messages=%d message_id=%s attempt=%d error=%s",
             self._handler.options.name,
@@ -296,7 +296,7 @@ class Work:
         )
 
     def note(self, received: Sequence[Received], outcome: Outcome) -> int:
-        """Put an outcome into the ledger; how many messages had none before."""
+        """Put an outcome into the ledger; returns how many messages had none before."""
         count = self._ledger.add(received, outcome)
         is_lost = self._handler.options.at_most_once and outcome.verdict is not Verdict.ACK
         self._counters.add("dropped" if is_lost else _COUNTED_AS[outcome.verdict], count)
@@ -320,7 +320,7 @@ class Work:
 
     @contextmanager
     def _taking_outcomes(self, decoded: list[Decoded]) -> Iterator[None]:
-        """Let the handler set outcomes of single messages of its transaction."""
+        """Accept outcomes of single messages from the handler during its transaction."""
         for one in decoded:
             one.received.takes_outcome = True
         try:
@@ -331,7 +331,9 @@ class Work:
                     one.received.takes_outcome = False
 
     def _note_outcomes(self, new: list[Decoded], decoded: list[Decoded]) -> None:
-        """Note set outcomes, also for a message that is in the batch twice, delivered again after a restart."""
+        """Record the set outcomes, also for a message that is in the batch twice because it was
+        redelivered after a restart.
+        """
         outcomes = {one.record.message_id: one.received.outcome for one in new}
         for one in decoded:
             outcome = outcomes.get(one.record.message_id)
@@ -368,12 +370,12 @@ class Work:
                     error_text(error),
                 )
                 self.note([received], unreadable(error))
-            except BaseException as error:  # of the code that the body's type brings
+            except BaseException as error:  # errors in the code of the body's type
                 self.note([received], self._outcome_of(error, [received]))
         return decoded
 
     def _handle(self, decoded: list[Decoded]) -> bool:
-        """Call the handler; whether that settles the messages that have no outcome yet."""
+        """Call the handler; returns whether that settles the messages that have no outcome yet."""
         if self._inbox is None:
             self._calls.run(decoded, None)
             return self._handler.options.auto_ack
@@ -397,7 +399,7 @@ class Work:
         return True
 
     async def _handle_on_loop(self, inbox: AsyncInbox, decoded: list[Decoded]) -> int:
-        """The transaction and the handler, as one task of the handlers' loop; how many were new."""
+        """Run the transaction and the handler as one task of the handlers' loop; returns how many messages were new."""
         async with AsyncExitStack() as stack:
             opened = inbox.open([one.record.message_id for one in decoded])
             with _opening():
@@ -413,7 +415,7 @@ class Work:
         return len(new)
 
     def _probe(self) -> None:
-        """Raise unless the inbox would take a message now. Requires: there is one."""
+        """Raise unless the inbox would accept a message now. Requires: there is an inbox."""
         assert self._inbox is not None
         if self._inbox.is_async:
             self._async_calls.call(self._inbox.probe())
@@ -421,7 +423,7 @@ class Work:
             self._inbox.probe()
 
     def _outcome_of(self, error: BaseException, received: list[Received]) -> Outcome:
-        """What becomes of messages whose handler, or the type of whose body, raised this."""
+        """The outcome of messages whose handler, or body type, raised this error."""
         if isinstance(error, Retry):
             return self._retry(error, received)
         if isinstance(error, Reject):
@@ -447,7 +449,7 @@ class Work:
             reason = caused_by(reason or "rejected", error_text(causes[0]))
         if count == 1:
             return rejected(reason)
-        # Which of them is meant shows when each comes alone.
+        # The faulty message is found when each is delivered alone.
         return nacked(f"Reject: {reason}", 0)
 
     @property
@@ -455,23 +457,25 @@ class Work:
         return self._handler.is_async and self._async_calls.is_cancelled
 
     def _cut_short(self, error: BaseException, received: list[Received]) -> Outcome:
-        """The outcome after a stop has cancelled the handler: nothing need be wrong with the messages."""
-        text = f"consumer stopped before the handler was done: {error_text(error)}"
-        if left := [one for one in received if not one.is_settled]:  # else the stop has logged it
+        """The outcome after a stop has cancelled the handler: the messages need not be faulty."""
+        text = f"consumer stopped before the handler had finished: {error_text(error)}"
+        if left := [
+            one for one in received if not one.is_settled
+        ]:  # otherwise the stop has logged it
             self.log_unfinished(left, text)
         return nacked_untried(text)
 
     def _of_inbox(self, error: _InboxError, received: list[Received]) -> Outcome:
-        """An outage of the database, however long, makes no dead letters.
+        """The outcome after an error of the inbox. An outage of the database, of any length, makes no dead letters.
 
-        Nor does what keeps a handler from beginning. But a connection that is lost after a handler,
-        while the database is there, may be lost because of it.
+        Nor does an error that prevents a handler from starting. But a connection that is lost after
+        a handler, while the database is reachable, may be lost because of the handler.
         """
         cause = error.__cause__ or error
         if self._is_cut_short:
             return self._cut_short(cause, received)
         if self._inbox_outage.is_cause(self.prober):
-            # At once: who can reach the database may have them.
+            # Without a delay: a consumer that can reach the database may get them.
             return nacked_untried(error_text(cause))
         outcome = self._failed(cause, received)
         return outcome if error.was_begun else nacked_untried(outcome.text, None)
@@ -484,7 +488,7 @@ class Work:
     def _log_failure(self, error: BaseException, text: str, received: list[Received]) -> None:
         first = received[0]
         level = logging.WARNING if self.failures.failed(error, text) else logging.DEBUG
-        # The traceback is logged when it is new, and when the message will not be tried again.
+        # The traceback is logged if it is new, and if the message will not be tried again.
         is_news = first.attempt in {1, self._handler.options.max_attempts}
         is_logged_in_full = _LOG.isEnabledFor(level if is_news else logging.DEBUG)
         _LOG.log(
@@ -501,7 +505,7 @@ class Work:
 
 @contextmanager
 def _opening() -> Iterator[None]:
-    """Tell what keeps a transaction from being opened from what a handler raises."""
+    """Distinguish errors of opening a transaction from errors of the handler."""
     try:
         yield
     except QmqError:
@@ -512,23 +516,23 @@ def _opening() -> Iterator[None]:
 
 @contextmanager
 def _storing() -> Iterator[None]:
-    """Tell the loss of the connection after the handler from what the handler raised."""
+    """Distinguish a lost connection after the handler from errors of the handler."""
     try:
         yield
     except Exception as error:
-        if not getattr(error, "connection_invalidated", False):  # as SQLAlchemy tells of it
+        if not getattr(error, "connection_invalidated", False):  # as SQLAlchemy reports it
             raise
         raise _InboxError(was_begun=True) from error
 
 
 def _not_done(decoded: list[Decoded]) -> list[bytes]:
-    """Ids of what the handler gave back or rejected: the inbox must not know them afterwards."""
+    """Ids of messages that the handler nacked or rejected: the inbox must not contain them afterwards."""
     outcomes = [(one.record.message_id, one.received.outcome) for one in decoded]
     return [id_ for id_, outcome in outcomes if outcome and outcome.verdict is not Verdict.ACK]
 
 
 def _first_of_each(decoded: list[Decoded], new: set[bytes]) -> list[Decoded]:
-    """Those whose id is new, each id once."""
+    """The messages with new ids, each id once."""
     left = set(new)
     chosen: list[Decoded] = []
     for one in decoded:

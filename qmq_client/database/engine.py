@@ -23,12 +23,12 @@ from qmq_client.outbox.table import Tables, choose_journal, make_tables
 from qmq_client.settings.masking import mask_secrets
 from qmq_client.settings.sections import DatabaseSection
 
-#: What installs a driver that does not come with the product.
+#: Install command for a driver that is not part of the product.
 _EXTRAS: Final = {"postgresql": 'pip install "qmq[postgres]"'}
 #: Long enough for a distant network, short enough for an address without an answer.
 _CONNECT_S_MAX: Final = 5
-#: PyMySQL's connect time-out ends as soon as the kernel accepts; a server that is frozen then never
-#: answers. Longer than any of our statements except those of a migration.
+#: PyMySQL's connect time-out ends as soon as the kernel accepts; a frozen server then never
+#: answers. Longer than any statement of QMQ except those of a migration.
 _ANSWER_S_MAX: Final = 60
 _MIGRATION_ANSWER_S_MAX: Final = 3_600
 
@@ -56,13 +56,13 @@ def open_engine(
             url,
             pool_size=2,
             pool_use_lifo=True,
-            hide_parameters=True,  # its errors are shown, and they may hold records
+            hide_parameters=True,  # its errors are shown, and may contain records
             connect_args=_driver_arguments(url, may_create),
             **_driver_option(url),
         )
     except ImportError as error:
         raise _no_driver(section, url, error) from error
-    except (sa.exc.ArgumentError, ValueError) as error:  # the second: of a number that is none
+    except (sa.exc.ArgumentError, ValueError) as error:  # ValueError: for an invalid number
         raise not_usable(section, str(error)) from error
     if backend in ("mysql", "mariadb"):
         event.listen(engine, "connect", lift_limits)
@@ -86,7 +86,7 @@ def _is_in_memory(url: URL) -> bool:
 
 
 def _driver_option(url: URL) -> dict[str, Any]:
-    """The driver's module, if SQLAlchemy should use another than its own choice."""
+    """The driver's module, if SQLAlchemy should not use its default."""
     is_pymysql = url.drivername.endswith(f"+{DRIVER}")
     return {"module": driver()} if is_pymysql else {}
 
@@ -101,11 +101,11 @@ def _driver_arguments(url: URL, may_create: bool) -> dict[str, int | str]:
     }
     of_libpq: dict[str, int | str] = {
         "connect_timeout": _CONNECT_S_MAX,
-        # The kernel then notices a host that is gone, even in the middle of a statement.
+        # The kernel then detects a lost host, even in the middle of a statement.
         "tcp_user_timeout": _ANSWER_S_MAX * 1000,
         "keepalives_idle": _ANSWER_S_MAX // 4,
-        # A row may have any key. And where the database is SQL_ASCII, as `initdb` makes it
-        # without a locale, psycopg would give bytes, on which SQLAlchemy fails with a TypeError.
+        # A key may have any character. And if the database is SQL_ASCII, as `initdb` creates it
+        # without a locale, psycopg would return bytes, on which SQLAlchemy fails with a TypeError.
         "client_encoding": "utf8",
     }
     arguments: dict[str, dict[str, int | str]] = {
@@ -126,7 +126,7 @@ def _refuse_missing_file(
     path = _file(arguments)
     if path is not None and not path.exists():
         raise sqlite3.OperationalError(
-            f"there is no file {path}; `qmq db migrate` makes it, with the tables"
+            f"there is no file {path}; `qmq db migrate` creates it, with the tables"
         )
 
 
@@ -136,7 +136,7 @@ def _refuse_missing_directory(
     path = _file(arguments)
     if path is not None and not path.parent.is_dir():
         raise sqlite3.OperationalError(
-            f"{path} cannot be made: there is no directory {path.parent}; make it first"
+            f"{path} cannot be created: there is no directory {path.parent}; create it first"
         )
 
 
@@ -149,7 +149,7 @@ def _file(arguments: Sequence[Any]) -> Path | None:
 def _no_driver(section: DatabaseSection, url: URL, error: ImportError) -> ConfigurationError:
     backend = url.get_backend_name()
     ours = f"{backend}+{DRIVERS[backend]}"
-    install = _EXTRAS.get(backend, f"Write {ours}:// for the one that comes with the product")
+    install = _EXTRAS.get(backend, f"Write {ours}:// for the driver that comes with the product")
     return ConfigurationError(
         setting=f"database.{section.name}.url",
         value=f"{mask_secrets(section.url)}: the driver is not installed ({error})",
@@ -157,7 +157,7 @@ def _no_driver(section: DatabaseSection, url: URL, error: ImportError) -> Config
     )
 
 
-#: The driver that this is for, in SQLAlchemy's spelling.
+#: SQLAlchemy's name of the driver concerned.
 DRIVER: Final = "pymysql"
 _LACKING: Final = "cryptography"
 _REMEDY: Final = (
@@ -171,10 +171,9 @@ _OPTIONS: Final = "PyMySQL cannot connect as the URL says after its `?`"
 def driver() -> ModuleType:
     """PyMySQL with another `connect`, for `create_engine(module=…)`; raises `ImportError` without it.
 
-    Not a listener of `do_connect`: one that returns a connection keeps all later listeners from
-    being called.
+    Not a listener of `do_connect`: if one returns a connection, later listeners are not called.
     """
-    import pymysql  # late: other databases do without it
+    import pymysql  # imported late, because other databases do not need it
 
     def connect(*arguments: Any, **options: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The translation of errors of SQLAlchemy and the drivers into our own, without passwords."""
+"""Translates errors of SQLAlchemy and the drivers into errors of this package, without passwords."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MISSING_IN_SQLITE: Final = ("no such table", "no such column")
 
 @contextmanager
 def database_errors(name: str, *, remedy: str = "Run `qmq db migrate` for it.") -> Iterator[None]:
-    """Translate exceptions of the database library within the block into our own.
+    """Translate exceptions of the database library within the block into errors of this package.
 
     `remedy` creates the missing tables.
     """
@@ -56,7 +56,7 @@ def _reason(error: sa.exc.SQLAlchemyError) -> str:
     cause = error if origin is None else origin
     text = str(cause)
     match cause.args:
-        case int(number), str(said):  # PyMySQL's, which would be shown as a tuple
+        case int(number), str(said):  # PyMySQL's error, which would be shown as a tuple
             text = f"{said} (error {number})"
     text = text.partition(_WHOLE_ROW)[0]
     text = " ".join(text.split()) or type(cause).__name__

@@ -1,4 +1,4 @@
-"""The URL of a configured database: whole, with its password, and with a driver for these processes."""
+"""The URL of a configured database, completed with its password and a driver for commands and watchdog."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from qmq_client.settings.sections import DatabaseSection
 
 #: Databases with a module in `outbox/` and `inbox/`.
 KNOWN_DATABASES: Final = ("mariadb", "mysql", "postgresql", "sqlite")
-#: The driver that we install, for a URL that names none; applications with an event loop use others,
-#: these processes do not.
+#: The driver that QMQ installs, for a URL without one; commands and watchdog do not use asynchronous drivers.
 DRIVERS: Final = {
     "mariadb": "pymysql",
     "mysql": "pymysql",
     "postgresql": "psycopg",
     "sqlite": "pysqlite",
 }
-#: Blocking drivers and what is imported of them, the preferred one first.
+#: Blocking drivers with their modules, the preferred one first.
 _BLOCKING: Final[Mapping[str, Mapping[str, str]]] = {
     "mariadb": {"pymysql": "pymysql", "mysqldb": "MySQLdb"},
     "mysql": {"pymysql": "pymysql", "mysqldb": "MySQLdb"},
@@ -36,7 +35,7 @@ _PASSWORD_CHARACTERS_MAX: Final = 4_096
 
 
 def known_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
-    """The URL with a driver for these processes; raises `ConfigurationError` if no outbox can be there."""
+    """The URL with a driver for these processes; raises `ConfigurationError` for a kind of database without support."""
     url = with_driver(database_url(section, environment))
     backend = url.get_backend_name()
     if backend not in KNOWN_DATABASES:
@@ -54,7 +53,7 @@ def with_driver(url: URL) -> URL:
     That is a blocking driver: the one that the URL names, or the first one that is installed.
     """
     backend, _, driver = url.drivername.partition("+")
-    if backend == "postgres":  # what some hosts write, and SQLAlchemy no longer reads
+    if backend == "postgres":  # a name that some hosts use, and SQLAlchemy no longer accepts
         backend = "postgresql"
     if backend in DRIVERS and (not driver or driver in _DRIVERS_WITH_A_LOOP):
         driver = _installed(backend)
@@ -62,20 +61,20 @@ def with_driver(url: URL) -> URL:
 
 
 def _installed(backend: str) -> str:
-    """The first blocking driver that is there; the one we install if none is."""
+    """The first installed blocking driver; the one that QMQ installs if there is none."""
     there = (driver for driver, module in _BLOCKING[backend].items() if find_spec(module))
     return next(there, DRIVERS[backend])
 
 
 def database_url(section: DatabaseSection, environment: Mapping[str, str]) -> URL:
-    """The URL with its password, wherever that is kept."""
+    """The URL with its password from the URL, environment or file."""
     try:
         url = make_url(section.url)
     except (sa.exc.ArgumentError, ValueError):
         # The cause would show the URL, and the password in it.
         raise not_usable(section, "not a database URL") from None
     if "@" in (url.host or ""):
-        # Drivers name the host in their errors, and here it would begin with the end of the password.
+        # Drivers show the host in their errors, and here it would begin with the end of the password.
         raise ConfigurationError(
             setting=f"database.{section.name}.url",
             value=f"{mask_secrets(section.url)}: an @ before the host",
@@ -99,8 +98,8 @@ def _read_password(section: DatabaseSection) -> str:
     try:
         with Path(section.password_file).open(encoding="utf-8") as file:
             return file.readline(_PASSWORD_CHARACTERS_MAX).rstrip("\r\n")
-    except (OSError, ValueError) as error:  # the second: of the path or of the file
-        # The cause of the second would show the file's contents.
+    except (OSError, ValueError) as error:  # ValueError: for the path or the content
+        # The cause of a ValueError would show the file's contents.
         problem = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigurationError(
             setting=f"database.{section.name}.password_file",

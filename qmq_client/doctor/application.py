@@ -39,7 +39,9 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
         plain.rollback()
     if others:
         url = others[0].engine.url.render_as_string(hide_password=True)
-        fix = "use a session of its own for it, and `ProducerOptions(strict=True)` to refuse such sends"
+        fix = (
+            "use a separate session for it, and `ProducerOptions(strict=True)` to refuse such sends"
+        )
         yield found(
             "session.engines", f"its transaction also begins on another engine ({url})", fix
         )
@@ -51,7 +53,7 @@ def sessions(engine: sa.Engine, session_factory: Callable[[], Any], outbox: sa.T
 
 
 def pool(engine: sa.Engine, threads: int) -> Findings:
-    """Whether the pool keeps a connection for each of that many threads."""
+    """Whether the pool keeps a connection for each of this many threads."""
     made = engine.pool
     if isinstance(made, QueuePool) and 0 < made.size() < threads:
         read = f"keeps {made.size()} connections, for {threads} threads"

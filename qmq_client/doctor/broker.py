@@ -18,17 +18,17 @@ _ANSWER_S_MAX: Final = 5.0
 _ANSWER_BYTES_MAX: Final = 64 * 1024
 #: The answer has a line for each subject.
 _STATUS_BYTES_MAX: Final = 16 * 1024 * 1024
-#: One of these is in each answer of a broker other than 200.
+#: Each answer of a broker with another status than 200 has one of these fields.
 _SAYS_WHY: Final = ("status", "code")
 _DURABLE: Final = "durable"
-#: From this share of a bound on, a person should look before the broker refuses.
+#: From this share of a limit on, an operator should act before the broker refuses requests.
 _USED_SHARE: Final = 0.8
 #: States that an operator asked for; a broker without disk space still says "serving".
 _READ_ONLY: Final = "read-only"
 
 
 def broker(given: str | BrokerAddress) -> Findings:
-    """Ask whether it is ready, and whether it accepts this caller."""
+    """Check whether the broker is ready, and whether it accepts this caller."""
     address = BrokerAddress.of(given)
     url = address.url
     yield from certificate(address)
@@ -49,7 +49,7 @@ def broker(given: str | BrokerAddress) -> Findings:
         fix = f"qmq broker readonly off --broker {mask_secrets(url)}"
         yield found("broker.read_only", read, fix)
     elif body.get("takes_messages") is False:
-        read = f"{url}: {body.get('status')}, and takes no messages"
+        read = f"{url}: {body.get('status')}, and accepts no messages"
         fix = "free disk space on the broker's machine, or lower its reserve"
         yield found("broker.disk_reserve", read, fix)
     durability = body.get("durability", _DURABLE)
@@ -63,12 +63,12 @@ def broker(given: str | BrokerAddress) -> Findings:
 
 
 def _access(address: BrokerAddress) -> Findings:
-    """Whether it lets this caller in, and who can read the traffic."""
+    """Whether the broker accepts this caller, and whether others can read the traffic."""
     answer = _ask(address, "/v1/caller")
     url = mask_secrets(address.url)
     if not isinstance(answer, str) and answer[0] == 401:
         read = f"{url}: it does not know " + (
-            "the token that is configured" if address.has_token else "who asks: there is no token"
+            "the token that is configured" if address.has_token else "the caller: there is no token"
         )
         fix = "make one with `qmq broker token add`, and give it as QMQ_BROKER_TOKEN or token_file"
         yield found("broker.access", read, fix)
@@ -78,7 +78,7 @@ def _access(address: BrokerAddress) -> Findings:
 
 
 def _delayed(address: BrokerAddress) -> Findings:
-    """What holds delayed messages back; not reported to a caller who may not see all subjects."""
+    """The reasons why delayed messages are held back; not reported to a caller who may not see all subjects."""
     answer = _ask(address, "/v1/delayed/status", bytes_max=_STATUS_BYTES_MAX)
     if isinstance(answer, str) or answer[0] != 200:
         return
@@ -114,17 +114,15 @@ def _keepers(address: BrokerAddress) -> Findings:
         if held_bytes := keeper.get("held_bytes"):
             name = keeper.get("name")
             read = (
-                f"{url}: keeper {name}: heard of {keeper.get('age_s', 0):.0f} s ago; {held_bytes} bytes that "
+                f"{url}: keeper {name}: last report {keeper.get('age_s', 0):.0f} s ago; {held_bytes} bytes that "
                 "retention would delete wait for it"
             )
-            fix = f"run its archive; when there is none any more: qmq broker remove-keeper {name} --broker {url}"
+            fix = f"run its archive; if it no longer exists: qmq broker remove-keeper {name} --broker {url}"
             yield found("broker.keeper", read, fix)
 
 
 def _room(address: BrokerAddress) -> Findings:
-    """What is nearly used up; not reported to a caller who may not see all subjects, nor by an older
-    broker.
-    """
+    """Limits that are nearly used up; not reported to a caller who may not see all subjects, nor by an older broker."""
     answer = _ask(address, "/v1/room")
     if isinstance(answer, str) or answer[0] != 200:
         return
@@ -149,7 +147,7 @@ def _room(address: BrokerAddress) -> Findings:
 def _ask(
     address: BrokerAddress, path: str, *, bytes_max: int = _ANSWER_BYTES_MAX
 ) -> tuple[int, dict[str, Any]] | str:
-    """Status and answer, or why there is none."""
+    """Status and answer, or the reason why there is none."""
     try:
         status, data = ask(
             "GET", address, path, answer_s_max=_ANSWER_S_MAX, answer_bytes_max=bytes_max

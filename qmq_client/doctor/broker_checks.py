@@ -37,7 +37,7 @@ BROKER_CHECKS: Final = (
         _RISK,
         "O1",
         _BROKER,
-        "Somebody made the broker read-only: messages wait in their databases until that ends.",
+        "An operator made the broker read-only: messages wait in their databases until that ends.",
     ),
     check_of(
         "broker.disk_reserve",

@@ -1,4 +1,4 @@
-"""The catalogue of the doctor's checks: id, severity, guarantee, databases, and what a finding means.
+"""The catalogue of the doctor's checks: id, severity, guarantee, databases, and the meaning of a finding.
 
 `docs/doctor.md` shows the same table; a test compares the two.
 """
@@ -82,8 +82,8 @@ CHECKS: Final = (
         _RISK,
         "O2",
         _ALL,
-        "Somebody's trigger, rule or foreign key is on one of our tables. It may refuse, "
-        "silently skip or alter what we write or delete there: messages are not stored, or "
+        "One of QMQ's tables has a trigger, rule or foreign key of another owner. It may refuse, "
+        "silently skip or alter what QMQ writes or deletes there: messages are not stored, or "
         "their rows are never deleted. Check what it does; one that only reads may stay.",
     ),
     check_of(
@@ -200,7 +200,7 @@ CHECKS: Final = (
         _NOTE,
         "",
         _POSTGRESQL,
-        "There is a pooler in between. Ours need nothing that outlives a transaction; but in "
+        "There is a pooler in between. QMQ's connections need no state that outlives a transaction; but in "
         "transaction mode the driver must not prepare statements unless the pooler supports "
         "that.",
     ),
@@ -217,7 +217,7 @@ CHECKS: Final = (
         _NOTE,
         "",
         _SERVERS,
-        "Our own times are UTC; times that the application stores without a zone are not.",
+        "QMQ stores times in UTC; times that the application stores without a zone are not UTC.",
     ),
     check_of(
         "clock.difference",
@@ -277,15 +277,14 @@ CHECKS: Final = (
         "O1",
         _SERVERS,
         "This user may read the outbox but neither send nor publish: as the user of a producer or "
-        "of a watchdog it leaves messages unsent, or their rows undeleted. Somebody who only looks "
-        "needs no more.",
+        "of a watchdog it leaves messages unsent, or their rows undeleted. A user who only reads needs no more rights.",
     ),
     check_of(
         "rights.role",
         _NOTE,
         "",
         _SERVERS,
-        "The rights of this user are not enough for each of our processes. Give it only those "
+        "The rights of this user are not enough for all of QMQ's processes. Give it only those "
         "that its process needs.",
     ),
     check_of(

@@ -1,7 +1,6 @@
-"""A check of the doctor: does the broker's certificate expire soon? Then every client refuses it.
+"""The doctor's check whether the broker's certificate has expired or expires soon.
 
-It connects to the broker's port. `transport/address.py` decides which certificates are trusted, also
-here.
+It connects to the broker's port. As for clients, `transport/address.py` decides which certificates are trusted.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _SOON_DAYS: Final = 14
 _DAY_S: Final = 86_400
 #: OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED.
 _EXPIRED: Final = 10
-_FIX: Final = "renew it, put the files in the old ones' place, and send the broker SIGHUP"
+_FIX: Final = "renew it, replace the files, and send the broker SIGHUP"
 
 
 def certificate(address: BrokerAddress) -> Findings:
     """A finding if the certificate has expired or soon will; none if the broker does not answer."""
     try:
         days = _days_left(address)
-    except (OSError, ValueError, ConfigurationError):  # the next check says why
+    except (OSError, ValueError, ConfigurationError):  # the next check gives the reason
         return
     if days is None or days >= _SOON_DAYS:
         return

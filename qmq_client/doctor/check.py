@@ -7,19 +7,19 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     #: A promise does not hold.
     BREAKS = "breaks"
-    #: A promise holds today and may not tomorrow, or work is held up.
+    #: A promise holds now but may be broken later, or work is delayed.
     RISK = "risk"
-    #: Good to know.
+    #: For information.
     NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that the doctor checks."""
+    """One check of the doctor."""
 
     id: str
     severity: Severity

@@ -1,8 +1,8 @@
 """Differences between the live tables and those that this version needs, with the statement that fixes each.
 
-For `qmq db check` and the doctor; a producer's own first look is in `schema.py`. SQLAlchemy reads the
-live tables, Alembic writes the statements. Roomier columns, further columns that need no value, and
-further indexes are the application's own business.
+For `qmq db check` and the doctor; a producer's check at its first send is in `schema.py`. SQLAlchemy reads the
+live tables, Alembic writes the statements. Wider columns, further columns that need no value, and
+further indexes are allowed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _MIGRATE: Final = "qmq db migrate"
-#: Where another history has the tables: that command would refuse them.
+#: If another history has the tables, which that command would refuse.
 _UPGRADE: Final = "alembic upgrade heads, after a new revision if your own metadata has the tables"
-#: Where another history exists, and the tables have not been created yet.
-_EITHER: Final = f"{_MIGRATE}, or that of your own Alembic history if it is to have the tables"
+#: If another history exists, and the tables have not been created yet.
+_EITHER: Final = (
+    f"{_MIGRATE}, or that of your own Alembic history if the tables should belong to it"
+)
 _ALEMBIC_TABLE: Final = "alembic_version"
 _SQLITE_FIX: Final = (
     "SQLite cannot change a column: when no row is left in {table}, drop it, and "
@@ -73,7 +75,7 @@ _UNFINISHED: Final = sa.text(
 class Drift:
     """One difference that matters."""
 
-    #: What is wrong, with the names of table and column.
+    #: The fault, with the names of table and column.
     fault: str
     #: The statement or command that fixes it.
     remedy: str
@@ -83,7 +85,7 @@ class Drift:
 
 
 def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
-    """Every difference; none if all is as it should be. Reads only the catalog."""
+    """Every difference; none if the tables match. Reads only the catalog."""
     inspector = sa.inspect(connection)
     names = set(inspector.get_table_names(tables.outbox.schema))
     version = version_table(tables)
@@ -91,7 +93,7 @@ def find_drift(connection: sa.Connection, tables: Tables) -> list[Drift]:
     found = list(_of_revision(revision or []))
     if revision is None:
         found.append(_unread(connection, version))
-    # A migration creates what later revisions add; what an earlier one added was removed by somebody.
+    # A migration creates tables of later revisions; a missing table of an earlier one was removed.
     is_newest = bool(set(revision or []) & set(REVISIONS))
     migration = None if is_newest else _migration(inspector, tables, names)
     for table in tables.all:
@@ -124,8 +126,8 @@ def _revision(connection: sa.Connection, version: sa.TableClause) -> list[str] |
 
 
 def _migration(inspector: sa.Inspector, tables: Tables, names: set[str]) -> str:
-    """What brings the tables up to date: another history, if that seems to have created them or may yet."""
-    # Asked for by name, MySQL refuses a user who has no rights on it; a list leaves it out.
+    """The remedy that updates the tables: another history, if that seems to have created them or may do so."""
+    # A query of this table by name fails on MySQL for a user without rights on it; a list only leaves it out.
     places = {None, tables.outbox.schema}
     is_other = any(_ALEMBIC_TABLE in inspector.get_table_names(place) for place in places)
     if not is_other or version_table(tables).name in names:
@@ -136,7 +138,7 @@ def _migration(inspector: sa.Inspector, tables: Tables, names: set[str]) -> str:
 def _unread(connection: sa.Connection, table: sa.FromClause) -> Drift:
     name, reader = table_text(connection, table), user(connection)
     return Drift(
-        fault=f"table {name} was not looked at: {reader} may not read it",
+        fault=f"table {name} was not checked: {reader} may not read it",
         remedy=f"GRANT SELECT ON {name} TO {reader}",
     )
 
@@ -145,7 +147,7 @@ def _of_revision(revision: list[str]) -> Iterator[Drift]:
     for unknown in sorted(set(revision).difference(REVISIONS)):
         yield Drift(
             fault=f"the tables are at revision {unknown}, not at {', '.join(REVISIONS)}",
-            remedy=f"{_MIGRATE}, or upgrade the product where it does not know that revision",
+            remedy=f"{_MIGRATE}, or upgrade the product if it does not know that revision",
         )
 
 
@@ -164,7 +166,7 @@ def _of_table(
     for name, extra in live.items():
         if _needs_a_value(extra):
             yield Drift(
-                fault=f"column {table.fullname}.{name} is not ours and has no default, so that "
+                fault=f"column {table.fullname}.{name} does not belong to QMQ and has no default, so that "
                 "every INSERT fails",
                 remedy="give it a default, or make it nullable",
             )
@@ -173,7 +175,7 @@ def _of_table(
 
 
 def _type_text(type_: Any, dialect: sa.Dialect) -> str:
-    """The type in SQL; a column that has none, or one that SQLAlchemy does not know, is `NULL`."""
+    """The type in SQL; `NULL` for a missing type, or one that SQLAlchemy does not know."""
     return (
         str(sa.null().type)
         if isinstance(type_, sa.types.NullType)
@@ -184,7 +186,9 @@ def _type_text(type_: Any, dialect: sa.Dialect) -> str:
 def _column_faults(
     connection: sa.Connection, column: sa.Column[Any], live: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is wrong with a live column, as the inspector describes it, and what to modify; {}: to number it."""
+    """The faults of a live column, as the inspector describes it, with the modification; {}: make
+    it an identity column.
+    """
     dialect = connection.dialect
     wanted = column.type.dialect_impl(dialect)
     fault = ""
@@ -196,10 +200,10 @@ def _column_faults(
     if fault:
         yield fault, {"modify_type": column.type}
     if bool(live["nullable"]) != bool(column.nullable):
-        fault = "may be NULL" if live["nullable"] else "may not be NULL, and for us it must"
+        fault = "may be NULL" if live["nullable"] else "may not be NULL, but must be nullable"
         yield fault, {"modify_nullable": column.nullable}
     if _is_number(column) and not _is_numbered(dialect, live):
-        yield "gets no number by itself", {}
+        yield "is not numbered automatically", {}
 
 
 def _is_number(column: sa.Column[Any]) -> bool:
@@ -213,7 +217,7 @@ def _change(connection: sa.Connection, column: sa.Column[Any], change: dict[str,
     if dialect.name != "postgresql":
         change |= {"autoincrement": _is_number(column)}
     elif "modify_type" in change:
-        # Without a length: a cast would cut what is longer.
+        # Without a length: a cast would cut longer values.
         word = _word(column.type.dialect_impl(dialect), dialect)
         change |= {"postgresql_using": f"{column.name}::{word}"}
     elif not change:
@@ -230,7 +234,7 @@ def _change(connection: sa.Connection, column: sa.Column[Any], change: dict[str,
 
 
 def _statement(connection: sa.Connection, operation: ops.MigrateOperation) -> str:
-    """One line for a person; SQLAlchemy's own text is for a driver, which needs percent signs doubled."""
+    """The statement as one line for people; SQLAlchemy's text for a driver has doubled percent signs."""
     text = StringIO()
     options = {"as_sql": True, "output_buffer": text}
     context = MigrationContext.configure(dialect=connection.dialect, opts=options)
@@ -250,13 +254,13 @@ def _word(kind_of: Any, dialect: sa.Dialect) -> str:
 
 
 def _holds(live: Any, wanted: Any, dialect: sa.Dialect) -> bool:
-    """Whether a live type stores each of our values, and nothing else for it."""
+    """Whether a live type stores every value of QMQ unchanged."""
     try:
         if live.python_type is not wanted.python_type:
             return False
-    except NotImplementedError:  # a type of which SQLAlchemy knows nothing
+    except NotImplementedError:  # a type that SQLAlchemy does not know
         return False
-    if dialect.name == "sqlite":  # it takes any length
+    if dialect.name == "sqlite":  # it accepts any length
         return True
     has, need = _room(live, dialect), _room(wanted, dialect)
     is_padded = _word(live, dialect) in _PADDED
@@ -287,15 +291,15 @@ def _wrong_collation(connection: sa.Connection, column: sa.Column[Any], wanted: 
     found = connection.scalar(_COLLATION, place)
     if found is None or found in _LASTING:
         return ""
-    if kind == "postgresql":  # most compare exactly, but take their order from the operating system
+    if kind == "postgresql":  # most compare exactly, but use the operating system's order
         return f"{found}, whose order an upgrade of the system may change"
     if not found.startswith((wanted.collation.split("_")[0], "utf8mb4")):
-        return f"{found}, which lacks characters that we store"
+        return f"{found}, which lacks characters that QMQ stores"
     return f"{found}, which is not exact" if is_name and not found.endswith("_bin") else ""
 
 
 def _merging(connection: sa.Connection, column: sa.Column[Any]) -> str:
-    """The collation of a column of SQLite that makes different names equal."""
+    """The collation of a column of SQLite under which different names are equal."""
     table = table_text(connection, column.table)
     for collation, other in _SQLITE_MERGES.items():
         union = _SQLITE_UNION.format(column=column.name, table=table, other=other)
@@ -305,7 +309,7 @@ def _merging(connection: sa.Connection, column: sa.Column[Any]) -> str:
 
 
 def _is_numbered(dialect: sa.Dialect, live: Any) -> bool:
-    if dialect.name == "sqlite":  # only a column of exactly this type is the row's own number
+    if dialect.name == "sqlite":  # only a column of exactly this type is the row id
         return str(live["type"]) == "INTEGER" and bool(live["primary_key"])
     return bool(live.get("autoincrement") or live.get("identity"))
 
@@ -321,7 +325,7 @@ def _of_keys(
         add = f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})"
         yield Drift(
             fault=f"table {table.fullname} has the primary key ({has}), not ({columns})",
-            remedy=f"{add}, after the present one was dropped" if key else add,
+            remedy=f"{add}, after the current one was dropped" if key else add,
         )
 
 
@@ -362,7 +366,7 @@ def _wanted_indexes(table: sa.Table) -> Iterator[ops.CreateIndexOp]:
 
 
 def _serves(live: Any, columns: Sequence[str], wanted: ops.CreateIndexOp) -> bool:
-    """Whether a live index keeps our rows unique, or a search by `columns` may use it."""
+    """Whether a live index makes rows unique, or can be used for a search by `columns`."""
     options = ("postgresql_where", "sqlite_where")
     found = (live.get("dialect_options", {}).get(option) for option in options)
     condition = next((str(each) for each in found if each is not None), "")

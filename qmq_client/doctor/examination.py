@@ -1,4 +1,4 @@
-"""Examines one database for everything that breaks a promise, over one connection with few queries.
+"""Examines one database for faults that break a promise, over one connection with few queries.
 
 Changes nothing. The connection is not returned to the application's pool, because a time limit for
 its statements stays set on it.
@@ -51,7 +51,7 @@ def examine(
     thresholds: Thresholds = _DEFAULTS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> tuple[Finding, ...]:
-    """What is wrong with this database and how to fix it, the worst first; empty when sound.
+    """The findings about this database with their fixes, the worst first; empty without any.
 
     `engine`: the application's, asynchronous or not. With `session_factory` it also checks how its
     sessions work; with `threads` whether its pool keeps a connection for
@@ -100,7 +100,7 @@ def by_severity(findings: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _looked(engine: sa.Engine, look: Callable[[sa.Connection], list[Finding]]) -> list[Finding]:
-    dialect = dialect_of(engine)  # refuses what the outbox refuses
+    dialect = dialect_of(engine)  # refuses databases that the outbox refuses
     is_in_memory = isinstance(engine.pool, StaticPool)
     if engine.dialect.is_async:
         if is_in_memory:

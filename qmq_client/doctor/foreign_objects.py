@@ -1,7 +1,7 @@
-"""Foreign objects on our tables: triggers, rules, foreign keys, row security.
+"""Checks for foreign objects on QMQ's tables: triggers, rules, foreign keys, row security.
 
-Any of these may veto one of our statements, with an error or silently, or alter what it stores. Most
-do neither. No catalog tells which ones do, so each is shown and a person decides.
+Each of these may block one of QMQ's statements, with an error or silently, or alter the stored
+values. Most do neither. No catalog says which ones do, so each is shown and a person decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Stranger:
 
 
 def foreign_objects(connection: sa.Connection, tables: Tables) -> Findings:
-    """Everything that may interfere with our statements. Requires: the tables exist."""
+    """Objects that may interfere with QMQ's statements. Requires: the tables exist."""
     kind = connection.dialect.name
     here = [each for table in tables.all for each in _FINDERS[kind](connection, table)]
     if here:
@@ -104,7 +104,7 @@ _FINDERS: Final[dict[str, Callable[[sa.Connection, sa.Table], Iterator[_Stranger
     "postgresql": _of_postgresql,
     "sqlite": _of_sqlite,
 }
-#: Without those that implement foreign keys, and those that are disabled, or for replicas alone.
+#: Without triggers that implement foreign keys, are disabled, or apply only to replicas.
 _POSTGRESQL_TRIGGERS: Final = sa.text(
     "SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = to_regclass(:name) "
     "AND NOT tgisinternal AND tgenabled IN ('O', 'A') ORDER BY tgname"
@@ -113,7 +113,7 @@ _POSTGRESQL_RULES: Final = sa.text(
     "SELECT quote_ident(rulename) FROM pg_rewrite WHERE ev_class = to_regclass(:name) "
     "AND ev_enabled IN ('O', 'A') ORDER BY rulename"
 )
-#: Those that forbid deleting the referenced row; others allow it.
+#: Foreign keys that forbid deleting the referenced row.
 _POSTGRESQL_KEYS: Final = sa.text(
     "SELECT quote_ident(conname), CAST(CAST(conrelid AS regclass) AS text) FROM pg_constraint "
     "WHERE contype = 'f' AND confrelid = to_regclass(:name) AND confdeltype IN ('a', 'r') "
@@ -141,7 +141,7 @@ _SEES_TRIGGERS: Final = sa.text(
 
 
 def _unseen(connection: sa.Connection, tables: Tables) -> Findings:
-    """MySQL shows triggers only to users who may create them."""
+    """The finding for triggers that MySQL shows only to users who may create them."""
     outbox = tables.outbox
     values = {"schema": outbox.schema, "name": outbox.name}
     if connection.execute(_SEES_TRIGGERS, values).first() is None and not _has_roles(connection):
@@ -150,13 +150,13 @@ def _unseen(connection: sa.Connection, tables: Tables) -> Findings:
 
 
 def _has_roles(connection: sa.Connection) -> bool:
-    """Whether this user's rights may come from a role, and so appear in no table."""
+    """Whether this user's rights may come from a role, and so are missing in the tables of rights."""
     grants = connection.exec_driver_sql("SHOW GRANTS").scalars()
     return any(" ON " not in grant for grant in grants)
 
 
 def _row_security(connection: sa.Connection, table: sa.Table) -> Findings:
-    """Where it applies to this user, and its policies do not allow everything."""
+    """The finding for row security that applies to this user and does not allow all rows."""
     name = table_text(connection, table)
     if not connection.scalar(_IS_SECURED, {"name": name}):
         return
@@ -164,12 +164,12 @@ def _row_security(connection: sa.Connection, table: sa.Table) -> Findings:
     if _are_open(policies):
         return
     shown = ", ".join(f"{policy.polname} ({_COMMANDS[policy.cmd]})" for policy in policies)
-    read = f"{name} shows {user(connection)} what its policies allow: {shown or 'there are none'}"
+    read = f"{name} shows {user(connection)} only rows that its policies allow: {shown or 'there are none'}"
     yield found("table.row_security", read, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")
 
 
 def _are_open(policies: Any) -> bool:
-    """Whether one policy allows everything and none restricts it."""
+    """Whether one policy allows all rows and none restricts them."""
     return all(policy.polpermissive for policy in policies) and any(
         policy.cmd == "*" and policy.is_open for policy in policies
     )

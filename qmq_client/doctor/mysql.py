@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: settings that lose what was committed, and transactions that hold rows back."""
+"""Checks of MySQL and MariaDB: settings that lose committed rows, and transactions that hold rows back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRANSACTIONS_MAX: Final = 5
 
 def bound(connection: sa.Connection) -> None:
     """Limit how long a statement of this connection may run."""
-    connection.exec_driver_sql(WITHOUT_LIMITS)  # or it would see a part of what is there
+    connection.exec_driver_sql(WITHOUT_LIMITS)  # otherwise it would see only a part of the rows
     dialect: Any = connection.dialect
     if dialect.is_mariadb:
         connection.exec_driver_sql(f"SET SESSION max_statement_time = {_STATEMENT_S_MAX}")
@@ -100,7 +100,7 @@ def transactions(connection: sa.Connection, thresholds: Thresholds) -> Findings:
 
 
 #: Rows without a connection are prepared transactions whose connection is gone. Their age counts
-#: from a restart of the server. The column is in the server's time zone, whatever the session's is.
+#: from a restart of the server. The column is in the server's time zone, even if the session has another one.
 _OPEN: Final = sa.text(
     "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, "
     "CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')) AS age_s "
@@ -111,7 +111,7 @@ _OPEN: Final = sa.text(
 
 def _prepared(connection: sa.Connection, age: str) -> Findings:
     dialect: Any = connection.dialect
-    # Names may be any bytes; both servers can write them as text, each in its own way.
+    # Names may be any bytes; each server has its own way to write them as text.
     spelled = "FORMAT='SQL'" if dialect.is_mariadb else "CONVERT XID"
     try:
         rows = connection.exec_driver_sql(f"XA RECOVER {spelled}").all()

@@ -1,4 +1,4 @@
-"""The tables, and the rows that wait in them."""
+"""The doctor's checks of the outbox tables and of the rows that wait in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT, Tables
 
 #: Words in a difference → the check it belongs to; the first match counts.
 _KINDS: Final = (
-    ("was not looked at", "rights.missing"),
+    ("was not checked", "rights.missing"),
     ("is of engine", "table.engine"),
     ("is UNLOGGED", "table.unlogged"),
     ("binlog_format", "mysql.binlog_format"),
@@ -41,7 +41,7 @@ def drifted(connection: sa.Connection, tables: Tables) -> Findings:
 
 
 def waiting(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -> Findings:
-    """Rows that are parked, overdue, or waiting for long. Requires: the tables exist."""
+    """Rows that are parked, overdue, or waiting too long. Requires: the tables exist."""
     yield from _parked(connection, tables.outbox)
     yield from _undeleted(connection, tables.outbox)
     columns = tables.outbox.c
@@ -49,7 +49,7 @@ def waiting(connection: sa.Connection, tables: Tables, thresholds: Thresholds) -
     overdue = sa.select(columns.due_at_ms).where(
         columns.state == LIVE, columns.due_at_ms < now_ms - round(thresholds.overdue_s_max * 1000)
     )
-    # The index on state and due time answers both, however many rows there are.
+    # The index on state and due time serves both queries, with any number of rows.
     first_ms = connection.scalar(overdue.order_by(columns.due_at_ms).limit(1))
     if first_ms is not None:
         count = _count(connection, overdue)
@@ -79,7 +79,7 @@ def _parked(connection: sa.Connection, outbox: sa.Table) -> Findings:
     ).all()
     if not groups:
         return
-    shown = [f"{row[2]} of {row.subject} ({row.error or 'no error noted'})" for row in groups]
+    shown = [f"{row[2]} of {row.subject} ({row.error or 'no error recorded'})" for row in groups]
     more = " …" if len(shown) > _GROUPS_MAX else ""
     read = "; ".join(shown[:_GROUPS_MAX]) + more
     yield found("rows.parked", read, "qmq outbox retry --all")
@@ -99,7 +99,7 @@ def _undeleted(connection: sa.Connection, outbox: sa.Table) -> Findings:
     if error is not None:
         reason = error.removeprefix(f"{UNDELETED}: ")[:_ERROR_CHARACTERS]
         read = f"{_count(connection, kept)} rows: {reason}"
-        fix = "take away the trigger, rule, policy or foreign key; `qmq outbox list --state sent`"
+        fix = "remove the trigger, rule, policy or foreign key; `qmq outbox list --state sent`"
         yield found("rows.undeleted", read, fix)
 
 
@@ -125,7 +125,7 @@ def _unsent(
         .limit(1)
     ).first()
     if oldest is not None:
-        error = (oldest[2] or "no error noted")[:_ERROR_CHARACTERS]
+        error = (oldest[2] or "no error recorded")[:_ERROR_CHARACTERS]
         read = f"the oldest for {oldest[0]:,.0f} s, after {oldest[1]} attempts: {error}"
         yield found("rows.unsent", read, "qmq outbox list")
 

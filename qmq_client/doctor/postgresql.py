@@ -1,4 +1,4 @@
-"""PostgreSQL: settings that lose what was committed, and transactions that hold rows back."""
+"""Checks of PostgreSQL: settings that lose committed rows, and transactions that hold rows back."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def _server_fix(name: str, row: Any) -> str:
 
 def _session_fix(connection: sa.Connection, row: Any, value: str) -> str:
     if row.source in ("client", "session", "environment variable"):
-        return f"remove {row.name} from the URL's options and from what runs at each connect"
+        return (
+            f"remove {row.name} from the URL's options and from listeners that run at each connect"
+        )
     if row.source == "user":
         return f"ALTER ROLE {user(connection)} RESET {row.name}"
     if row.source == "database user":
@@ -122,7 +124,7 @@ def _literal(text: str) -> str:
 
 
 def _known_pid(driver: Any) -> int | None:
-    """The server's process as the driver learnt it when it connected; None if it does not say."""
+    """The server's process id that the driver got when it connected; None if the driver does not show it."""
     if hasattr(driver, "info"):  # psycopg, psycopg2
         return int(driver.info.backend_pid)
     if hasattr(driver, "get_server_pid"):  # asyncpg

@@ -23,13 +23,13 @@ def missing(connection: sa.Connection, right: str, read: str) -> Finding:
 
 
 def roles(connection: sa.Connection, tables: Tables) -> Findings:
-    """Which of our processes this user can run. Requires: the tables exist."""
+    """Check which of QMQ's processes this user can run. Requires: the tables exist."""
     rights = Rights(connection)
     lacking = {role: rights.lacking(role, tables) for role in ROLES}
     if not any(lacking.values()):
         return
     outbox, lacks = tables.outbox, lacking[PRODUCER]
-    # A user who may not even read the outbox is a consumer's; the outbox does not concern it.
+    # A user who may not even read the outbox belongs to a consumer, which does not use the outbox.
     is_listed = lacks and lacking[WATCHDOG] and rights.has("SELECT", outbox)
     if is_listed:
         names = ", ".join(right.name for right in lacks if not right.on.startswith("SEQUENCE"))

@@ -1,4 +1,4 @@
-"""SQLite: most settings belong to a connection, so only the application's own engine shows them."""
+"""Checks of SQLite: most settings belong to a connection, so only the application's own engine shows them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NO_JOURNAL: Final = ("off", "memory")
 
 
 def settings(connection: sa.Connection, *, is_application: bool) -> Findings:
-    """Settings of the file, and, for a connection of the application, of that."""
+    """Settings of the file, and of the connection if it is the application's."""
     path = str(_pragma(connection, "database_list", column=2))
     if not path:
-        return  # in memory there is nothing to lose
+        return  # a database in memory is lost anyway
     mode = _journal_mode(connection, path)
     if mode in _NO_JOURNAL:
         yield found("sqlite.journal_off", f"journal_mode is {mode}", "PRAGMA journal_mode = WAL")

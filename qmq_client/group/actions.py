@@ -1,11 +1,11 @@
 """The actions of consumers and operators on a group, as values: the content of the action log.
 
-Each action is a tagged MessagePack array; the tag is its first element and never reused. That is
-how this format is versioned: a new kind needs no new version of the directory, and a program that
-does not know it refuses the log. New fields go to the end and have a default; a program that does not
-know them refuses the log, too. `runs` get no new fields: they are a part of answers as well. The service decides
-what actions mean; replaying them in order gives the state of every group. Ranges are half open, of
-pull sequences unless a field says otherwise.
+Each action is a tagged MessagePack array; the tag is its first element and never reused. This versions the
+format: a new kind needs no new version of the directory, and a program that does not know it refuses the log.
+New fields go to the end and have a default; a program that does not know them refuses the log, too.
+`runs` get no new fields, because they are also part of answers. Replaying all actions in order
+gives the state of every group. Ranges are half open, of pull sequences unless a field says
+otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qmq_client.wire.deliveries import DeliveryRun
 
 
 class GroupAction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What all actions have: the time, and the group. Each kind adds its fields after these."""
+    """The fields of all actions: time and group. Each kind adds its fields after these."""
 
     at_ms: int
     subject: str
@@ -24,7 +24,7 @@ class GroupAction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class GroupDefined(GroupAction, frozen=True, tag=1):
-    """A group began to consume a subject, or its settings were changed."""
+    """A group was created on a subject, or its settings were changed."""
 
     #: Consume queue sequence at which the group begins.
     first_sequence: int
@@ -35,7 +35,7 @@ class Pulled(GroupAction, frozen=True, tag=2):
     """Messages were delivered to a consumer."""
 
     consumer: str
-    #: Identifies the opening of the store; with a pull sequence it identifies one delivery forever.
+    #: Identifies the opening of the store; together with a pull sequence it permanently identifies one delivery.
     token: int
     first_pull_sequence: int
     runs: tuple[DeliveryRun, ...]
@@ -43,7 +43,7 @@ class Pulled(GroupAction, frozen=True, tag=2):
 
 
 class RangeAction(GroupAction, frozen=True):
-    """What concerns a range of pull sequences of one consumer. Each kind adds its fields after these."""
+    """The fields of actions on a range of pull sequences of one consumer. Each kind adds its fields after these."""
 
     consumer: str
     first: int
@@ -51,7 +51,7 @@ class RangeAction(GroupAction, frozen=True):
 
 
 class Acked(RangeAction, frozen=True, tag=3):
-    """The group is done with these messages."""
+    """Messages were acked."""
 
 
 class Nacked(RangeAction, frozen=True, tag=4):
@@ -59,18 +59,18 @@ class Nacked(RangeAction, frozen=True, tag=4):
 
     retry_at_ms: int
     error: str
-    #: False: they wait as they did before this delivery, but for the time, and it is no attempt.
+    #: False: the delivery does not count as an attempt, and the messages wait as before it, except for the time.
     was_tried: bool = True
 
 
 class Extended(RangeAction, frozen=True, tag=5):
-    """Leases were prolonged."""
+    """Leases were extended."""
 
     lease_until_ms: int
 
 
 class Expired(RangeAction, frozen=True, tag=6):
-    """Leases ended without a word from the consumer."""
+    """Leases ended without an outcome from the consumer."""
 
     retry_at_ms: int
 
@@ -86,14 +86,14 @@ class Dead(GroupAction, frozen=True, tag=7):
 
 
 class SequencesAction(GroupAction, frozen=True):
-    """What concerns a range of consume queue sequences. Each kind adds its fields after these."""
+    """The fields of actions on a range of consume queue sequences. Each kind adds its fields after these."""
 
     first: int
     next: int
 
 
 class Skipped(SequencesAction, frozen=True, tag=8):
-    """Messages were given up by force before the group was done with them."""
+    """Messages were deleted by force before the group settled them."""
 
 
 class BackoffTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -111,7 +111,7 @@ class GroupSettings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     any_tags: tuple[str, ...] = ()
     #: … and all of these.
     all_tags: tuple[str, ...] = ()
-    #: Messages with the same key are delivered one after the other.
+    #: Messages with the same key are delivered one after the other (an ordered group).
     is_ordered: bool = False
     #: None for the broker's default.
     backoff: BackoffTerms | None = None
@@ -126,7 +126,7 @@ class Configured(GroupAction, frozen=True, tag=9):
 
 
 class Sought(GroupAction, frozen=True, tag=10):
-    """The group continues at this consume queue sequence; what it held or waited for is dropped."""
+    """The group continues at this consume queue sequence; messages in flight or waiting are dropped."""
 
     sequence: int
 
@@ -138,20 +138,20 @@ class Paused(GroupAction, frozen=True, tag=11):
 
 
 class Passed(GroupAction, frozen=True, tag=12):
-    """Messages up to here that were not delivered yet do not match the group's filter."""
+    """Undelivered messages up to here do not match the group's filter."""
 
-    #: Consume queue sequence that the group comes to next.
+    #: The group's next consume queue sequence.
     next: int
 
 
 class Keyed(GroupAction, frozen=True, tag=13):
     """An ordered group reached these messages: each waits until it is the first of its key."""
 
-    #: Consume queue sequence that the group comes to next.
+    #: The group's next consume queue sequence.
     next: int
     #: The sequences that match the group.
     sequences: tuple[int, ...]
-    #: For each of them the hash of its key; 0 for a message without one, which waits for no other.
+    #: For each of them the hash of its key; 0 for a message without a key, which waits for no other message.
     keys: tuple[int, ...]
 
 
@@ -173,22 +173,22 @@ class Ended(GroupAction, frozen=True, tag=16):
 class SetAside(SequencesAction, frozen=True, tag=17):
     """Messages that waited for redelivery begin a long retry."""
 
-    #: Names this long retry; never used again.
+    #: Identifies this long retry; never used again.
     retry_id: int
 
 
 class BroughtBack(GroupAction, frozen=True, tag=18):
-    """The long retry of a message ends: it waits for redelivery again, and is read from its copy."""
+    """The long retry of a message ended: it waits for redelivery again, and is read from its copy."""
 
     #: Consume queue sequence of the message.
     sequence: int
     #: Consume queue sequence of the copy, in the subject of copies. None if the copy is lost: then
-    #: the message is read from its original place, if it is still there.
+    #: the message is read from its original place, if it still exists.
     copy: int | None
 
 
 class MovedBack(GroupAction, frozen=True, tag=19):
-    """A start found that messages of the group are gone; it forgets what it knew of them."""
+    """A start found that messages of the group are lost; the group forgets their state."""
 
     #: The consume queue sequence at which the subject ends.
     next: int
@@ -197,9 +197,9 @@ class MovedBack(GroupAction, frozen=True, tag=19):
 
 
 class Owned(GroupAction, frozen=True, tag=20):
-    """The token, by its name, whose share of the broker's room the group takes.
+    """The name of the token whose share of the broker's limits the group uses.
 
-    Without a group, it is the subject that takes it.
+    Without a group, the subject uses the share.
     """
 
     owner: str
@@ -230,5 +230,5 @@ Action = (
 
 
 def kind_name(kind: type[Action]) -> str:
-    """The name of a kind of action, as listings and tables have it."""
+    """The name of a kind of action in listings and tables."""
     return kind.__name__.lower()

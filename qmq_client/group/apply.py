@@ -1,4 +1,4 @@
-"""Applies actions to a group: every change of a group comes here, also the replay at a start.
+"""Applies actions to a group. Every change of a group uses this module, also the replay at a start.
 
 This module handles actions that move or change a group as a whole: seek, pause, settings, replayed
 and purged dead letters, long retries, lost messages, and messages that are gone at a start.
@@ -32,7 +32,7 @@ _BEYOND: Final = 2**63
 
 
 def apply_action(state: GroupState, action: Action) -> None:
-    """Apply an action to the state. Requires: the action is of this subject and group."""
+    """Apply an action to the state. Requires: the action belongs to this subject and group."""
     match action:
         case Skipped():
             _on_skipped(state, action)
@@ -152,7 +152,7 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
     """Forget messages from `next_sequence` on, and copies from `next_copy` on.
 
     They were lost by a power cut or damage: they can no longer be settled, and new messages get
-    their sequences. Where a copy is gone, the group gets the original.
+    their sequences. If a copy is lost, the group gets the original.
     """
     state.cursor = min(state.cursor, next_sequence)
     state.redeliveries.take(next_sequence, _BEYOND)
@@ -165,7 +165,7 @@ def move_back(state: GroupState, next_sequence: int, next_copy: int) -> None:
         for sequence, _ in list(state.by_key.sequences()):
             if sequence >= next_sequence:
                 state.by_key.done(sequence, sequence + 1)
-    # If the log ended between a death and the end of its lease, the message is delivered again.
+    # If the log ended between a dead letter and the end of its lease, the message is delivered again.
     if state.dead:
         for sequence in state.given():
             state.dead.pop(sequence, None)

@@ -1,10 +1,10 @@
-"""The earlier attempts to deliver a message: kept until it is done, and with its dead letter.
+"""The earlier attempts of a message: kept until it is settled, and with its dead letter.
 
 Derived from actions as they are applied, so a replay gives the same. Messages that were delivered
-and came back together share one history. It is bounded: beyond `ATTEMPTS_KEPT_MAX` attempts the
-oldest are forgotten, and of all but the last only the beginning of the error and of its causes is
-kept. A group where very many messages fail keeps less of each, so that memory and snapshots stay
-small.
+and returned together share one history. It is bounded: beyond `ATTEMPTS_KEPT_MAX` attempts the
+oldest are forgotten, and for all but the last attempt only the beginning of the error and of its
+causes is kept. If very many messages of a group fail, fewer attempts of each are kept, so that
+memory and snapshots stay small.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ATTEMPTS_PER_GROUP: Final = 100_000
 #: Characters kept of the errors before the last one: types and first words.
 OLD_ERROR_CHARACTERS_MAX: Final = 100
 
-#: Stands before each cause in the text of an error.
+#: The text before each cause in the text of an error.
 CAUSED_BY: Final = "; caused by "
-#: An error and its causes of which something is kept: the bound leaves no room for more.
+#: Most parts of an error (the error and its causes) that are kept.
 TEXTS_MAX: Final = 3
 
 NACKED: Final = "nacked"
@@ -33,7 +33,7 @@ LEASE_ENDED: Final = "lease ended"
 class Attempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One delivery that did not end in an ack."""
 
-    #: Which delivery it was, from 1; from 1 again after a replay.
+    #: The number of the attempt, from 1; from 1 again after a replay.
     attempt: int
     consumer: str
     given_at_ms: int
@@ -73,7 +73,7 @@ def extended(history: History, attempt: Attempt, kept_max: int = ATTEMPTS_KEPT_M
 
 
 def joined_texts(texts: Sequence[str], characters_max: int) -> str:
-    """The text of an error and those of its causes as one; where that is too long, each has its share.
+    """Join the texts of an error and its causes; if that is too long, each gets a share of the length.
 
     Requires: at most `TEXTS_MAX` texts.
     """

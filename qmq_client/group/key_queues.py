@@ -1,9 +1,8 @@
-"""The queues of an ordered group, one for each key: a message is ready when the one before it is done.
+"""The queues of an ordered group, one for each key: a message is ready when the previous one is settled.
 
-A queue is identified by a hash of its key. Two keys with the same hash wait for each other
-needlessly, nothing worse. The head of a queue is ready, delivered, or waiting for redelivery; the
-others are held. Messages without a key are in no queue: they are ready at once and forgotten when
-delivered.
+A queue is identified by a hash of its key. Two keys with the same hash only wait for each other
+needlessly. The head of a queue is ready, delivered, or waiting for redelivery; the others are held.
+Messages without a key are in no queue: they are ready at once and forgotten when delivered.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class KeyQueues:
         self._queues: dict[int, deque[int]] = {}
         self._key_of: dict[int, int] = {}
         self._ready: set[int] = set()
-        #: The ready ones without a key.
+        #: The ready messages without a key.
         self._loose: set[int] = set()
-        #: The ready ones, and some that were delivered meanwhile.
+        #: The ready messages, and some that were delivered meanwhile.
         self._heap: list[int] = []
 
     @property
@@ -60,7 +59,7 @@ class KeyQueues:
     @property
     def undelivered_count(self) -> int:
         """Messages that were never delivered: the ready ones and those after them."""
-        # Only a head can have been delivered, and it was unless it is ready.
+        # Only a head can have been delivered, and it has been unless it is ready.
         given = len(self._queues) - (len(self._ready) - len(self._loose))
         return len(self._key_of) - given + len(self._loose)
 
@@ -93,7 +92,7 @@ class KeyQueues:
             self._make_ready(sequence)
 
     def ready(self, count: int) -> list[int]:
-        """The lowest messages that may be delivered now; they stay."""
+        """The lowest messages that may be delivered now; they are not removed."""
         found: list[int] = []
         heap = self._heap
         while heap and len(found) < count:
@@ -105,13 +104,13 @@ class KeyQueues:
         return found
 
     def give(self, first: int, next_: int) -> None:
-        """Note that these messages were delivered or redelivered."""
+        """Record that these messages were delivered or redelivered."""
         for sequence in range(first, next_):
             self._ready.discard(sequence)
             self._loose.discard(sequence)
 
     def done(self, first: int, next_: int) -> None:
-        """Note that these messages are done: the next of their keys become ready."""
+        """Record that these messages are settled: the next messages of their keys become ready."""
         for sequence in range(first, next_):
             self._ready.discard(sequence)
             self._loose.discard(sequence)
@@ -120,7 +119,7 @@ class KeyQueues:
                 self._leave(key, sequence)
 
     def drop_all(self) -> None:
-        """Forget everything."""
+        """Forget all messages."""
         self._queues.clear()
         self._key_of.clear()
         self._ready.clear()

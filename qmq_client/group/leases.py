@@ -1,10 +1,10 @@
-"""The pull log of one consumer: what it was given, and until when it may keep it.
+"""The pull log of one consumer: the messages delivered to it, with their leases.
 
 A lease maps a run of pull sequences of this consumer to a run of sequences of the consume queue,
 with one deadline. It ends by ack, nack or reject, or at its deadline. The numbering is QMQ's (pull
-sequence → message sequence). Leases per run of messages, instead of one list per consumer, repair
-what is weak there: acks may come in any order, and a stuck message blocks only itself. Kept in
-memory; the action log makes it durable.
+sequence → message sequence). Unlike QMQ's single list per consumer, leases per run of messages
+allow acks in any order, and a stuck message blocks only itself. Kept in memory; the action log
+makes it durable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 from qmq_client.group.history import History, error_bytes
 from qmq_client.group.ranges import RangeSet, Spans
 
-#: Acked ranges remembered per token and consumer, to tell an ack repeated after a lost answer from
-#: a late one. Beyond this, a repeat is reported as stale.
+#: Acked ranges remembered per token and consumer, to distinguish a repeated ack after a lost answer
+#: from a late one. Beyond this, a repeat is reported as stale.
 ACKED_RANGES_MAX: Final = 1000
 #: Tokens (openings of the store) for which they are remembered.
 ACKED_TOKENS_MAX: Final = 4
 #: Memory of a lease with its deadline, without the errors of its messages.
 LEASE_BYTES: Final = 512
-#: What one message may take when it comes back, or dies, by itself.
+#: Memory of one message that is returned or becomes a dead letter separately.
 RETURNING_BYTES: Final = 256
 #: Memory of a pull log, and of one range that it remembers as acked.
 LOG_BYTES: Final = 1_024
@@ -41,25 +41,24 @@ class Lease:
     next: int
     #: Consume queue sequence of the first message; the others follow without a gap.
     first_sequence: int
-    #: Which delivery of these messages to this group it is, from 1; an untried one is not
-    #: counted.
+    #: The number of the attempt, from 1; untried deliveries do not count.
     attempt: int
-    #: Which opening of the store gave it.
+    #: The token of the opening of the store that delivered the messages.
     token: int
     #: Wall-clock milliseconds at which the lease ends.
     until_ms: int
-    #: When they were given.
+    #: Time of the delivery.
     given_at_ms: int = 0
-    #: The attempts before this one.
+    #: The earlier attempts.
     history: History = ()
-    #: What was said of the last one of them.
+    #: The error of the last earlier attempt.
     error: str = ""
-    #: How often these came back untried since then.
+    #: How often these messages were returned untried since then.
     untried: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """The memory it takes, roughly, and may take when each message comes back by itself."""
+        """The memory of the lease, roughly, including the case that each message is returned separately."""
         held = self.next - self.first
         return LEASE_BYTES + held * RETURNING_BYTES + error_bytes(self.error, self.history)
 
@@ -81,9 +80,9 @@ class PullLog:
     __slots__ = ("_acked", "_leases", "counted_bytes", "last_seen_ms", "next_pull_sequence")
 
     def __init__(self) -> None:
-        #: Pull sequence of the next message for this consumer; never used twice.
+        #: Pull sequence of the consumer's next message; never used twice.
         self.next_pull_sequence = 0
-        #: When this consumer last asked for something or was given something.
+        #: When this consumer last pulled or got messages.
         self.last_seen_ms = 0
         #: Its memory as the group has counted it.
         self.counted_bytes = 0

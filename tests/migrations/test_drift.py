@@ -54,7 +54,7 @@ PLANTED = [
         ),
         ("mysql", f"{ALTER} MODIFY token BINARY(16) NOT NULL", "token may not be NULL"),
         ("mysql", f"{ALTER} MODIFY attempts INT NULL", "attempts may be NULL"),
-        ("mysql", f"{ALTER} MODIFY id BIGINT NOT NULL", "id gets no number by itself"),
+        ("mysql", f"{ALTER} MODIFY id BIGINT NOT NULL", "id is not numbered automatically"),
         (
             "mysql",
             f"{ALTER} MODIFY subject VARCHAR(127) COLLATE utf8mb4_general_ci NOT NULL",
@@ -78,7 +78,11 @@ PLANTED = [
             "ALTER TABLE qmq_inbox DROP PRIMARY KEY",
             "has the primary key (), not (consumer",
         ),
-        ("mysql", f"{ALTER} ADD COLUMN extra INT NOT NULL", "extra is not ours and has no default"),
+        (
+            "mysql",
+            f"{ALTER} ADD COLUMN extra INT NOT NULL",
+            "extra is does not belong to QMQ and has no default",
+        ),
         ("mysql", "UPDATE qmq_version SET version_num = 'qmq9999'", "at revision qmq9999, not at"),
         ("mysql", "DROP TABLE qmq_order_lock", "table qmq_order_lock is missing"),
         ("postgresql", f"{ALTER} DROP COLUMN last_error", "outbox.last_error is missing"),
@@ -88,7 +92,7 @@ PLANTED = [
         ("postgresql", f"{ALTER} ALTER due_at_ms TYPE int", "is INTEGER, and BIGINT is needed"),
         ("postgresql", f"{ALTER} ALTER token SET NOT NULL", "token may not be NULL"),
         ("postgresql", f"{ALTER} ALTER attempts DROP NOT NULL", "attempts may be NULL"),
-        ("postgresql", f"{ALTER} ALTER id DROP DEFAULT", "id gets no number by itself"),
+        ("postgresql", f"{ALTER} ALTER id DROP DEFAULT", "id is not numbered automatically"),
         (
             "postgresql",
             f"{ALTER} ALTER record TYPE text",
@@ -116,7 +120,11 @@ PLANTED = [
             "ALTER TABLE qmq_inbox DROP CONSTRAINT qmq_inbox_pkey",
             "has the primary key (), not (consumer",
         ),
-        ("postgresql", f"{ALTER} ADD COLUMN extra int NOT NULL", "not ours and has no default"),
+        (
+            "postgresql",
+            f"{ALTER} ADD COLUMN extra int NOT NULL",
+            "does not belong to QMQ and has no default",
+        ),
         (
             "postgresql",
             "UPDATE pg_index SET indisvalid = false "
@@ -262,7 +270,7 @@ def test_a_wrong_primary_key_is_named(a_server_database: Database) -> None:
     )
     assert faults(a_server_database) == [
         "table qmq_order_lock has the primary key (room), not (slot): ALTER TABLE qmq_order_lock ADD "
-        "PRIMARY KEY (slot), after the present one was dropped"
+        "PRIMARY KEY (slot), after the current one was dropped"
     ]
 
 

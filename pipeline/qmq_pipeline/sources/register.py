@@ -1,4 +1,4 @@
-"""Making the sources known to a session."""
+"""Registers the sources in a Spark session."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def register(session: SparkSession) -> None:
     for source in (LogDataSource, OutboxDataSource):
         try:
             session.dataSource.register(source)
-        except AnalysisException as error:  # Spark 4.0 refuses what it has found by itself
+        except (
+            AnalysisException
+        ) as error:  # Spark 4.0 refuses sources that it has already found itself
             if "already" not in str(error).lower():
                 raise

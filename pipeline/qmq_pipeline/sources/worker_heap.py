@@ -1,13 +1,12 @@
-"""Prepares the heap of a worker of Spark: what is loaded is not searched, what is freed is kept.
+"""Tunes garbage collection and memory of Spark's workers: loaded objects are not scanned, freed memory is kept.
 
-A worker that is reused collects garbage after every task and so walks through everything that
-Spark, Arrow and this package have loaded: 50,000 objects and more, in the time it takes to decode a
-hundred thousand messages. What is loaded when a reader begins stays until the process ends, so it
-is taken out of the search, once.
+A reused worker collects garbage after every task and scans all objects of Spark, Arrow and this
+package: 50,000 and more, in the time it takes to decode a hundred thousand messages. Objects that
+exist when a reader begins live until the process ends, so they are excluded from collection, once.
 
-A scan frees the blocks that it read, and takes new ones of the same size. By itself glibc hands them back to the
-system in between, which then clears each page that it gives out again: 26 for each thousand messages
-of a KiB.
+A scan frees the blocks that it read, and takes new ones of the same size. By default glibc returns
+them to the system in between, which then clears each page before reuse: 26 for each thousand
+messages of a KiB.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 def prepare_heap() -> None:
-    """Do both, once; nothing in other processes than workers."""
+    """Do both, once; does nothing in processes that are not workers."""
     if os.environ.get(REUSED):
         _prepare()
 
@@ -32,4 +31,4 @@ def prepare_heap() -> None:
 @functools.cache
 def _prepare() -> None:
     gc.freeze()
-    bytes(_KEPT_BYTES)  # unread zeros take no memory
+    bytes(_KEPT_BYTES)  # zeros that are never read take no memory

@@ -1,1 +1,1 @@
-"""The session, the Java under it, and Spark's errors in our words."""
+"""The Spark session, its Java, and the translation of Spark's errors."""

@@ -1,7 +1,7 @@
-"""Finds, in 250 lines from a JVM, the one that says what happened.
+"""Extracts the cause of an error from the output of the JVM.
 
-One of our errors that is raised in a worker comes back as text inside text: Python's traceback in
-Spark's message in the JVM's stack. The last line of that traceback has our class and our words.
+A pipeline error that is raised in a worker returns as nested text: Python's traceback in Spark's
+message in the JVM's stack. The last line of that traceback has the class and text of the error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SPARK: Final = re.compile(r"^\s*(\[[A-Z0-9_.]+\] .+)$", re.MULTILINE)
 
 
 def explain(error: BaseException, log: str) -> QmqError:
-    """Our error inside this one, or a new one that says in a line what Spark or the system said.
+    """The pipeline error inside this error, or a new one with the message of Spark or the system in one line.
 
-    `log`: the file with the details; named if it has any.
+    `log`: the file with the details; the text names it if it has any.
     """
     if isinstance(error, QmqError):
         return error
@@ -51,7 +51,7 @@ def explain(error: BaseException, log: str) -> QmqError:
 
 
 def _is_of_lost_jvm(error: BaseException) -> bool:
-    """Whether the bridge to the JVM found no process at the other end, or lost it."""
+    """Whether the bridge to the JVM could not reach the process, or lost it."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not frames[-1].f_globals["__name__"].startswith("py4j."):
         return False

@@ -1,4 +1,4 @@
-"""Values of the driver as tables for Spark."""
+"""Converts values of the driver to tables of Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def arrow_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """A small Arrow table as a DataFrame; of an empty one, Spark Connect needs the schema."""
+    """A small Arrow table as a DataFrame; for an empty one, Spark Connect needs the schema."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return spark.createDataFrame(table, from_arrow_schema(table.schema))

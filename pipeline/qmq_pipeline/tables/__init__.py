@@ -1,1 +1,1 @@
-"""Tables in a folder: their columns, their files, and the commits that make files a table."""
+"""Tables in a folder: their columns, files, and commits."""

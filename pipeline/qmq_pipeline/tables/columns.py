@@ -40,7 +40,7 @@ class Pieces:
         return pc.take(self._array, pa.array(numbers, mask=mask), boundscheck=False)
 
     def text(self, field: int, mask: Numbers | None = None) -> pa.Array:
-        """The same as text. It is unchecked, so what is not UTF-8 is replaced."""
+        """The same as text. The bytes are unchecked, so invalid UTF-8 is replaced."""
         return as_text(self.binary(field, mask))
 
 

@@ -1,4 +1,4 @@
-"""Runs of sequences of each subject, in numbers and in words."""
+"""Runs of sequences of each subject, as counts and as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMED_MAX: Final = 5
 
 
 def count_in(runs: Runs) -> int:
-    """How many sequences these are."""
+    """The number of sequences in these runs."""
     return sum(after - first for some in runs.values() for first, after in some)
 
 

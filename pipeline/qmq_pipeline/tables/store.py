@@ -1,16 +1,16 @@
-"""The tables of one pipeline, read and written by Spark in the format that the session has.
+"""The tables of one pipeline, read and written by Spark in the format of the session.
 
 ::
 
     <root>/bronze/log/kind=message/part=12/*.parquet    one file of each kind and part of the log
     <root>/bronze/log/_checkpoint                       of the stream that writes this table
     <root>/silver/lifecycle/part=12/*.parquet           derived tables: a file for each part, or for each day
-    <root>/jobs/progress/job=lifecycle/*.parquet        up to where each job has come
+    <root>/jobs/progress/job=lifecycle/*.parquet        the progress of each job
 
-Folders of a table are its *partitions*. A job makes a partition again as a whole (dynamic overwrite), so whatever is
-repeated adds nothing. Delta and Iceberg do that in one transaction. Parquet has none: each partition is replaced
-by deleting and renaming a folder when all its files are written, and a query that reads at that moment may miss it.
-A job that dies at that moment makes the partition again in its next run.
+Folders of a table are its *partitions*. A job rewrites a whole partition (dynamic overwrite), so a repetition adds
+nothing. Delta and Iceberg do that in one transaction. Parquet has none: each partition is replaced by deleting and
+renaming a folder when all its files are written, and a query that reads at that moment may miss it.
+If a job dies at that moment, its next run rewrites the partition.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LOCK: Final = "LOCK"
 _CHECKPOINT: Final = "_checkpoint"
 #: Tells Spark's reader of Parquet to verify the checksums of pages.
 _VERIFY: Final = "parquet.page.verify-checksum.enabled"
-#: What has a meaning in Spark's patterns of paths.
+#: Characters with a meaning in Spark's patterns of paths.
 _IN_PATTERNS: Final = re.compile(r"[][*?{}\\]")
-#: How Spark says that a table is not there yet.
+#: The text of Spark's error for a table that does not exist yet.
 _ABSENT: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_", "not a Delta table")
 _NO_CONNECTOR: Final = "DATA_SOURCE_NOT_FOUND"
-#: A query that counts the rows of more partitions one by one would be too long.
+#: Most partitions that a query counts one by one; with more it would be too long.
 _COUNTED_MAX: Final = 500
 
 
@@ -53,12 +53,12 @@ class Tables:
     def __init__(
         self, spark: SparkSession, root: str, *, format_: str = PARQUET, namespace: str = ""
     ) -> None:
-        """`namespace`: of the session's catalog that is to have the tables; needed for Iceberg."""
+        """`namespace`: the namespace for the tables in the session's catalog; needed for Iceberg."""
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else os.path.abspath(root)
         self._format = format_
         self._namespace = namespace
-        #: What jobs noted, once read.
+        #: The recorded progress of jobs, cached.
         self._notes: dict[str, str] | None = None
 
     # ---- the folder ---------------------------------------------------------------------------
@@ -80,8 +80,8 @@ class Tables:
     def writing(self, layer: str) -> Iterator[None]:
         """Lock the tables of a layer for writing; raises `TablesInUseError` at once if another run writes them.
 
-        The operating system holds the lock, so it ends with the process. An object store has no lock: there the
-        schedule must start one run at a time, or the format must be Delta or Iceberg.
+        The lock belongs to the process and ends with it. An object store has no lock: there only
+        one run may be started at a time, or the format must be Delta or Iceberg.
         """
         if not self._is_local:
             yield
@@ -101,7 +101,7 @@ class Tables:
         except BlockingIOError as error:
             raise TablesInUseError(
                 path=self.root,
-                reason=f"another run writes the {layer} tables",
+                reason=f"another run is writing the {layer} tables",
                 remedy="Wait for its end, or give another folder",
             ) from error
 
@@ -113,24 +113,26 @@ class Tables:
         except (FileExistsError, NotADirectoryError) as error:
             raise TablesError(
                 path=self.root,
-                reason="this is not a folder: it, or what it is in, is a file",
+                reason="this is not a folder: it, or a folder above it, is a file",
                 remedy="Give --tables a folder",
             ) from error
         if names and not any(name == PROGRESS.layer or name.startswith(LOCK) for name in names):
             raise TablesError(
                 path=self.root,
-                reason="it holds other things than tables of qmq",
+                reason="it holds files other than tables of qmq",
                 remedy="Give a folder that is new or empty, or one that `qmq pipeline` has made",
             )
 
     # ---- reading ------------------------------------------------------------------------------
 
     def path(self, table: Table) -> str:
-        """Where a table is."""
+        """The folder of a table."""
         return f"{self.root}/{table.layer}/{table.name}"
 
     def checkpoint(self, table: Table) -> str:
-        """The checkpoint of the stream that writes a table: if the table is deleted, everything is read again."""
+        """The checkpoint of the stream that writes a table. It is inside the table's folder, so if
+        that is deleted, all data is read again.
+        """
         return f"{self.path(table)}/{_CHECKPOINT}"
 
     def exists(self, table: Table) -> bool:
@@ -158,12 +160,12 @@ class Tables:
             else:
                 path = _IN_PATTERNS.sub(r"\\\g<0>", self.path(table))
                 found = reader.schema(table.ddl()).option(_VERIFY, "true").parquet(path)
-            _ = found.schema  # Spark Connect looks for it only now
+            _ = found.schema  # Spark Connect looks for the table only now
         except AnalysisException as error:
             if any(word in str(error) for word in _ABSENT):
                 return None
             raise
-        except Exception as error:  # its class depends on Spark's version, and on Connect
+        except Exception as error:  # the error's class depends on Spark's version, and on Connect
             if _NO_CONNECTOR not in str(error):
                 raise
             raise self._without_connector() from error
@@ -184,7 +186,7 @@ class Tables:
     ) -> int:
         """Replace the partitions `made`, or the whole table for None, by the rows; returns their number.
 
-        Each partition becomes one file, or a few where Spark finds it too large. Requires: `frame` has rows of
+        Each partition becomes one file, or a few if Spark finds it too large. Requires: `frame` has rows of
         no other partition.
         """
         from pyspark.sql import Observation
@@ -224,7 +226,7 @@ class Tables:
         return int(found["rows"])
 
     def _clear(self, table: Table, partition: int | str) -> None:
-        """Leave nothing of a partition that has no rows any more."""
+        """Remove a partition that has no rows any more."""
         nothing = self.spark.sql(table.nothing()).drop(*table.partitions)
         path = f"{self.path(table)}/{table.partitions[-1]}={partition}"
         nothing.write.mode("overwrite").parquet(path)
@@ -270,7 +272,7 @@ class Tables:
             writer.overwritePartitions()
 
     def _register(self, table: Table) -> None:
-        """Let the session's catalog have the table."""
+        """Register the table in the session's catalog."""
         name = self._name(table)
         location = self.path(table).replace("'", "\\'")
         columns = f"({table.ddl()})" if self._format == PARQUET else ""
@@ -297,7 +299,7 @@ class Tables:
     # ---- how far each job has come ------------------------------------------------------------
 
     def progress(self, job: str) -> dict[str, Any]:
-        """What a job noted at the end of its last run; nothing if it never came to its end."""
+        """The progress that a job recorded at the end of its last run; empty if no run has ended."""
         if self._notes is None:
             rows = self.read(PROGRESS).select("job", "notes").collect()
             self._notes = {row["job"]: row["notes"] for row in rows}
@@ -305,7 +307,7 @@ class Tables:
         return found
 
     def note_progress(self, job: str, notes: Mapping[str, Any]) -> None:
-        """Note it, in place of what was noted before."""
+        """Record the progress of a job, replacing the earlier one."""
         at = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
         row = self.spark.createDataFrame([(at, json.dumps(notes), job)], PROGRESS.ddl())
         self.overwrite(row.coalesce(1), PROGRESS)
@@ -325,13 +327,13 @@ def _sql_in(table: Table, made: Collection[int | str]) -> str:
 
 
 def _seen(observed: Observation) -> Mapping[str, int]:
-    """What was observed; nothing where adaptive execution dropped the plan, because its rows turned out to be none.
+    """The observed values; none if adaptive execution dropped the plan because it had no rows.
 
     PySpark then fails at a row without a schema, or gives no names (SPARK-54620).
     """
     try:
         found: dict[str, int] = observed.get
-    except Exception as error:  # Spark's classes are not there with Connect alone
+    except Exception as error:  # Spark's classes do not exist with Connect alone
         if type(error).__name__ != "Py4JJavaError":
             raise
         return {}

@@ -1,4 +1,4 @@
-"""A table: its name, its columns and their kinds, and how Spark and Arrow call these."""
+"""A table: its name, its columns and their types, and their names in Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Our name of a type → its name in Spark's DDL.
+#: QMQ's name of a type → its name in Spark's DDL.
 KINDS: Final = {
     "text": "STRING",
     "texts": "ARRAY<STRING>",
@@ -27,7 +27,9 @@ KINDS: Final = {
 
 @cache
 def arrow_kinds() -> dict[str, pa.DataType]:
-    """Our name of a type → Arrow's type. Arrow is imported here: a process that is asked for a schema needs none."""
+    """QMQ's name of a type → Arrow's type. Arrow is imported here, because a process that only
+    returns a schema does not need it.
+    """
     import pyarrow as pa
 
     return {
@@ -80,7 +82,7 @@ class Table:
         return ", ".join(f"`{column.name}` {KINDS[column.kind]}" for column in chosen)
 
     def nothing(self) -> str:
-        """A query without rows, which Spark knows to be empty: joins with it cost nothing."""
+        """A query without rows, which Spark recognizes as empty, so that joins with it cost nothing."""
         kinds = (f"CAST(NULL AS {KINDS[one.kind]}) AS `{one.name}`" for one in self.columns)
         return f"SELECT {', '.join(kinds)} LIMIT 0"
 

@@ -274,10 +274,10 @@ def test_qmq_delayed_status_and_retry_bring_a_real_broker_on_without_a_restart(
         assert code == 1
         assert path.name in told
         path.write_bytes(whole)
-        assert run("retry", broker)[1].startswith("looking again at ")
+        assert run("retry", broker)[1].startswith("reading again ")
         wait_for(lambda: stored(broker) == 2, "what was held")
         assert run("status", broker)[0] == 0
-        assert run("retry", broker) == (0, "nothing is held\n")
+        assert run("retry", broker) == (0, "no messages are held\n")
         shift.write_text("0")  # the clock is set back, and the operator is told
         wait_for(lambda: run("status", broker)[0] == 1, "the alarm")
         assert broker.stop() == 0

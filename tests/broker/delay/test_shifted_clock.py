@@ -131,7 +131,7 @@ def test_D1_a_delay_is_counted_by_the_clock_as_it_is_and_a_command_accepts_a_cha
         wait_for(lambda: "set forward" in status(broker)["clock"], "the alarm")
         assert (stored(broker), status(broker)["clock_held"]) == (1, 1)
         code, told = ran(broker, "accept-clock")
-        assert (code, "messages held, at most: 1" in told) == (0, True)
+        assert (code, "held messages, at most: 1" in told) == (0, True)
         wait_for(lambda: stored(broker) == 2, "what was held")
         assert ran(broker, "accept-clock") == (0, "the clock was not changed\n")
         assert ran(broker, "status")[0] == 0

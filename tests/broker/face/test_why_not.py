@@ -38,7 +38,7 @@ def group(rig: Rig) -> None:
 
 
 def test_a_subject_without_a_group_is_reported(rig: Rig, client: Client) -> None:
-    assert told(rig, sent(client)).count("no consumer has ever asked for it") == 2
+    assert told(rig, sent(client)).count("no consumer has ever pulled from it") == 2
 
 
 def test_messages_before_it_and_the_last_question_are_reported(
@@ -48,7 +48,7 @@ def test_messages_before_it_and_the_last_question_are_reported(
     sent(client, "before")
     rig.pass_ms(HOUR_MS)
     text = told(rig, sent(client))
-    why = f"messages before it come first; 1 before it; a consumer last asked at {asked_at}"
+    why = f"messages before it come first; 1 before it; a consumer last pulled at {asked_at}"
     assert text.count(why) == 2
 
 
@@ -57,7 +57,7 @@ def test_a_group_that_nobody_has_asked_for_since_the_start_is_reported(
 ) -> None:
     wanted = sent(client)
     rig.restart()
-    assert told(rig, wanted).count("no consumer has asked since the broker started") == 2
+    assert told(rig, wanted).count("no consumer has pulled since the broker started") == 2
 
 
 def test_a_paused_group_is_reported(rig: Rig, client: Client, group: None) -> None:
@@ -79,7 +79,7 @@ def test_a_group_that_starts_after_it_is_reported(rig: Rig, client: Client) -> N
     wanted = sent(client)
     rig.pull(start="latest")
     text = told(rig, wanted)
-    assert "passed (acked, or the group starts after it; `qmq message trace` says which)" in text
+    assert "passed (acked, or the group starts after it; `qmq message trace` shows which)" in text
     assert "never delivered: the group starts after it" in text
 
 

@@ -75,14 +75,14 @@ def test_check_of_a_file_that_is_not_there_is_unreachable_and_makes_none(
     checked = db("check", "--database", url)
     assert checked.exit_code == 3
     assert "there is no file" in checked.output
-    assert "`qmq db migrate` makes it" in checked.output
+    assert "`qmq db migrate` creates it" in checked.output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_migrate_names_the_directory_that_is_not_there(tmp_path: Path) -> None:
     refused = db("migrate", "--database", f"sqlite:///{tmp_path}/nodir/x/new.db")
     assert refused.exit_code == 3
-    assert f"there is no directory {tmp_path}/nodir/x; make it first" in refused.output
+    assert f"there is no directory {tmp_path}/nodir/x; create it first" in refused.output
 
 
 def test_a_file_name_in_place_of_a_url_is_answered_with_a_url() -> None:

@@ -127,9 +127,7 @@ def test_a_message_that_waits_is_shown_at_once(broker: BrokerProcess, command: s
     run(url, "cancel", message_id)
     told = CliRunner().invoke(messages, words).output
     assert "cancelled   due" in told
-    assert told.endswith(
-        f"message_id {message_id}\nsubject    gate\nmessage    not kept any more\n"
-    )
+    assert told.endswith(f"message_id {message_id}\nsubject    gate\nmessage    no longer kept\n")
     ran = CliRunner().invoke(messages, [command, "0" * 32, "--broker", url])
     assert ran.exit_code == 1
     assert "does not wait" in ran.stderr

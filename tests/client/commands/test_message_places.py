@@ -225,7 +225,7 @@ def test_what_was_not_looked_at_is_said_although_nothing_was_found(
 
     monkeypatch.setattr("qmq_client.commands.message.get_json", answer)
     ended = run(NOWHERE, "message", command, "c1" * 16, code=1)
-    assert "not everything was looked at" in ended.stderr
+    assert "the search was incomplete" in ended.stderr
     assert "is in no subject" in ended.stderr
 
 

@@ -94,5 +94,6 @@ def test_B13_a_command_that_the_broker_does_not_know_says_that_the_broker_is_old
     told = " ".join(ended.stderr.split())
     assert ended.exit_code == 1, ended.output
     assert (
-        "this broker does not know that: it is older than this command. Update the broker" in told
+        "this broker does not know this request: it is older than this command. Update the broker"
+        in told
     )

@@ -166,7 +166,7 @@ def test_X1_row_security_that_hides_rows_is_found_and_gone_after_its_fix(
         plant(shop, [*policies, "ALTER TABLE qmq_outbox ENABLE ROW LEVEL SECURITY"])
         assert ids(examine(shop)) == [], "it does not count for the owner"
         finding = mend(app, "table.row_security", by=shop)
-        assert finding.read.startswith("qmq_outbox shows app what its policies allow: ")
+        assert finding.read.startswith("qmq_outbox shows app only rows that its policies allow: ")
         assert ids(examine(app)) == []
         plant(
             shop,
