@@ -1,4 +1,4 @@
-"""Message ids and tokens of this process.
+"""Generates message ids and owner tokens.
 
 The producer instance is drawn from the operating system at the first use and again in every forked
 child, so two processes never share one. Safe for any number of threads.
@@ -58,13 +58,13 @@ class IdSource:
     """Dense message ids of this process; a new instance number after a fork."""
 
     def __init__(self) -> None:
-        #: By process id. Filled in one step, so no lock is needed.
+        #: Ids by process id. Set in one step, so no lock is needed.
         self._sources: dict[int, Callable[[], bytes]] = {}
         self._mark = fork_mark()
         self._next_id = MessageIds(0).next_id
 
     def next_id(self) -> bytes:
-        """A message id never given out before by anybody, 16 bytes."""
+        """A new unique message id, 16 bytes."""
         if not self._mark[0]:
             self._renew()
         return self._next_id()
@@ -74,16 +74,17 @@ class IdSource:
         made = MessageIds(instance_of(secrets.randbits(64))).next_id
         for other in [
             one for one in self._sources if one != process_id
-        ]:  # a dead parent's may come again
+        ]:  # a process id of a dead parent may be reused
             self._sources.pop(other, None)
         self._next_id = self._sources.setdefault(process_id, made)
-        self._mark[0] = 1  # last: a thread that sees it takes the new ids
+        self._mark[0] = 1  # last, so that a thread that sees it uses the new ids
 
     def renew_in_child(self) -> None:
-        """After a fork: another instance.
+        """Choose a new instance after a fork.
 
-        The process id alone does not tell a child: in a namespace of its own it may be the parent's. Nor does
-        this hook: a server that forks in C, as uWSGI does, calls it only when told to.
+        The process id alone does not identify a child: in another namespace it may equal the
+        parent's. Neither does this hook: a server that forks in C, like uWSGI, calls it only if
+        configured.
         """
         self._sources = {}
         self._mark[0] = 0

@@ -1,7 +1,7 @@
-"""Bodies as JSON; refuses what JSON cannot express, or some readers could not read.
+"""Encodes bodies as JSON, and refuses values that JSON cannot express or that some readers could not decode.
 
-By itself msgspec writes NaN as null, writes keys that become equal in JSON, and nests as many
-levels as the stack allows, which depends on the version of Python and on the thread.
+msgspec alone writes NaN as null, writes keys that become equal in JSON, and allows as many levels
+as the stack, which depends on the version of Python and on the thread.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-#: Levels of lists and objects: half of what Python 3.11 can read, so that a handler that is itself
-#: called deep in the stack can read it too.
+#: Levels of lists and objects: half of what Python 3.11 can read, so that a handler that is called
+#: deep in the stack can read it too.
 LEVELS_MAX: Final = 500
 #: Types of values that contain no others.
 _SINGLE: Final = frozenset({str, int, float, bool, type(None), bytes})

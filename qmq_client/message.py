@@ -1,9 +1,9 @@
 """`Message`: the value that an application sends and its handlers get.
 
 A body may be bytes, text, or anything that JSON can express (dict, list, dataclass, msgspec or
-pydantic model …). The consumer gets bytes, text or the JSON value back, or a typed object when its
-handler asks for one. Bodies become bytes here, before any SQL, and are never encoded twice. No format
-that could carry code is read or written.
+pydantic model …). The consumer gets bytes, text or the JSON value back, or a typed object if its
+handler has an annotation. Bodies become bytes here, before any SQL, and are never encoded twice. No
+format that could carry code is read or written.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from qmq_client.wire.names import OWN_PREFIX, check_name, check_not_own
 from qmq_client.wire.record import BodyKind, Record
 from qmq_client.wire.shown import shorten
 
-#: As long as an ordering key; only its hash is kept.
+#: As long as an ordering key; only its hash is stored.
 DEDUPE_KEY_BYTES_MAX: Final = 255
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: Messages that come together were mostly made together: several within one millisecond.
+#: Size of the cache of times: messages that arrive together were mostly made within the same millisecond.
 _MOMENTS_KEPT_MAX: Final = 64
-#: As much of a body as helps in a log or a failed test; bodies may have megabytes.
+#: Characters of a body that are shown in a log or a failed test; bodies may have megabytes.
 _BODY_SHOWN_CHARACTERS_MAX: Final = 1_000
 
 
 class _Addressed(msgspec.Struct, frozen=True):
-    """The first fields of every `Message`, which may be given by position."""
+    """The first fields of a `Message`, which may be positional arguments."""
 
-    #: Where it goes: 1 to 127 of A-Z a-z 0-9 _ . -
+    #: The subject: 1 to 127 of A-Z a-z 0-9 _ . -
     subject: str
     #: bytes, str, or anything that JSON can express.
     body: Any = b""
@@ -63,21 +63,21 @@ class _Addressed(msgspec.Struct, frozen=True):
 class Message(_Addressed, frozen=True, kw_only=True):
     """One message to a subject: a value, which may be sent any number of times.
 
-    Each send without a `message_id` is a message of its own with a new id. It is a struct, like
+    Each send without a `message_id` creates a message with a new id. It is a struct, like
     `Record`: one is made for every message sent or handled, and a frozen dataclass costs ten times as
     much.
     """
 
     #: Marks messages that belong together, up to 255 bytes; the broker can find messages by it.
-    #: Messages of one subject and key keep their order where `ProducerOptions.order_by_key` is set.
+    #: Messages of one subject and key keep their order if `ProducerOptions.order_by_key` is set.
     key: str | None = None
     #: Labels to filter by; the same characters as in a subject.
     tags: tuple[str, ...] = ()
     #: Small text pairs. Names that begin with `qmq-` are reserved.
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    #: 32 hex digits; None to have one made when it is sent.
+    #: 32 hex digits; None to generate one at the send.
     message_id: str | None = None
-    #: What happened, in the application's words, up to 255 bytes: `"order-17-paid"`. Messages of one
+    #: A name of the event in the application, up to 255 bytes: `"order-17-paid"`. Messages of one
     #: subject and dedupe key are one message, however often it is sent, so that a business transaction
     #: may be run again; within the broker's window of ids. Takes the place of `message_id`.
     dedupe_key: str | None = None
@@ -87,8 +87,8 @@ class Message(_Addressed, frozen=True, kw_only=True):
     delay: timedelta | float | None = None
     #: The same as a point in time, with a time zone; a past one means at once. Set in handlers.
     deliver_at: datetime | None = None
-    #: How long it is of use, counted from the send or from when it may be delivered: a timedelta or
-    #: seconds. A group that has not been given it by then gets it as a dead letter, as expired.
+    #: Time to live, counted from the send or from the due time: a timedelta or seconds. A group
+    #: that has not received it by then gets it as an expired dead letter.
     ttl: timedelta | float | None = None
     #: The same as a point in time, with a time zone. Set in handlers.
     expires_at: datetime | None = None
@@ -102,16 +102,16 @@ class Message(_Addressed, frozen=True, kw_only=True):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values of these fields; this one stays as it is.
+        """A copy with other values of these fields; the original does not change.
 
-        A received message has its id: give `message_id=None` if the copy is to be a message of its
-        own. With the old id it is a repeat, which the broker refuses if its content differs.
+        A received message has its id: pass `message_id=None` to make the copy a new message. With
+        the old id it is a repeat, which the broker refuses if its content differs.
         """
         return msgspec.structs.replace(self, **changes)
 
 
 def _shown(body: Any) -> str:
-    """The body as its repr shows it, cut where it is long."""
+    """The body in the repr, shortened if it is long."""
     if isinstance(body, str | bytes):
         rest = len(body) - _BODY_SHOWN_CHARACTERS_MAX
         return repr(body) if rest <= 0 else f"{body[:-rest]!r}… ({len(body)} in all)"
@@ -123,9 +123,9 @@ def _shown(body: Any) -> str:
 def message_to_record(
     message: Message, *, new_id: bytes, now_ms: int, limits: Limits = DEFAULT_LIMITS
 ) -> Record:
-    """The message as a record to be encoded, with the request headers around this code.
+    """The message as a record, with the current request headers.
 
-    Of `limits` only how far ahead it may be due is looked at here. Raises `InvalidMessageError`.
+    Of `limits` only the latest due time is checked here. Raises `InvalidMessageError`.
     """
     if not isinstance(message, Message):
         raise InvalidMessageError(
@@ -134,14 +134,14 @@ def message_to_record(
             value=type(message).__name__,
             remedy="Give Message(subject, body).",
         )
-    # A slice: after a commit, where no code is at hand, `startswith` takes three times as much of it.
+    # A slice, because `startswith` takes three times as long.
     subject = message.subject
     if type(subject) is str and subject[: len(OWN_PREFIX)] == OWN_PREFIX:
         check_not_own(subject)
     body_kind, body, tags = BodyKind.BYTES, message.body, message.tags
     if type(body) is not bytes:
         body_kind, body = encode_body(body)
-    # What most messages do without costs them no call: each would be a tenth of all this.
+    # Fields that most messages leave out cost no call: each call would be a tenth of the total time.
     message_id, due_at_ms, expires_at_ms = new_id, None, None
     if message.message_id is not None or message.dedupe_key is not None:
         message_id = _message_id(message)
@@ -152,7 +152,7 @@ def message_to_record(
     headers = with_request_headers(_as_headers(message.headers))
     if message.dedupe_key is not None:
         headers = (*headers, (DEDUPE_HEADER, message.dedupe_key))
-    # By position: by name it takes twice as long, for every message.
+    # Positional arguments: keyword arguments take twice as long, for every message.
     return Record(
         message_id,
         subject,
@@ -190,7 +190,7 @@ def record_to_message(record: Record, body_type: Any = Any) -> Message:
 
 
 def encode_body(body: Any) -> tuple[BodyKind, bytes]:
-    """The body's bytes and what they are; raises `EncodingError`."""
+    """The body's bytes and their kind; raises `EncodingError`."""
     if isinstance(body, bytes):
         return BodyKind.BYTES, body
     if isinstance(body, bytearray | memoryview):
@@ -209,7 +209,7 @@ def encode_body(body: Any) -> tuple[BodyKind, bytes]:
 
 
 def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
-    """The body as the producer gave it, or as `body_type` when it is JSON."""
+    """The body as the producer passed it, or as `body_type` if it is JSON."""
     if body_kind is BodyKind.BYTES:
         return body
     if body_kind is BodyKind.TEXT:
@@ -227,7 +227,7 @@ def decode_body(body_kind: BodyKind, body: bytes, body_type: Any = Any) -> Any:
 
 
 def not_decoded(error: Exception) -> ProtocolError:
-    """What does not fit, and where. Not with what: it is of a message's body."""
+    """The errors of a body with their places, but without values, which are content of a message."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return ProtocolError(f"JSON body: {error}")
@@ -258,7 +258,7 @@ def _as_headers(headers: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _message_id(message: Message) -> bytes:
-    """The id that the message asks for, one way or the other."""
+    """The message's id, from `message_id` or `dedupe_key`."""
     if message.dedupe_key is None:
         return parse_message_id(message.message_id, remedy=LEAVE_OUT)
     if message.message_id is not None:
@@ -266,7 +266,7 @@ def _message_id(message: Message) -> bytes:
             field="dedupe_key",
             limit="no message_id with it",
             value=shorten(message.dedupe_key),
-            remedy="Give one of the two: the dedupe key makes the id.",
+            remedy="Give one of the two: the id is derived from the dedupe key.",
         )
     check_name(message.subject, field="subject")
     try:
@@ -278,20 +278,20 @@ def _message_id(message: Message) -> bytes:
             field="dedupe_key",
             limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",
             value="an empty text",
-            remedy="Name what happened, or leave it out.",
+            remedy="Name the event, or leave it out.",
         )
     if key_bytes > DEDUPE_KEY_BYTES_MAX:
         raise TooLargeError(
             field="dedupe_key",
             limit=f"1 to {DEDUPE_KEY_BYTES_MAX} bytes of UTF-8",
             value=f"{key_bytes} bytes",
-            remedy="Name what happened in fewer words, or give a hash of them.",
+            remedy="Use a shorter name, or a hash of it.",
         )
     return dedupe_message_id(message.subject, message.dedupe_key)
 
 
 def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
-    """When a message with a delay may be delivered; None for at once."""
+    """The due time of a message with a delay; None for at once."""
     if message.delay is not None and message.deliver_at is not None:
         raise InvalidMessageError(
             field="delay",
@@ -308,7 +308,7 @@ def _due_at_ms(message: Message, now_ms: int, limits: Limits) -> int | None:
 
 
 def _expires_at_ms(message: Message, from_ms: int) -> int:
-    """When a message that expires does; `from_ms` is when it may be delivered."""
+    """The expiry time of a message; `from_ms` is its due time."""
     if message.ttl is not None and message.expires_at is not None:
         raise InvalidMessageError(
             field="ttl",
@@ -330,9 +330,9 @@ def _expires_at_ms(message: Message, from_ms: int) -> int:
 
 
 def _span_ms(field: str, span: Any) -> int:
-    """Rounded up: a message is never early."""
+    """A span in milliseconds, rounded up so that a message is never early."""
     if isinstance(span, timedelta):
-        # By a negative unit: what is the longest there is cannot be negated.
+        # With a negative unit, because the longest timedelta cannot be negated.
         return -(span // -timedelta(milliseconds=1))
     if isinstance(span, int) and not isinstance(span, bool):
         return span * 1000
@@ -343,7 +343,7 @@ def _span_ms(field: str, span: Any) -> int:
 
 @lru_cache(maxsize=_MOMENTS_KEPT_MAX)
 def _moment(time_ms: int) -> datetime:
-    # By position, days to milliseconds: by name it takes half as long again, for every message.
+    # Positional arguments, days to milliseconds: keyword arguments take half as long again, for every message.
     return _EPOCH + timedelta(0, 0, 0, time_ms)
 
 

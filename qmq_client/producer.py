@@ -1,9 +1,9 @@
 """`Producer`: send messages that exist if and only if the caller's transaction commits.
 
 `send` encodes and checks the message and writes it as a row through the caller's own session or
-connection. So whatever the database does to the business rows it does to the message. After the end of
-the transaction a background thread looks whether the row is committed, and sends it to the broker; the
-row stays until the broker has accepted the message, and a watchdog sends what a dead process left
+connection. So the message shares the outcome of the business rows. After the end of the transaction
+a background thread checks whether the row is committed, and sends it to the broker; the row stays
+until the broker has accepted the message, and a watchdog sends rows that a dead process left
 behind.
 """
 
@@ -66,7 +66,7 @@ from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_me
 from qmq_client.wire.record import encode_record
 
 _producers: Final[WeakSet[Producer]] = WeakSet()
-#: Connections that a child inherits stay the parent's: closing them here would end its sessions.
+#: Connections of the parent in a child: closing them here would end its sessions.
 _LEFT_TO_THE_PARENT: Final[list[sa.Pool]] = []
 
 
@@ -74,10 +74,11 @@ class Producer:
     """Sends messages through the outbox of one database to one broker.
 
     Create one for each engine in each process and keep it. It is safe to use from any number of
-    threads, and a forked child may continue using it: the child gets a publisher and connections of its
-    own. Whatever has to wait also exists in a form to be awaited, and `async with` closes the producer.
-    One that was garbage collected ends by itself: its thread sends what it has, for a bounded time.
-    The constructor opens nothing: a database that is unreachable is noticed by the first send.
+    threads, and a forked child may continue using it: the child gets its own publisher and
+    connections. Each blocking call also has an awaitable form, and `async with` closes the
+    producer. The thread of a garbage-collected producer sends its remaining messages, for a bounded
+    time. The constructor opens nothing: a database that is unreachable is noticed by the first
+    send.
     """
 
     _thread: PublisherThread
@@ -96,8 +97,8 @@ class Producer:
     ) -> None:
         """`engine`: an engine or a session maker, synchronous or not; `broker`: URL or transport.
 
-        Give `tables` when they have other names than those of `qmq_client.metadata`. `session` is whom to
-        ask for the session of a send that names none: a `scoped_session`, like `db.session` of
+        Pass `tables` if they have other names than those of `qmq_client.metadata`. `session`
+        returns the session for a send without `session=`: a `scoped_session`, like `db.session` of
         Flask-SQLAlchemy, or a function. Raises `ConfigurationError`.
         """
         self.options = checked("Producer(options=…)", options, ProducerOptions, ProducerOptions())
@@ -129,10 +130,10 @@ class Producer:
         """Send if the transaction commits: write the row now; returns the message's id, 32 hex digits.
 
         `session` is a `Session`, `scoped_session`, or a `Connection` in a transaction. With an
-        `AsyncSession`, `async_scoped_session` or `AsyncConnection` write `await producer.send(…)`. It may be
-        left out inside `@transactional`, `transaction` and inbox handlers, and when the producer was given
-        the application's session. Raises `InvalidMessageError` or `OutboxError` before anything is written, and
-        the database's own errors.
+        `AsyncSession`, `async_scoped_session` or `AsyncConnection` write `await producer.send(…)`.
+        It may be left out inside `@transactional`, `transaction` and inbox handlers, and with a
+        producer that was created with `session=`. Raises `InvalidMessageError` or `OutboxError`
+        before anything is written, and the database's own errors.
         """
         row = self._make_row(message, self._clock.now_ms())
         return sent(format_message_id(row.message_id), self._write(session, [row]))
@@ -147,7 +148,7 @@ class Producer:
         return sent_many(ids, self._write(session, rows) if rows else None)
 
     def send_now(self, message: Message) -> str:
-        """Send in a transaction of its own: on return the message is stored and will be delivered."""
+        """Send in a separate transaction: on return the message is stored and will be delivered."""
         return self.send_now_many((message,))[0]
 
     def send_now_many(self, messages: Sequence[Message]) -> list[str]:
@@ -181,8 +182,9 @@ class Producer:
         A message sent in this transaction can always be withdrawn. One from an earlier transaction
         can be only while no process may be sending it: after a failed attempt, while it is parked, or
         when the process that sent it has died. `UNKNOWN` if it was sent, is being sent, or never was.
-        Like any other change, the withdrawal is undone by a rollback. The broker is not asked: it may
-        have the message from an attempt whose answer was lost; `cancel_now` withdraws it there too.
+        Like any other change, the withdrawal is undone by a rollback. This does not involve the
+        broker, which may have the message from an attempt whose answer was lost; `cancel_now`
+        withdraws it there too.
 
         Without an open transaction this is `cancel_now`.
         """
@@ -201,10 +203,10 @@ class Producer:
     def cancel_now(self, message_id: str) -> Cancellation:
         """Withdraw a message from the outbox and, if it is delayed, from the broker.
 
-        The result is true when the message will never be delivered; otherwise it says why not. It is
-        also `UNKNOWN` while the message is on its way from one to the other: ask again. Raises
-        `TransportError`: then it will not be sent any more if it was not being sent, but the broker may
-        have it from an attempt whose answer was lost. Ask again then, too.
+        The result is true when the message will never be delivered; otherwise it says why not. It
+        is also `UNKNOWN` while the message is between outbox and broker: call it again. Raises
+        `TransportError`: then the message will not be sent any more if it was not being sent, but
+        the broker may have it from an attempt whose answer was lost. Call it again then, too.
         """
         wanted = parse_message_id(message_id)
         with sync_transaction(self.engine) as connection:
@@ -246,11 +248,11 @@ class Producer:
         return outcome
 
     def receipt(self, message_id: str, *, session: AnySession | None = None) -> Receipt:
-        """A receipt for a message sent in the open transaction; ask for it before the commit.
+        """A receipt for a message sent in the open transaction; call it before the commit.
 
-        After the commit, `receipt.wait(deadline_s)` or `await receipt` tells what became of the
-        message. Without a publisher thread (`background=False`) that is not known before `flush`. In a
-        forked child the receipts of the parent are never answered.
+        After the commit, `receipt.wait(deadline_s)` or `await receipt` returns the outcome of the
+        message. Without a publisher thread (`background=False`) that is not known before `flush`.
+        In a forked child the receipts of the parent are never answered.
         """
         wanted, scope = parse_message_id(message_id), sync_of(self._scopes.find(session))
         if not self._was_sent_in(scope, wanted):
@@ -264,7 +266,7 @@ class Producer:
         """Wait until each committed message is accepted or left to the watchdog, or for the deadline.
 
         The result is true if all messages since the previous flush were accepted, and counts those
-        that were not. Raises `ConfigurationError` in a callback of this producer, which it would wait for.
+        that were not. Raises `ConfigurationError` in a callback of this producer, because it would wait for itself.
         """
         is_done = self._thread.flush(checked_deadline_s("deadline_s of flush", deadline_s))
         with self._flush_lock:
@@ -292,7 +294,7 @@ class Producer:
 
     @property
     def stats(self) -> PublisherStats:
-        """What has become of this process's messages so far."""
+        """Counts of the outcomes of this process's messages."""
         return self._publisher.stats
 
     def __enter__(self) -> Self:
@@ -318,7 +320,7 @@ class Producer:
         await self.close_async()
 
     def _after_fork(self) -> None:
-        """Give a forked child a publisher of its own, sharing nothing with the parent. Called on fork."""
+        """Give a forked child its own publisher, which shares nothing with the parent. Called on fork."""
         self._store.after_fork()
         _LEFT_TO_THE_PARENT.append(self.engine.pool)
         if not _is_in_memory(self.engine):
@@ -349,7 +351,7 @@ class Producer:
         self._at_collection.atexit = False
 
     def _write(self, given: AnySession | None, rows: list[OutboxRow]) -> Pending | None:
-        """Write the rows now, or return what writes them when it is awaited."""
+        """Write the rows now, or return an awaitable that writes them."""
         scope = self._scopes.find(given)
         if isinstance(scope, Session | sa.Connection):
             try:
@@ -426,7 +428,7 @@ class Producer:
     def _delete(
         self, scope: Session | sa.Connection, message_id: bytes, is_at_broker: bool = False
     ) -> bool:
-        """Delete an unsent row in the scope's transaction; whether there was one."""
+        """Delete an unsent row in the scope's transaction; returns whether there was one."""
         if isinstance(scope, Session) and discard_unawaited(scope, message_id):
             return True
         connection, _ = self._scopes.connection(scope)
@@ -491,7 +493,9 @@ def _is_in_memory(engine: sa.Engine) -> bool:
 def _open_transport(broker: str | BrokerAddress | Transport) -> Transport:
     if not isinstance(broker, str | BrokerAddress):
         return checked_transport(broker)
-    from qmq_client.transport.http import HttpTransport  # late: brings the HTTP library with it
+    from qmq_client.transport.http import (
+        HttpTransport,
+    )  # imported late, because it imports the HTTP library
 
     return HttpTransport(broker)
 

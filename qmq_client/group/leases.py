@@ -84,7 +84,7 @@ class PullLog:
         self.next_pull_sequence = 0
         #: When this consumer last pulled or got messages.
         self.last_seen_ms = 0
-        #: Its memory as the group has counted it.
+        #: Its memory as last counted by the group.
         self.counted_bytes = 0
         self._leases: Spans[Lease] = Spans()
         self._acked: dict[int, RangeSet] = {}
@@ -96,12 +96,12 @@ class PullLog:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all that, roughly."""
+        """The memory of the pull log, roughly."""
         acked = sum(map(len, self._acked.values()))
         return LOG_BYTES + self._leases.memory_bytes + RANGE_BYTES * acked
 
     def is_there(self, since_ms: int) -> bool:
-        """Whether this consumer holds something or was seen since."""
+        """Whether this consumer holds messages or was seen since."""
         return bool(self._leases.count) or self.last_seen_ms >= since_ms
 
     def leases(self) -> Spans[Lease]:
@@ -119,7 +119,7 @@ class PullLog:
         *,
         next_pull_sequence: int,
     ) -> None:
-        """Restore a snapshot. Requires: nothing was given yet."""
+        """Restore a snapshot. Requires: no message was delivered yet."""
         self.next_pull_sequence = next_pull_sequence
         for lease in leases:
             self._leases.add(lease)
@@ -129,12 +129,12 @@ class PullLog:
                 known.add(first, next_)
 
     def hand_out(self, lease: Lease) -> None:
-        """Note that these messages were delivered."""
+        """Record that these messages were delivered."""
         self._leases.add(lease)
         self.next_pull_sequence = max(self.next_pull_sequence, lease.next)
 
     def drop_all(self) -> None:
-        """End all leases as if they had never been; what was acked stays known."""
+        """Drop all leases without an outcome; the acked ranges are kept."""
         self._leases = Spans()
 
     def at(self, pull_sequence: int) -> Lease | None:
@@ -142,7 +142,7 @@ class PullLog:
         return self._leases.at(pull_sequence)
 
     def unacked(self, first: int, next_: int, *, token: int) -> list[tuple[int, int]]:
-        """The parts of this range that are not remembered as acked under `token`."""
+        """The parts of this range that are not recorded as acked under `token`."""
         acked = self._acked.get(token)
         return [(first, next_)] if acked is None else acked.missing(first, next_)
 
@@ -151,14 +151,14 @@ class PullLog:
         return self._leases.take(first, next_)
 
     def ack(self, first: int, next_: int) -> list[Lease]:
-        """End the leases of this range as done; returns them, cut to it."""
+        """End the leases of this range as acked; returns them, cut to it."""
         ended = self._leases.take(first, next_)
         for lease in ended:
             self._remember_acked(lease)
         return ended
 
     def extend(self, first: int, next_: int, until_ms: int) -> list[Lease]:
-        """Let the leases of this range end at `until_ms`; returns their new form."""
+        """Set the deadline of the leases of this range to `until_ms`; returns their new form."""
         return self._leases.change(first, next_, lambda lease: replace(lease, until_ms=until_ms))
 
     def _remember_acked(self, lease: Lease) -> None:
@@ -178,7 +178,7 @@ DEADLINE_BYTES: Final = 120
 
 
 class Deadlines:
-    """When leases end: a heap over the leases of all consumers of one group; belongs to its thread.
+    """The deadlines of the leases of all consumers of one group, as a heap; owned by the group's thread.
 
     Entries of ended or extended leases stay until they reach the top, or until there are many more
     entries than leases.
@@ -198,7 +198,7 @@ class Deadlines:
         return len(self._entries)
 
     def watch(self, consumer: str, lease: Lease) -> None:
-        """Note when this lease ends."""
+        """Add the deadline of this lease."""
         heappush(self._entries, (lease.until_ms, consumer, lease.first))
         if len(self._entries) > self._entries_max:
             self._entries = [
@@ -222,7 +222,7 @@ class Deadlines:
         return None
 
     def ended(self, now_ms: int, leases_max: int) -> list[tuple[str, Lease]]:
-        """Leases past their deadline, with their consumers, at most `leases_max`; they stay."""
+        """Leases past their deadline, with their consumers, at most `leases_max`; they are not removed."""
         if not self._entries or self._entries[0][0] > now_ms:
             return []
         ended: dict[tuple[int, str, int], Lease] = {}

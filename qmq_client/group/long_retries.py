@@ -1,9 +1,9 @@
-"""The long retries of a group: redeliveries later than the redelivery heap looks ahead.
+"""The long retries of a group: redeliveries beyond the horizon of the redelivery heap.
 
-The broker keeps such a message as a delayed message of its own (its `long_retries.py`), so that it
-takes no room in the group and does not hold back retention. The group knows which of its messages
-are in a long retry, with the retry's id; and, after it, where the copy is, which is read because
-retention may have taken the original meanwhile.
+The broker stores such a message as an internal delayed message (its `long_retries.py`), so that it
+takes no room in the group and does not hold back retention. The group records which of its messages
+are in a long retry, with the retry's id; and afterwards the place of the copy, which is read
+because retention may have deleted the original meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from qmq_client.group.redelivery import Redelivery, RedeliveryHeap
 
-#: Memory of one copy's place.
+#: Memory of the place of one copy.
 _COPY_BYTES: Final = 192
 
 
@@ -29,7 +29,7 @@ class LongRetryRun(Redelivery):
 
     @property
     def is_suspect(self) -> bool:
-        """False: nothing is delivered from here."""
+        """False: messages are not delivered from here."""
         return False
 
 
@@ -48,7 +48,7 @@ class LongRetries:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all that, roughly."""
+        """The memory of the long retries, roughly."""
         return self.runs.memory_bytes + _COPY_BYTES * len(self.copies)
 
     @property
@@ -57,7 +57,7 @@ class LongRetries:
         return self.runs.count
 
     def begin(self, waited: Iterable[Redelivery], retry_id: int) -> None:
-        """Begin the long retry of messages that waited; existing copies were copied again."""
+        """Begin the long retry of waiting messages; existing copies were copied again."""
         for run in waited:
             self.forget_copies(run.first, run.next)
             self.runs.add(
@@ -74,7 +74,7 @@ class LongRetries:
             )
 
     def put_off(self, first: int, next_: int, ms: int) -> None:
-        """Note that the copies of these are due this much later."""
+        """Record that the copies of these messages are due this much later."""
         for run in self.runs.take(first, next_):
             self.runs.add(replace(run, retry_at_ms=run.retry_at_ms + ms))
 
@@ -90,7 +90,7 @@ class LongRetries:
     def end(self, sequence: int, copy: int | None, now_ms: int) -> Redelivery | None:
         """End the long retry of a message, whose copy is at this sequence; without one its original is read.
 
-        Returns what waits for redelivery now; None if the message was in no long retry.
+        Returns the run that waits for redelivery now; None if the message was not in a long retry.
         """
         taken = self.runs.take(sequence, sequence + 1)
         if not taken:
@@ -109,7 +109,7 @@ class LongRetries:
         )
 
     def forget(self, first: int, next_: int) -> None:
-        """Forget messages that the group is done with, or will reach again."""
+        """Forget messages that the group has settled, or will read again."""
         self.runs.take(first, next_)
         self.forget_copies(first, next_)
 

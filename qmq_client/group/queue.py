@@ -1,4 +1,4 @@
-"""Interface of a subject's queue for groups; the broker keeps it in files, `MemoryBroker` in a list."""
+"""The interface of a subject's queue for groups; the broker stores it in files, `MemoryBroker` in a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq_client.wire.deliveries import Records
 
 
 class Entry(NamedTuple):
-    """Where one message is in the commit log."""
+    """The place of one message in the commit log."""
 
     physical_offset: int
     #: 0 if the message is lost.
@@ -24,7 +24,7 @@ Place = tuple[int, int, int]
 class GroupQueue(Protocol):
     """The messages of a subject for one group, by sequence. Read-only."""
 
-    #: The first message that is still there.
+    #: The first existing message.
     first_sequence: int
     #: One after the last message.
     next_sequence: int

@@ -1,4 +1,4 @@
-"""Ranges of numbers: with a value each (`Spans`), or only as a set (`RangeSet`).
+"""Ranges of numbers: each with a value (`Spans`), or only as a set (`RangeSet`).
 
 Leases, redeliveries and acked pull sequences are kept as ranges, never one by one: a pull of a
 thousand messages is one lease, and its ack ends one lease. All ranges are half open.
@@ -26,7 +26,7 @@ class Span(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """The memory it takes, roughly."""
+        """The memory of the span, roughly."""
         ...
 
     def cut(self, first: int, next_: int) -> Self:
@@ -66,7 +66,7 @@ class Spans(Generic[S]):
         self.memory_bytes += span.memory_bytes
 
     def copy(self) -> Spans[S]:
-        """The same spans, to be changed apart from these."""
+        """An independent copy."""
         copied: Spans[S] = Spans()
         copied._spans, copied.count = self._spans.copy(), self.count
         copied.memory_bytes = self.memory_bytes
@@ -80,7 +80,7 @@ class Spans(Generic[S]):
         return self._spans[index]
 
     def take(self, first: int, next_: int) -> list[S]:
-        """Remove the range and return what was there; the rest of a cut span stays."""
+        """Remove the range and return its spans; the rest of a cut span stays."""
         from_index, to_index = self._part(first, next_)
         taken = self._spans[from_index:to_index]
         if not taken:

@@ -1,11 +1,11 @@
-"""The settings of a group: what a pull asks for, and which messages match its tags.
+"""The settings of a group, their comparison with a pull, and the filter by tags.
 
-Tags and order belong to the group: consumers that disagree about them would lose each other's messages, so a pull that
-asks for other ones is refused. The number of attempts and the backoff belong to the group too, but there the latest
-pull wins.
+Tags and order belong to the group: consumers with different ones would lose each other's messages,
+so a pull with other ones is refused. The number of attempts and the backoff belong to the group
+too, but the latest pull sets them.
 
-Of a filter first the tag hash of the consume queue entry is checked, then, if it passes, the text. The hash rejects
-only what cannot match, so most messages for others are never read.
+A filter first checks the tag hash of the consume queue entry, and then, if it passes, the tags. The
+hash rejects only messages that cannot match, so most messages for others are never read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qmq_client.wire.requests import Backoff, PullRequest, Tags
 
 
 class TagFilter:
-    """The filter of one group; knows no state."""
+    """The filter of one group, without state."""
 
     __slots__ = ("_all_bits", "_all_tags", "_any_bits", "_any_tags", "cost")
 
@@ -33,7 +33,7 @@ class TagFilter:
         self._all_tags = frozenset(tag.encode() for tag in all_tags)
         self._any_bits = tuple(tag_hash([tag]) for tag in self._any_tags)
         self._all_bits = tag_hash(self._all_tags)
-        #: What `may_match` costs, in entries of a queue that are only looked at.
+        #: Cost of `may_match`, as a number of queue entries that are only read.
         self.cost = 1 + len(self._any_bits) // 4
 
     def may_match(self, hash_: int) -> bool:
@@ -58,7 +58,7 @@ def filter_of(settings: GroupSettings) -> TagFilter | None:
 
 
 class Conflict(NamedTuple):
-    """A setting of which a pull asks for another value than the group has."""
+    """A setting for which a pull and the group have different values."""
 
     field: str
     has: str
@@ -66,7 +66,7 @@ class Conflict(NamedTuple):
 
 
 def settings_of(request: PullRequest, idle_ms: int = 0) -> GroupSettings:
-    """The settings of a group that begins with this pull."""
+    """The settings of a group that is created by this pull."""
     any_tags, all_tags = tags_kept(request.tags)
     return GroupSettings(
         any_tags=any_tags,
@@ -78,7 +78,7 @@ def settings_of(request: PullRequest, idle_ms: int = 0) -> GroupSettings:
 
 
 def conflict_of(has: GroupSettings, request: PullRequest) -> Conflict | None:
-    """What keeps this pull from being one of a group with these settings; None for nothing."""
+    """The conflict of this pull with a group with these settings; None without one."""
     tags = (has.any_tags, has.all_tags)
     if request.tags is not UNSET and (wanted := tags_kept(request.tags)) != tags:
         return Conflict("tags", _tags_text(*tags), _tags_text(*wanted))
@@ -88,14 +88,14 @@ def conflict_of(has: GroupSettings, request: PullRequest) -> Conflict | None:
 
 
 def tags_kept(tags: Tags | UnsetType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tags of a filter as they are kept, any and all: each once, in order."""
+    """The tags of a filter in their stored form, any and all: each once, in order."""
     if tags is UNSET:
         return (), ()
     return tuple(sorted(set(tags.any))), tuple(sorted(set(tags.all)))
 
 
 def backoff_kept(backoff: Backoff | UnsetType) -> BackoffTerms | None:
-    """The backoff of a request as it is kept; None if it names none."""
+    """The backoff of a request in its stored form; None without one."""
     if backoff is UNSET:
         return None
     return BackoffTerms(backoff.first_ms, backoff.factor, backoff.max_ms)

@@ -1,8 +1,8 @@
 """Decides the actions that follow from a consumer's settlements, and from leases that end by themselves.
 
-Decides only: reads the state of a group and returns actions for the log. A range is settled as far
-as this consumer still holds it under the token it names; the rest is reported as stale. A range
-that was acked before under the same token counts as settled again, because an answer can get lost.
+Only decides: reads the state of a group and returns actions for the log. A range is settled as far
+as this consumer still holds it under the given token; the rest is reported as stale. A range that
+was acked before under the same token counts as settled again, because an answer can get lost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from qmq_client.wire.requests import Nack, Settlement
 
 #: Characters kept of a consumer's error text: enough for type, message and place.
 ERROR_CHARACTERS_MAX: Final = 500
-#: The same where the memory of all groups is used up: what is in flight must fit all the same.
+#: The same when the memory of all groups is used up, because messages in flight must still fit.
 ERROR_CHARACTERS_MIN: Final = 50
-#: What is returned untried again waits at least so long: a consumer that returns everything
-#: would get it again and again. The first time it is delivered again at once, for the consumer that takes over from a
-#: consumer that stops.
+#: Least wait of a message that is returned untried again: otherwise a consumer that returns every
+#: message would get it in a loop. After the first return it is redelivered at once, for the
+#: consumer that replaces a stopping one.
 UNTRIED_WAIT_MS: Final = 1_000
 
 Stale = tuple[int, int, int]
@@ -34,21 +34,21 @@ Stale = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What decides when a message comes back."""
+    """The settings that decide when a message is redelivered."""
 
     now_ms: int
     backoff: ExponentialBackoff
-    #: Gives random numbers from 0 … 1.
+    #: Returns random numbers from 0 … 1.
     draw: Callable[[], float]
-    #: However often it is extended, a lease ends at most this long after the message was given.
+    #: Longest time from a delivery to the end of its lease, including extensions.
     held_ms: int
-    #: As much is kept of what a consumer says.
+    #: Most characters of a consumer's error text.
     error_characters: int = ERROR_CHARACTERS_MAX
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """Actions to write and apply, and what to tell the consumer."""
+    """Actions to write and apply, and the answer for the consumer."""
 
     actions: list[Action] = field(default_factory=list)
     #: Messages whose settlement was accepted.
@@ -60,7 +60,7 @@ class Plan:
 def plan_settlements(
     state: GroupState, consumer: str, settlements: Iterable[Settlement], terms: Terms
 ) -> Plan:
-    """What follows from these settlements; for each message the first one named counts."""
+    """The plan for these settlements; for each message the first one counts."""
     plan = Plan()
     by_token: dict[int, _OfToken] = {}
     for settlement in settlements:
@@ -82,7 +82,7 @@ def plan_settlements(
 def plan_ended_leases(
     state: GroupState, ended: Sequence[tuple[str, Lease]], terms: Terms
 ) -> list[Action]:
-    """What follows when these leases ended by themselves."""
+    """The actions for expired leases."""
     actions: list[Action] = []
     for consumer, lease in ended:
         is_last = lease.attempt >= state.max_attempts
@@ -104,7 +104,7 @@ def plan_ended_leases(
 
 
 class _OfToken:
-    """The settlements of one token in progress: what is not decided, and the actions so far."""
+    """The settlements of one token in progress: the undecided leases, and the actions so far."""
 
     def __init__(
         self, state: GroupState, consumer: str, token: int, terms: Terms, plan: Plan
@@ -115,8 +115,7 @@ class _OfToken:
         self._token = token
         self._terms = terms
         self._plan = plan
-        #: What is left for settlements still to come: each message is looked at once, however many
-        #: ranges name it.
+        #: Leases left for further settlements: each message is used once, even if several ranges name it.
         self._undecided: Spans[Lease] = Spans() if self._log is None else self._log.leases().copy()
         #: The same for extensions, from the first one on.
         self._unextended: Spans[Lease] | None = None
@@ -164,13 +163,13 @@ class _OfToken:
 
     def _until_ms(self, lease: Lease, lease_ms: int) -> int:
         wanted_ms = self._terms.now_ms + lease_ms
-        # A lease from a snapshot of an older broker does not know when it began.
+        # A lease from a snapshot of an older broker has no begin time.
         if not lease.given_at_ms:
             return wanted_ms
         return min(wanted_ms, lease.given_at_ms + self._terms.held_ms)
 
     def _decide(self, first: int, next_: int, *, repeats_acked: bool = False) -> list[Lease]:
-        """What this consumer holds of the range, for one outcome; the rest is recorded as stale."""
+        """The held part of the range, for one outcome; the rest is recorded as stale."""
         if self._unextended is not None:
             self._unextended.take(first, next_)
         found = self._undecided.take(first, next_)
@@ -179,7 +178,7 @@ class _OfToken:
     def _under_token(
         self, first: int, next_: int, found: Sequence[Lease], *, repeats_acked: bool = False
     ) -> list[Lease]:
-        """Those of the leases in this range that are under the token; the rest is stale."""
+        """The leases in this range under the token; the rest is stale."""
         plan, held = self._plan, RangeSet()
         leases = [lease for lease in found if lease.token == self._token]
         for lease in leases:
@@ -204,13 +203,13 @@ class _OfToken:
         )
 
     def _where(self, first: int, next_: int) -> tuple[int, str, str, str, int, int]:
-        """The fields with which every action on a range of this consumer begins."""
+        """The first fields of every action on a range of this consumer."""
         state = self._state
         return self._terms.now_ms, state.subject, state.group, self._consumer, first, next_
 
 
 def shorten_error(text: str, characters_max: int = ERROR_CHARACTERS_MAX) -> str:
-    """A consumer's text, bounded, and without what cannot be stored as UTF-8."""
+    """A consumer's text, bounded, and without characters that UTF-8 cannot encode."""
     return text[:characters_max].encode(errors="replace").decode()
 
 

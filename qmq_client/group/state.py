@@ -11,12 +11,12 @@
 
 The broker first decides (`settling.py` and `picking.py` only read), then writes the actions to
 the action log, then applies them here. A start replays the log through the same `apply`, so a
-restarted broker stands exactly where the log ends. A log that lost its tail gives an earlier state
-of the same group: messages are delivered again, never lost.
+restarted broker has exactly the state at the log's end. A log that lost its tail gives an earlier
+state of the same group: messages are delivered again, never lost.
 
 Nacked and Expired carry `retry_at_ms`; 0 means that there is no next delivery, and that a Dead
-action precedes it for each of the messages. A Dead action for a message without a lease (it
-expired) removes it from where it waits. An ordered group holds messages back until they are the
+action precedes it for each of the messages. A Dead action for a message without a lease (an expired
+message) removes it from the waiting ones. An ordered group holds messages back until they are the
 first of their key (`key_queues.py`).
 """
 
@@ -59,7 +59,7 @@ from qmq_client.group.settings import TagFilter, filter_of
 NO_RETRY: Final = 0
 #: Memory of a group before its first pull.
 _GROUP_BYTES: Final = 6_144
-#: Memory of one tag of its filter, next to its text.
+#: Memory of one tag of its filter, besides its text.
 _TAG_BYTES: Final = 384
 
 
@@ -79,43 +79,42 @@ class GroupState:
         max_attempts: int,
         pool: Pool | None = None,
     ) -> None:
-        """Dead letters that `pool` pages out are read again when they are asked for."""
+        """Dead letters that `pool` pages out are read again on demand."""
         self.subject = subject
         self.group = group
-        #: The next sequence that was never given to this group.
+        #: The next sequence that was never delivered to this group.
         self.cursor = first_sequence
         self.max_attempts = max_attempts
         self.settings = GroupSettings()
-        #: By tags; None if it gets every message.
+        #: The filter by tags; None if the group gets every message.
         self.filter: TagFilter | None = None
         self.is_paused = False
-        #: The caller whose share of the broker's memory it takes; empty for none.
+        #: The token whose share of the broker's memory it uses; empty for none.
         self.owner = ""
-        #: When a consumer last pulled for it, as far as the action log knows.
+        #: When a consumer last pulled, according to the action log.
         self.seen_ms = 0
-        #: In an ordered group: messages it has reached and is not done with, by key.
+        #: In an ordered group: unsettled messages that it has read, by key.
         self.by_key: KeyQueues | None = None
         self.redeliveries: RedeliveryHeap[Redelivery] = RedeliveryHeap()
-        #: Redeliveries later than `redeliveries` looks ahead.
+        #: Redeliveries beyond the horizon of `redeliveries`.
         self.long_retries = LongRetries()
         self.dead = DeadLetters(pool)
         self.acked_count = 0
-        #: Messages that were given up by force before this group was done with them.
+        #: Messages that were deleted by force before this group settled them.
         self.lost_count = 0
         #: Messages that expired before they were delivered.
         self.expired_count = 0
         self._consumers: dict[str, PullLog] = {}
         self.deadlines = Deadlines(self._consumers)
-        #: A lower bound for the pull sequences of new consumers, because forgotten ones used those
-        #: below.
+        #: Lower bound for the pull sequences of new consumers; forgotten consumers used lower ones.
         self.next_pull_floor = 0
         self._in_flight = 0
-        #: The memory of all pull logs, each as it was last counted.
+        #: The memory of all pull logs, as last counted.
         self._logs_bytes = 0
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that this group takes, roughly, and may take by what is in flight."""
+        """The memory of this group, roughly, including what messages in flight may add."""
         by_key_bytes = 0 if self.by_key is None else self.by_key.memory_bytes
         tags = (*self.settings.any_tags, *self.settings.all_tags)
         own_bytes = _GROUP_BYTES + len(self.subject) + len(self.group)
@@ -130,7 +129,7 @@ class GroupState:
         )
 
     def count_all(self) -> None:
-        """Count the memory of all pull logs again, where more than one was changed."""
+        """Count the memory of all pull logs again, after several were changed."""
         for log in self._consumers.values():
             self._count(log)
 
@@ -151,17 +150,17 @@ class GroupState:
 
     @property
     def held(self) -> int:
-        """Messages that an ordered group has reached but not delivered yet."""
+        """Messages that an ordered group has read but not delivered yet."""
         return 0 if self.by_key is None else self.by_key.undelivered_count
 
     @property
     def unsettled(self) -> int:
-        """Messages that the group has reached and is not done with."""
+        """Messages that the group has read and not settled."""
         return self._in_flight + self.redeliveries.count + self.held
 
     @property
     def consumer_count(self) -> int:
-        """Consumers that hold something or were seen lately."""
+        """Consumers that hold messages or were seen recently."""
         return len(self._consumers)
 
     def consumers(self) -> Iterator[tuple[str, PullLog]]:
@@ -169,7 +168,7 @@ class GroupState:
         return iter(self._consumers.items())
 
     def consumer(self, name: str) -> PullLog | None:
-        """The pull log of this consumer; None if it was never given anything."""
+        """The pull log of this consumer; None if it never got a message."""
         return self._consumers.get(name)
 
     def given(self) -> set[int]:
@@ -210,7 +209,7 @@ class GroupState:
             self.by_key.add(sequence, key, is_given=sequence in given)
 
     def apply(self, action: Action) -> None:
-        """Apply an action on single messages; called by `apply_action` alone."""
+        """Apply an action on single messages; called only by `apply_action`."""
         self._apply(action)
         log = self._consumers.get(getattr(action, "consumer", ""))
         if log is not None:
@@ -246,7 +245,7 @@ class GroupState:
             self.by_key = KeyQueues()
 
     def give_up_all(self) -> None:
-        """Drop all leases, redeliveries and queues of keys, as if nothing had ever been delivered."""
+        """Drop all leases, redeliveries and queues of keys, as if no message had ever been delivered."""
         self.redeliveries.take(0, 2**63)
         self.long_retries.runs.take(0, 2**63)
         for log in self._consumers.values():
@@ -271,7 +270,7 @@ class GroupState:
         self.count_all()
 
     def forget_idle_consumers(self, seen_before_ms: int) -> int:
-        """Forget consumers that hold nothing and were not seen since; returns how many.
+        """Forget consumers that hold no messages and were not seen since; returns how many.
 
         Their pull sequences are never used again, so that a delivery stays unique.
         """
@@ -360,7 +359,7 @@ class GroupState:
             )
 
     def _on_returned_untried(self, action: Nacked) -> None:
-        """Let the messages wait as if they had not been delivered this time."""
+        """Let the messages wait as before this delivery."""
         ended = self._log(action.consumer).end(action.first, action.next)
         self._after_end(action, ended, is_done=False)
         for lease in ended:
@@ -425,7 +424,7 @@ class GroupState:
         return count
 
     def _watch_rest(self, action: Acked | Nacked | Expired | Extended) -> None:
-        """Note the deadline of what a cut left after the range, under its new first number."""
+        """Add the deadline of the rest of a cut lease after the range, under its new first number."""
         rest = self._log(action.consumer).at(action.next)
         if rest is not None and rest.first == action.next:
             self.deadlines.watch(action.consumer, rest)
@@ -434,7 +433,7 @@ class GroupState:
 def _pieces(
     first: int, next_: int, again: Sequence[Redelivery]
 ) -> Iterator[tuple[int, int, Redelivery | None]]:
-    """A run of messages in parts that waited together; most did not wait."""
+    """Split a run of messages into parts that waited together; most did not wait."""
     for run in again:
         if first < run.first:
             yield first, run.first, None

@@ -1,17 +1,17 @@
-"""Suspects: messages that may have crashed their consumer. Each is delivered alone, so that it harms no other.
+"""Suspects: messages that may have crashed their consumer. Each is delivered alone, so that it does not affect others.
 
-When a process dies, every message it had in flight has used up an attempt. Which of them was the
-cause is unknown; but the cause does it again, and the others do not. So a message whose leases
-ended in silence again and again (a *suspect*, `Redelivery.is_suspect`) is delivered to a consumer
-that has nothing else of the group in flight. That consumer gets nothing else until it settles the
-message or extends its lease.
+When a process dies, every message it had in flight has used up an attempt. The cause is unknown;
+but it crashes the next consumer again, and the others do not. So a message whose leases repeatedly
+ended without an outcome (a *suspect*, `Redelivery.is_suspect`) is delivered to a consumer that has
+no other message of the group in flight. That consumer gets no other message until it settles the
+suspect or extends its lease.
 
 A busy consumer always has messages in flight. So one consumer of a group at a time is drained: it
-is given nothing until it is idle, but only for a while, because a handler that hangs must not keep
-the others' messages waiting. After each suspect a consumer gets others first, if there are any:
-suspects slow a group down and never stop it.
+gets no messages until it is idle, but only for a limited time, because a hanging handler must not
+block other messages. After each suspect a consumer gets other messages first, if there are any:
+suspects slow a group down but never stop it.
 
-Known in memory only: a restart forgets which consumer is drained, and begins again.
+This state is only in memory: a restart forgets which consumer is drained.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Final
 
 from qmq_client.group.state import GroupState
 
-#: How long a consumer is drained, at most; its lease if that is shorter.
+#: Longest drain of a consumer, or its lease if that is shorter.
 DRAINING_MS_MAX: Final = 10_000
 
 
 class Allowed(Enum):
-    """Which messages a pull may be given."""
+    """The messages that a pull may get."""
 
     #: All except suspects.
     OTHERS = "others"
-    #: The same; a suspect if there is nothing else.
+    #: The same, or a suspect if there are no others.
     OTHERS_FIRST = "others first"
     #: The next suspect.
     SUSPECT = "suspect"
@@ -47,16 +47,16 @@ class Suspects:
         self._state = state
         #: Consumer → pull sequence and end of the lease of its suspect.
         self._leases: dict[str, tuple[int, int]] = {}
-        #: The consumer that is given nothing until it is idle.
+        #: The consumer that gets no messages until it is idle.
         self._draining: str | None = None
         self._draining_until_ms = 0
-        #: Consumers that did not become idle in time, until they do.
+        #: Consumers that did not become idle in time; removed when they do.
         self._slow: set[str] = set()
         #: Consumers whose last answer was a suspect.
         self._others_next: set[str] = set()
 
     def allowed(self, consumer: str, lease_ms: int, now_ms: int) -> Allowed:
-        """What this consumer may be given now."""
+        """The messages that this consumer may get now."""
         if self._has_suspect(consumer):
             return Allowed.NOTHING
         if not self._state.redeliveries.has_suspect(now_ms):
@@ -72,7 +72,7 @@ class Suspects:
         return Allowed.NOTHING if self._draining == consumer else Allowed.OTHERS
 
     def note_given(self, consumer: str, *, pull_sequence: int, until_ms: int) -> None:
-        """Note that this consumer was given a suspect."""
+        """Record that this consumer got a suspect."""
         self._leases = {one: lease for one, lease in self._leases.items() if self._has_suspect(one)}
         self._leases[consumer] = pull_sequence, until_ms
         self._others_next.add(consumer)
@@ -80,7 +80,7 @@ class Suspects:
             self._draining = None
 
     def note_others(self, consumer: str) -> None:
-        """Note that this consumer was given others, or there were none."""
+        """Record that this consumer got other messages, or that there were none."""
         self._others_next.discard(consumer)
 
     def look(self, now_ms: int) -> int | None:
@@ -92,7 +92,7 @@ class Suspects:
             return None
         if self._draining is None:
             return None
-        if self._is_idle(self._draining):  # or it was not seen since
+        if self._is_idle(self._draining):  # or the consumer was not seen since
             self._draining = None
             return None
         if now_ms >= self._draining_until_ms:
@@ -102,7 +102,7 @@ class Suspects:
         return self._draining_until_ms
 
     def is_held_back(self, consumer: str) -> bool:
-        """Whether this consumer may be given nothing now."""
+        """Whether this consumer may get no message now."""
         if self._has_suspect(consumer):
             return True
         return self._draining == consumer and not self._is_idle(consumer)

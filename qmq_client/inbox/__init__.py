@@ -1,4 +1,4 @@
-"""Effects once: the inbox next to the business data."""
+"""The inbox next to the business data, for effects that happen once."""
 
 from qmq_client.inbox.inbox import Inbox, InboxWork
 

@@ -44,9 +44,9 @@ _SAVEPOINT: Final = "qmq_inbox"
 class Noted:
     """The result of an insert."""
 
-    #: Ids that were new.
+    #: The new ids.
     new: set[bytes]
-    #: What the dialect needs again at `confirm`.
+    #: The dialect's value for `confirm`.
     mark: object = None
 
 
@@ -98,19 +98,19 @@ class InboxDialect(ABC):
 
     @abstractmethod
     def insert(self, connection: sa.Connection, group: str, message_ids: Sequence[bytes]) -> Noted:
-        """Note these ids, in a transaction that `confirm` will check; which of them are new.
+        """Insert these ids, in a transaction that `confirm` will check; returns the new ones.
 
-        Waits for another transaction that is noting one of them. Raises `InboxRowLostError` for an
-        id that is neither stored now nor was there before. Requires: at least one id, none twice,
-        in ascending order, so that two transactions cannot deadlock.
+        Waits for another transaction that is inserting one of them. Raises `InboxRowLostError` for
+        an id that is neither stored now nor was known before. Requires: at least one id, none
+        twice, in ascending order, so that two transactions cannot deadlock.
         """
 
     def confirm(self, connection: sa.Connection, group: str, noted: Noted) -> None:
         """Raise `InboxTransactionError` unless the transaction of `insert` is still open.
 
-        The database itself is asked, so it does not matter who ended it or how. Called once, before
-        the commit. Raises `InboxRowLostError` for a new id that is not there, if `insert` could not
-        know that.
+        It queries the database, so it detects every way of ending the transaction. Called once,
+        before the commit. Raises `InboxRowLostError` for a new id that is missing, if `insert`
+        could not detect that.
         """
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {_SAVEPOINT}")
@@ -120,9 +120,9 @@ class InboxDialect(ABC):
             raise InboxTransactionError from error
 
     def forget(self, connection: sa.Connection, group: str, message_ids: Collection[bytes]) -> None:
-        """Take back notes of this transaction, so that their messages may have effects again.
+        """Delete ids of this transaction, so that their messages may have effects again.
 
-        Raises `InboxRowLostError` if another table was met in place of the inbox.
+        Raises `InboxRowLostError` if another table was found in place of the inbox.
         """
         for ids in in_statements(sorted(message_ids)):
             sql = f"DELETE FROM {self.name} {self.where(len(ids))}"
@@ -133,36 +133,36 @@ class InboxDialect(ABC):
     def purge(
         self, connection: sa.Connection, group: str | None, *, older_than_ms: int, limit: int
     ) -> int:
-        """Delete up to `limit` ids older than that by the database's clock; how many.
+        """Delete up to `limit` ids older than that by the database's clock; returns how many.
 
         Ids of one group, or the oldest of all. Any number of purges may run at once. An id that was
-        deleted and noted again in between is young, and stays.
+        deleted and inserted again in between is young, and stays.
         """
 
     def undo_failed_commit(self, connection: sa.Connection) -> None:  # noqa: B027  # of SQLite alone
-        """End the transaction if the database keeps it open after a COMMIT that failed."""
+        """End the transaction if the database keeps it open after a failed COMMIT."""
 
     def set_savepoint(self, connection: sa.Connection) -> None:
-        """Begin the handler's part; no COMMIT or ROLLBACK of any kind leaves the savepoint in place."""
+        """Set a savepoint before the handler's part; any COMMIT or ROLLBACK removes it."""
         connection.exec_driver_sql(f"SAVEPOINT {_SAVEPOINT}")
 
     def known(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""
     ) -> set[bytes]:
-        """Those of these ids that are there. `ending`: SQL text after the query."""
+        """The known ones of these ids. `ending`: SQL text after the query."""
         found = connection.exec_driver_sql(self._find_sql(len(ids)) + ending, (group, *ids))
         return {bytes(row[0]) for row in found}  # some drivers return a view
 
     def check_known(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""
     ) -> None:
-        """Raise `InboxRowLostError` for ids that are not there: a trigger kept them out, or altered them."""
+        """Raise `InboxRowLostError` for missing ids: a trigger dropped or altered them."""
         known = self.known(connection, group, ids, ending)
         if lost := [one for one in ids if one not in known]:
             raise self.refuse(lost)
 
     def refuse(self, message_ids: Sequence[bytes]) -> InboxRowLostError:
-        """The error for ids that are not there although the database accepted their INSERT."""
+        """The error for ids that are missing although the database accepted their INSERT."""
         some = " or ".join(message_id.hex() for message_id in message_ids[:_IDS_TOLD])
         more = ", …" if len(message_ids) > _IDS_TOLD else ""
         return InboxRowLostError(table=self.name, message_ids=some + more)
@@ -170,7 +170,7 @@ class InboxDialect(ABC):
     def run_insert(
         self, connection: sa.Connection, group: str, ids: Sequence[bytes], ending: str = ""
     ) -> Sequence[Any]:
-        """Insert these ids by one statement; the rows that it returns. `ending`: SQL text after it."""
+        """Insert these ids by one statement; returns its rows. `ending`: SQL text after it."""
         values = tuple(value for message_id in ids for value in (group, message_id))
         done = connection.exec_driver_sql(self._insert_sql(len(ids)) + ending, values)
         return done.all() if done.returns_rows else []
@@ -198,7 +198,7 @@ class InboxDialect(ABC):
         return f"SELECT message_id FROM {self.name} {self.where(count)}"
 
     def where(self, count: int) -> str:
-        """The rows of that many ids; its parameters are the group and the ids."""
+        """The condition for the rows of this many ids; its parameters are the group and the ids."""
         places = placeholders(self._dialect)
         of_group = next(places)
         ids = ", ".join(next(places) for _ in range(count))
@@ -206,7 +206,7 @@ class InboxDialect(ABC):
 
 
 def in_statements(message_ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The ids in portions for one statement each."""
+    """The ids in portions, one for each statement."""
     for first in range(0, len(message_ids), IDS_PER_STATEMENT_MAX):
         yield message_ids[first : first + IDS_PER_STATEMENT_MAX]
 

@@ -1,9 +1,9 @@
-"""The inbox: a message's id, the change it causes and what it sends are one transaction.
+"""The inbox: stores the id of a message in the transaction of its effect and of the messages that its handler sends.
 
-The id is noted first. If it was there before, the effect has already happened, and the message is
-skipped. If the transaction rolls back, the id goes with it, and the next delivery tries again. So
+The id is inserted first. If it exists already, the effect has already happened, and the message is
+skipped. If the transaction rolls back, the id is removed too, and the next delivery tries again. So
 within the retention the effect happens once for each id, even if messages are delivered twice or
-processes die at any moment. What a handler does outside this database is not covered.
+processes die at any moment. Effects of a handler outside this database are not covered.
 
 An asynchronous inbox runs the same code inside SQLAlchemy's `run_sync`.
 """
@@ -43,7 +43,7 @@ PURGED_ROWS_PER_TRANSACTION: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An open transaction that has noted ids."""
+    """An open transaction with inserted ids."""
 
     connection: sa.Connection
     transaction: SessionTransaction | None
@@ -52,7 +52,7 @@ class Begun:
 
     @property
     def new(self) -> set[bytes]:
-        """Ids that were not noted before."""
+        """Ids that were not known before."""
         return set() if self.noted is None else self.noted.new
 
 
@@ -67,7 +67,7 @@ class Notes:
         follow_file(engine)
 
     def begin(self, session: Session, message_ids: Sequence[bytes]) -> Begun:
-        """Note these ids in a new transaction of the session."""
+        """Insert these ids in a new transaction of the session."""
         connection = session.connection(bind_arguments=self._bind_arguments)
         transaction = session.get_transaction()
         self._dialect.begin(connection)
@@ -76,25 +76,25 @@ class Notes:
         return Begun(connection, transaction, noted)
 
     def commit(self, session: Session, begun: Begun, forgotten: Collection[bytes]) -> None:
-        """Commit, and take back the notes of ids that are `forgotten`.
+        """Delete the `forgotten` ids, and commit.
 
         Raises `InboxTransactionError` unless the transaction is still open.
         """
         if begun.transaction is None or session.get_transaction() is not begun.transaction:
             raise InboxTransactionError
         while (left_open := session.get_nested_transaction()) is not None:
-            left_open.commit()  # as the COMMIT would; on MySQL our own savepoint is around it
+            left_open.commit()  # as the COMMIT would; on MySQL the inbox's savepoint is around it
         if begun.noted is not None:
             self._dialect.confirm(begun.connection, self.group, begun.noted)
             self._dialect.forget(begun.connection, self.group, forgotten)
         self._commit(session, begun.connection)
 
     def probe(self, session: Session) -> None:
-        """Note an id that no message has; the caller rolls back."""
+        """Insert an id that no message has; the caller rolls back."""
         self.begin(session, [os.urandom(MESSAGE_ID_BYTES)])
 
     def purge(self, session: Session, older_than_ms: int, limit: int) -> int:
-        """Delete up to `limit` ids and commit; how many."""
+        """Delete up to `limit` ids and commit; returns how many."""
         connection = session.connection(
             bind_arguments=self._bind_arguments, execution_options=self._dialect.purge_options
         )
@@ -140,7 +140,7 @@ class Notes:
 
 
 def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
-    """The age in milliseconds; raises `ConfigurationError` for values that make no sense."""
+    """The age in milliseconds; raises `ConfigurationError` for invalid values."""
     older_than_ms = round(older_than.total_seconds() * 1000)
     if older_than_ms < 0 or (rows_max is not None and rows_max < 1):
         raise ConfigurationError(
@@ -152,7 +152,7 @@ def purge_bounds(older_than: timedelta, rows_max: int | None) -> int:
 
 
 def purge_limit(purged: int, rows_max: int | None) -> int:
-    """How many the next transaction may delete; 0 when done."""
+    """How many rows the next transaction may delete; 0 at the end."""
     if rows_max is None:
         return PURGED_ROWS_PER_TRANSACTION
     return min(PURGED_ROWS_PER_TRANSACTION, rows_max - purged)
@@ -168,7 +168,7 @@ class InboxWork(Generic[_Session]):
     session: _Session
     #: Ids that were not handled before; only these may have effects now.
     new: set[bytes]
-    #: Ids that the block adds are not noted after all: their messages will be handled another time.
+    #: Ids that the block adds are deleted from the inbox: their messages will be handled later.
     forgotten: set[bytes] = field(default_factory=set)
 
 
@@ -205,16 +205,16 @@ class Inbox:
             self._notes.check(session)
 
     def probe(self) -> None:
-        """Raise unless an id can be noted now. Leaves none behind."""
+        """Raise unless an id can be inserted now. Leaves none behind."""
         with self._connection_lock, self._session_factory() as session:
             self._notes.probe(session)
             session.rollback()
 
     @contextmanager
     def open(self, message_ids: Sequence[bytes]) -> Iterator[InboxWork[Session]]:
-        """A transaction that has noted these ids; committed at the end, rolled back on an error.
+        """A transaction that has inserted these ids; committed at the end, rolled back on an error.
 
-        Raises `InboxTransactionError` when the block ended the transaction by itself.
+        Raises `InboxTransactionError` if the block ended the transaction itself.
         """
         with self._connection_lock, self._session_factory() as session:
             begun = self._notes.begin(session, message_ids)

@@ -15,8 +15,8 @@ definition of the table reveals it, so the definition is read first.
 
 A deadlock or a DDL statement ends the transaction; a handler that swallows the error does not
 notice. The savepoint around the handler's work is then gone, and its RELEASE fails. Two consumers
-that insert the same ids can deadlock: the server rolls one of them back, nothing of it is acked,
-and its message is delivered again.
+that insert the same ids can deadlock: the server rolls one of them back, none of its messages is
+acked, and they are delivered again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MySqlInboxDialect(InboxDialect):
             table = table_text(connection, self.table)
             raise OutboxMissingError(
                 f"a temporary table hid {table} on this connection, which was closed. "
-                f"DROP TEMPORARY TABLE {table} where it was made, or give it another name"
+                f"DROP TEMPORARY TABLE {table} where it was created, or give it another name"
             )
 
     def _insert_once(
@@ -77,7 +77,7 @@ class MySqlInboxDialect(InboxDialect):
         if len(ids) == 1:
             self.check_known(connection, group, ids, _AS_LOCKED)
             return set()
-        # This read may miss known ids, if its snapshot is older; the INSERTs below meet them.
+        # This read may miss known ids if its snapshot is older; the INSERTs below find them.
         known = self.known(connection, group, ids)
         left = [one for one in ids if one not in known]
         if not left or self._try(connection, group, left):

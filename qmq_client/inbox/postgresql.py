@@ -1,13 +1,13 @@
 """The inbox on PostgreSQL: one statement before the handler and one after it, besides BEGIN and COMMIT.
 
 If some ids were not new, one more statement checks that they are really there, and not skipped by a
-trigger. New ids are counted in the statement after the handler: a trigger may have altered or
-removed them. If one waits for the COMMIT to do so, it is run before that count.
+trigger. New ids are counted in the statement after the handler, because a trigger may have altered
+or removed them. A deferred trigger is run before that count.
 
 After an error that a handler swallowed, COMMIT returns normally and stores nothing; and after a
 COMMIT by the handler, the rest would be another transaction. Asking the server for the
-transaction's number reveals both: it refuses, or gives another number. A savepoint would do as
-well, but costs one more statement, and a number of its own for every transaction.
+transaction's number reveals both: it refuses, or gives another number. A savepoint would work too,
+but costs one more statement, and an extra transaction number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qmq_client.inbox.dialect import InboxDialect, Noted, in_statements
 from qmq_client.outbox.database.dialect import error_code
 from qmq_client.outbox.database.postgresql import NOW_MS
 
-#: Triggers on the inbox that may wait for the COMMIT; those of foreign keys change nothing there.
+#: Triggers on the inbox that may wait for the COMMIT; triggers of foreign keys do not change the inbox.
 _DEFERRABLE = (
     "FROM pg_catalog.pg_trigger JOIN pg_catalog.pg_class ON pg_class.oid = tgrelid "
     "JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace "
@@ -37,7 +37,7 @@ def make_dialect(engine: sa.Engine, inbox: sa.Table) -> PostgresInboxDialect:
 
 
 class PostgresInboxDialect(InboxDialect):
-    """See `InboxDialect`. The mark is the transaction's number; None if nothing was new."""
+    """See `InboxDialect`. The mark is the transaction's number; None without new ids."""
 
     now_ms = NOW_MS
 
@@ -54,7 +54,7 @@ class PostgresInboxDialect(InboxDialect):
 
     def confirm(self, connection: sa.Connection, group: str, noted: Noted) -> None:
         if noted.mark is None:
-            return  # nothing was new, so there is nothing that must be stored together
+            return  # no id is new, so nothing must be stored together
         for ids in in_statements(sorted(noted.new)):
             values = (group, *ids)
             found = f"SELECT count(*) AS n, max(tableoid) AS place FROM {self.name} {self.where(len(ids))}"
@@ -87,9 +87,9 @@ class PostgresInboxDialect(InboxDialect):
 def _run_deferred_triggers(
     connection: sa.Connection, found: str, values: tuple[object, ...]
 ) -> None:
-    """Now instead of in the COMMIT, after which nothing can be refused.
+    """Run deferred triggers now instead of in the COMMIT, after which nothing can be refused.
 
-    None can be added until then: that takes a lock which conflicts with our INSERT.
+    None can be added until then, because that needs a lock that conflicts with the INSERT.
     """
     quote = connection.dialect.identifier_preparer.quote_identifier
     query = (

@@ -14,9 +14,9 @@ import msgspec
 from qmq_client.wire.message_id import format_message_id
 
 
-# One is made for each message, so it is a type that takes a fifth of a dataclass's time.
+# One is made for each message; a struct takes a fifth of a dataclass's time.
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message that waits to be accepted, as its owner sees it."""
+    """A row of the outbox whose message is to be sent."""
 
     #: 16 bytes.
     message_id: bytes
@@ -24,7 +24,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     ordering_key: str | None
     #: The finished wire record; never encoded again.
     record: bytes
-    #: The row may exist already, and is then this message: its id was made of a dedupe key. Set on rows
+    #: Whether the id is derived from a dedupe key, so that the row may already exist as the same message. Set on rows
     #: that are sent, not on rows that are read.
     is_repeatable: bool = False
     #: Attempts that failed so far.
@@ -37,7 +37,7 @@ _NAMED_IDS_MAX: Final = 5
 
 
 def ids_text(rows: Sequence[OutboxRow]) -> str:
-    """The messages as errors and the log name them."""
+    """The ids of messages as a text for errors and the log."""
     shown = ", ".join(format_message_id(row.message_id) for row in rows[:_NAMED_IDS_MAX])
     more = len(rows) - _NAMED_IDS_MAX
     return f"message {shown}{f' and {more} more' if more > 0 else ''}"
@@ -45,24 +45,24 @@ def ids_text(rows: Sequence[OutboxRow]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRow:
-    """A committed row, as its sender finds it before it sends."""
+    """A committed row, as found before the send."""
 
     message_id: bytes
     #: LIVE, PARKED or SENT of `table.py`.
     state: int
-    #: The owner's; None without an owner.
+    #: The owner's token; None without an owner.
     token: bytes | None
-    #: Whether others may take it by now.
+    #: Whether other processes may claim it by now.
     is_due: bool
-    #: Why it was not accepted so far; empty if it was not tried.
+    #: The last error; empty if it was not tried.
     error: str
-    #: None if it was not asked for.
+    #: None if it was not requested.
     record: bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRow:
-    """One row for a person to look at, without the record."""
+    """One row for a listing, without the record."""
 
     message_id: bytes
     subject: str
@@ -99,7 +99,7 @@ ROW_FILTER_IDS_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxCounts:
-    """How many rows there are; counted up to a bound, where one was given."""
+    """Numbers of rows; counted up to a limit, if one was given."""
 
     #: Not yet accepted, due or not.
     live: int
@@ -121,7 +121,7 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow:
-    """This row waits for a person from now on."""
+    """This row is to be parked for a person."""
 
     message_id: bytes
     error: str
@@ -131,13 +131,13 @@ class ParkedRow:
 class BatchOutcome:
     """The outcome of each row of a batch: it is in exactly one of the three tuples."""
 
-    #: Accepted: an answer named the frame they were in.
+    #: Accepted rows: an answer named their frame.
     sent: tuple[bytes, ...] = ()
     failed: tuple[FailedRow, ...] = ()
     parked: tuple[ParkedRow, ...] = ()
     #: The broker gave no answer, or accepts nothing now; further requests would fail in the same way.
     unreachable: bool = False
-    #: How long the broker asks to be left alone; 0 when it did not say.
+    #: The pause that the broker requested; 0 if none.
     retry_after_s: float = 0.0
     #: Requests that were made for this batch.
     requests: int = 0

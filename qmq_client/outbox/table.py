@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 #: States of an outbox row.
 LIVE: Final = 0
-#: Used up its attempts or was refused; waits for a person.
+#: The row has used up its attempts or was refused; it waits for a person.
 PARKED: Final = 1
-#: Accepted and kept; only where rows are kept for audit.
+#: Accepted and kept; only if rows are kept for an audit.
 SENT: Final = 2
 
 DEFAULT_PREFIX: Final = "qmq_"
 #: Revisions of these tables that this version can work with, the newest last.
 REVISIONS: Final = ("qmq0002",)
-#: Rows of the table of locks. Two keys that share one wait for each other, from INSERT to COMMIT.
+#: Rows of the lock table. Two keys that share one wait for each other, from INSERT to COMMIT.
 ORDER_LOCKS: Final = 256
-#: Execution options for our statements on the application's connection: our tables are where
-#: `Tables` says, whatever the application's `schema_translate_map` does to its own.
+#: Execution options for QMQ's statements on the application's connection: the application's
+#: `schema_translate_map` must not apply to QMQ's tables.
 AS_NAMED: Final[dict[str, Any]] = {"schema_translate_map": None}
 _MYSQL: Final = ("mysql", "mariadb")
 #: `sqlite3.LEGACY_TRANSACTION_CONTROL`, which Python has from 3.12 on.
@@ -75,8 +75,7 @@ def make_tables(
 ) -> Tables:
     """The tables as part of `metadata`, which may be the application's own, named with `prefix`.
 
-    Raises `ConfigurationError` for a schema or prefix that commands and the watchdog do not take
-    either: more than 63 or 32 characters, or others than `settings.sections` allows.
+    Raises `ConfigurationError` for a schema or prefix that commands and the watchdog refuse too: more than 63 or 32 characters, or others than `settings.sections` allows.
     """
     if not isinstance(metadata, sa.MetaData):
         raise _refuse("metadata", metadata, "Give a MetaData, like `Base.metadata`")
@@ -102,7 +101,7 @@ def make_tables(
         schema=schema,
         **_ENGINE,
     )
-    # Costs nothing where no order is asked for; MySQL has no index on a part of the rows.
+    # A partial index costs nothing without ordering keys; MySQL has no partial indexes.
     has_order = outbox.c.ordering_key.is_not(None)
     sa.Index(
         f"{prefix}outbox_order",
@@ -193,7 +192,7 @@ def _create(connection: sa.Connection, tables: Tables) -> None:
 def choose_journal(driver: Any, _: object = None) -> None:
     """Give a SQLite file that is still empty a write-ahead log, which the file then keeps.
 
-    With a rollback journal, readers and the publisher keep each other from committing. May be a
+    With a rollback journal, readers and the publisher block each other's commits. May be a
     listener of an engine's `connect`.
     """
     refuse_autocommit_of_python(driver)
@@ -215,13 +214,12 @@ def refuse_autocommit_of_python(driver: Any) -> None:
         raise ConfigurationError(
             setting="engine",
             value=f"SQLite with autocommit={mode}",
-            remedy="Leave `autocommit` out of `connect_args`: a producer sees to it that transactions "
-            "of SQLite begin and end where those of SQLAlchemy do.",
+            remedy="Leave `autocommit` out of `connect_args`: a producer makes transactions of SQLite begin and end with those of SQLAlchemy.",
         )
 
 
 def _counter() -> sa.types.TypeEngine[int]:
-    # SQLite numbers rows by itself only in a column of exactly this type.
+    # SQLite assigns row numbers only in a column of exactly this type.
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -230,7 +228,7 @@ def _fixed_bytes(byte_count: int) -> sa.types.TypeEngine[bytes]:
 
 
 def _any_text() -> sa.types.TypeEngine[str]:
-    # An error may quote any text; MySQL would take only what its default character set knows.
+    # An error may quote any text; MySQL would otherwise only accept its default character set.
     return sa.Text().with_variant(sa.Text(collation="utf8mb4_bin"), *_MYSQL)
 
 

@@ -1,8 +1,8 @@
-"""Calls the application back with the outcomes of its messages: `on_sent` and `on_failed`.
+"""Calls the application's callbacks `on_sent` and `on_failed` with the outcomes of its messages.
 
 Callbacks, events of the database engine and finalizers may run in the middle of a publisher's step.
 Code there that waits for that publisher would wait for itself: `is_called_by` recognizes it, also
-where `asyncio.to_thread` carries the call elsewhere.
+in another thread of `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq_client.outbox.row import BatchOutcome
 from qmq_client.wire.message_id import format_message_id
 
 _LOG: Final = logging.getLogger("qmq.publisher")
-#: The receipts of the publisher that works here.
+#: The receipts of the publisher that runs this code.
 _CALLED_BY: Final[ContextVar[object]] = ContextVar("qmq_called_by", default=None)
 
 
@@ -30,7 +30,7 @@ def is_called_by(receipts: object) -> bool:
 
 @contextmanager
 def called_by(receipts: object) -> Iterator[None]:
-    """What runs inside is called by the publisher with these receipts."""
+    """Mark the code inside the block as called by the publisher with these receipts."""
     before = _CALLED_BY.set(receipts)
     try:
         yield
@@ -44,12 +44,12 @@ def waits_for_itself(call: str) -> ConfigurationError:
         setting=call,
         value="called by the publisher, as in on_sent or on_failed of the same producer, so it would "
         "wait for itself",
-        remedy="Return: what was sent goes out by itself. Wait in another thread.",
+        remedy="Return: the messages are sent without waiting. Wait in another thread.",
     )
 
 
 def call_back(options: ProducerOptions, outcome: BatchOutcome) -> None:
-    """Call the application back about a batch. Raises only what a callback ends the process with."""
+    """Call the application back about a batch. Raises only exits, such as `SystemExit`."""
     if options.on_sent is not None and outcome.sent:
         _call(options.on_sent, [format_message_id(message_id) for message_id in outcome.sent])
     if options.on_failed is not None:
@@ -60,8 +60,8 @@ def call_back(options: ProducerOptions, outcome: BatchOutcome) -> None:
 
 
 def _call(callback: Callable[..., object], *given: object) -> None:
-    """Call the application; what it raises is logged, and keeps nothing from anybody."""
+    """Call the application; its exceptions are logged and have no other effect."""
     try:
         callback(*given)
-    except Exception:  # the owner's code
+    except Exception:  # the application's code
         _LOG.exception("callback failed: %r", callback)

@@ -1,7 +1,7 @@
 """The publish queue: committed messages for the publisher; bounded, never blocks and never raises.
 
-What does not fit is dropped and counted: its rows are stored, fall due by themselves, and the
-watchdog sends them. The direct path has no other back-pressure.
+Hints that do not fit are dropped and counted: their rows are stored and fall due, and the watchdog
+sends them. The direct path has no other back-pressure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from qmq_client.outbox.sending.notes import Hint
 
-#: More messages than will ever wait: the taker is awake.
+#: More messages than will ever wait, so that an awake taker is not woken.
 _NEVER: Final = sys.maxsize
 
 
@@ -26,25 +26,25 @@ class HintQueue:
     def __init__(
         self, messages_max: int, on_dropped: Callable[[Hint], object] = lambda _: None
     ) -> None:
-        """`on_dropped`: called with what did not fit, in the thread that put it; must not raise."""
+        """`on_dropped`: called with hints that did not fit, in the thread that put them; must not raise."""
         self._messages_max = messages_max
         self._on_dropped = on_dropped
         #: Reentrant: the garbage collector may end a session in the middle of `put`.
         self._lock = threading.RLock()
         self._waiting: deque[Hint] = deque()
         self._messages = 0
-        #: What the taker sleeps at.
+        #: The condition on which the taker sleeps.
         self._rings: SimpleQueue[None] = SimpleQueue()
-        #: The taker is rung for when this many messages wait.
+        #: The taker is woken when this many messages wait.
         self._wake_at = _NEVER
         self._is_closed = False
         self.enqueued = 0
         self.dropped = 0
 
     def put(self, hint: Hint) -> None:
-        """Add unless full; wakes the taker if it waits for that.
+        """Add a hint unless the queue is full; wakes the taker if it waits for it.
 
-        An empty queue accepts even what is larger than the whole queue: otherwise it would never fit.
+        An empty queue accepts even a hint larger than the queue, which would otherwise never fit.
         """
         count = len(hint.rows)
         with self._lock:
@@ -63,7 +63,7 @@ class HintQueue:
             self._on_dropped(hint)
 
     def close(self) -> None:
-        """From now on drop everything: the publisher has ended."""
+        """Drop all further hints, because the publisher has ended."""
         with self._lock:
             self._is_closed = True
 
@@ -85,7 +85,7 @@ class HintQueue:
             self._wake_at = _NEVER if is_enough else messages
         with suppress(Empty):
             self._rings.get(timeout=0.0 if is_enough else seconds)
-            while True:  # what they announce is there: one look is enough for all
+            while True:  # their condition is met now: one check is enough for all
                 self._rings.get_nowait()
         self._wake_at = _NEVER
 

@@ -1,14 +1,14 @@
 """The sending order of rows with an ordering key: which are ready, and which are held.
 
 Rows of one subject and ordering key are accepted in the order in which their transactions committed
-(O4). The outbox knows that order: such a row is written under a lock of its key that is held until
+(O4). The outbox has that order: such a row is written under a lock of its key that is held until
 the COMMIT, so a lower row id of a key is an earlier commit. A row may be sent if every unsent row
 before it is in the same batch, in order. Live and parked rows count as unsent. So a message that
-cannot be sent stops those after it until it is sent, retried or purged, and stops no other key.
-When a row is accepted, those that waited after it are due at once (`accepted_pairs`): were each to
-wait for its time, a key with steady traffic would never catch up.
+cannot be sent stops later ones of its key until it is sent, retried or purged, but no other key.
+When a row is accepted, the rows that waited after it are due at once (`accepted_pairs`): if each
+waited for its due time, a key with steady traffic would never catch up.
 
-Shared by the publisher and the watchdog; reads no clock. Before each batch with such rows the
+Shared by the publisher and the watchdog; does not read a clock. Before each batch with such rows the
 publisher makes one query, and sends at once if no other process's rows are in the way.
 """
 
@@ -24,7 +24,7 @@ from qmq_client.publishing.publish import WAITS_FOR_EARLIER, ordering_pair
 from qmq_client.wire.shown import shorten
 
 #: A held row is tried again after this time, and this much later for each row before it, so that a
-#: long tail after a parked row costs few claims, and comes due in sending order.
+#: long tail after a parked row costs few claims, and becomes due in sending order.
 HELD_MS: Final = 250
 HELD_MS_PER_PLACE: Final = 20
 HELD_MS_MAX: Final = 600_000
@@ -34,7 +34,7 @@ Pair = tuple[str, str]
 
 
 class WaitingRows(Protocol):
-    """The question to the outbox; see `OutboxStore`."""
+    """The query of the outbox; see `OutboxStore`."""
 
     def waiting_before(self, pairs: Sequence[Pair]) -> dict[Pair, list[bytes]]:
         """Message ids of live and parked rows of these subjects and keys, by row id; bounded."""
@@ -52,16 +52,16 @@ class HeldRow:
 
 @dataclass(slots=True)
 class OrderedBatch:
-    """A batch, divided by the order of keys."""
+    """A batch, divided into ready and held rows."""
 
-    #: To be sent now, in this order.
+    #: Rows to be sent now, in this order.
     ready: list[OutboxRow] = field(default_factory=list)
     held: list[HeldRow] = field(default_factory=list)
-    #: Keys that have more unsent rows than the ready ones.
+    #: Keys with further unsent rows besides the ready ones.
     followed: set[Pair] = field(default_factory=set)
 
     def returned(self) -> BatchOutcome:
-        """The settlement of the held rows: no attempt, and due again soon."""
+        """The outcome of the held rows: no attempt, and due again soon."""
         return BatchOutcome(
             failed=tuple(
                 FailedRow(
@@ -80,8 +80,8 @@ def order_batch(
 ) -> OrderedBatch:
     """Divide `rows` into ready and held ones.
 
-    `accepted`: ids whose rows still exist although the broker has them. Asks the store only if a
-    row has an ordering key. A row that the store no longer has is held: another process has sent
+    `accepted`: ids whose rows still exist although the broker has them. Queries the store only if a
+    row has an ordering key. A row that is no longer in the store is held: another process has sent
     it, or a person removed it.
     """
     pairs = {pair for row in rows if (pair := ordering_pair(row)) is not None}
@@ -95,14 +95,14 @@ def order_batch(
 
 
 def accepted_pairs(rows: Sequence[OutboxRow], sent: Collection[bytes]) -> set[Pair]:
-    """Subjects and keys of the rows that were accepted: what waits after these is due at once."""
+    """Subjects and keys of the accepted rows: rows that wait after these are due at once."""
     pairs = ((ordering_pair(row), row.message_id) for row in rows if row.ordering_key is not None)
     accepted = frozenset(sent)
     return {pair for pair, message_id in pairs if pair is not None and message_id in accepted}
 
 
 class WaitsForWatchdog:
-    """Logs ordered rows that one sender gave back; for one thread at a time.
+    """Logs ordered rows that one sender returned; for one thread at a time.
 
     At the 1st, 2nd, 4th, 8th … row: without a watchdog no message of such a key is sent.
     """
@@ -111,7 +111,7 @@ class WaitsForWatchdog:
         self._rows = 0
 
     def returned(self, rows: Sequence[OutboxRow]) -> None:
-        """Count rows that wait for an earlier row of their key, which this sender does not have."""
+        """Count rows that wait for an earlier row of their key that another process has."""
         before, self._rows = self._rows, self._rows + len(rows)
         if before.bit_length() == self._rows.bit_length():
             return
@@ -149,6 +149,6 @@ def order_rows(rows: Sequence[OutboxRow], waiting: dict[Pair, list[bytes]]) -> O
 
 
 def _unbroken(ids: Sequence[bytes], here: Collection[bytes]) -> list[bytes]:
-    """The first of `ids`, as long as all are here."""
+    """The first of `ids`, up to the first one that is missing here."""
     count = next((index for index, id_ in enumerate(ids) if id_ not in here), len(ids))
     return list(ids[:count])

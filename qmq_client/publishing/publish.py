@@ -1,20 +1,22 @@
 """Publishes a batch of outbox rows and returns the outcome of each.
 
-Shared by the publisher thread and the watchdog, so that both treat rows alike; no database and no
-clock in it. A batch is one frame and one request where it fits. A row counts as sent only when an
-answer names the very frame it was in.
+Shared by the publisher thread and the watchdog, so that both treat rows alike; it uses no database
+and no clock. A batch is one frame and one request if it fits. A row counts as sent only if an
+answer names its frame.
 
-A fault is kept to the row it belongs to: a record whose checksum is wrong, or that the broker
-refuses by its id, is parked at once and its neighbours continue; a batch whose refusal names no row is halved
-until the bad rows stand alone. Rows that the broker answers badly are parked after `max_attempts`.
-A broker that is unreachable is no fault of any row: an outage counts as no attempt and, however long it
-lasts, parks no row. The same holds for a broker that does not know this process's token (401), and
-for whatever else answers at its address, like a proxy. Rows of a subject that the token must not send
-to (403), or too large for a proxy (413), wait, without an attempt, and hold up no others.
+A fault only affects its row: a record with a wrong checksum, or one that the broker refuses by its
+id, is parked at once and the other rows continue; a batch whose refusal names no row is halved
+until only the faulty rows are left. Rows that get an invalid answer are parked after
+`max_attempts`. An unreachable broker is not the fault of a row: an outage does not count as an
+attempt and, however long it lasts, parks no row. The same holds for a broker that does not know
+this process's token (401), and for other servers at its address, like a proxy. Rows of a subject
+that the token must not send to (403), or too large for a proxy (413), wait, without an attempt, and
+do not delay others.
 
-A row with a dedupe id that the broker has stored before, with whatever content, counts as sent
-(`wire/message_id.py`). A row with an ordering key does not pass an earlier one of its key that was not
-accepted: it is returned without an attempt. `ordering.py` knows earlier ones outside the batch.
+A row with a dedupe id that the broker has stored before, with any content, counts as sent
+(`wire/message_id.py`). A row with an ordering key is not sent before an earlier one of its key that
+was not accepted: it is returned without an attempt. `ordering.py` handles earlier ones outside the
+batch.
 """
 
 from __future__ import annotations
@@ -64,17 +66,17 @@ from qmq_client.wire.record import (
 _log = logging.getLogger("qmq.publish")
 
 #: Refusals that a single message can cause. Others (no such route, not allowed) mean that this is
-#: not the intended broker: an outage, and no fault of any row.
+#: not the intended broker: an outage, not a fault of a row.
 _CAUSED_BY_A_MESSAGE: Final = frozenset({400, 409, 413, 422})
-#: A proxy in front of the broker may allow less than the broker does, and take a smaller request.
+#: A proxy in front of the broker may have a lower limit than the broker, and accept a smaller request.
 _TOO_LARGE_STATUS: Final = 413
 #: The refusal of an id that was already stored with other content.
 _KNOWN_STATUS: Final = 409
 _KNOWN_CODE: Final = "id_conflict"
-#: Why a row with an ordering key was returned untried.
+#: The error of a row with an ordering key that was returned untried.
 WAITS_FOR_EARLIER: Final = "waits for an earlier message of its ordering key"
 _ERROR_CHARACTERS_MAX: Final = 500
-#: Only a person can grant a missing role, or a larger limit; asking more often only fills logs.
+#: Only a person can grant a missing role, or raise a limit; more frequent attempts would only fill logs.
 _FORBIDDEN_DELAY_MS: Final = 10_000
 #: Subject, its count and length of name, record length and tag hash; see `wire/frame.py`.
 _TABLE_BYTES_PER_ROW: Final = 160
@@ -90,10 +92,10 @@ def publish_rows(
     limits: Limits = DEFAULT_LIMITS,
     forbidden: ForbiddenSubjects | None = None,
 ) -> BatchOutcome:
-    """Send `rows` in as few requests as the limits allow; raises nothing for a failed one.
+    """Send `rows` in as few requests as the limits allow; a failed request does not raise.
 
-    Rows of one ordering key go in the order given. Of rows with one id the first is sent.
-    A sender keeps `forbidden` from batch to batch, so that not each refusal is logged.
+    Rows of one ordering key are sent in the given order. Of rows with the same id only the first is
+    sent. A sender keeps `forbidden` from batch to batch, so that not every refusal is logged.
     """
     batch = _Batch(
         backoff=backoff,
@@ -117,7 +119,7 @@ def publish_rows(
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """The outcome while it is being made."""
+    """A batch in progress, with the outcomes so far."""
 
     backoff: Backoff
     max_attempts: int
@@ -130,11 +132,11 @@ class _Batch:
     retry_after_s: float = 0.0
     last_error: str = ""
     requests: int = 0
-    #: Subjects with ordering keys of which a row was not accepted: later ones must not pass it.
+    #: Subjects with ordering keys of which a row was not accepted: later ones must wait.
     held: set[tuple[str, str]] = field(default_factory=set)
 
     def is_whole(self, row: OutboxRow, limits: Limits) -> bool:
-        """Whether the record is what the producer made and may be sent; parks it if not.
+        """Whether the record is undamaged and may be sent; parks it if not.
 
         Rows are checked in order, so those after a parked one of their key are returned.
         """
@@ -154,7 +156,7 @@ class _Batch:
         return True
 
     def ready(self, rows: list[OutboxRow]) -> list[OutboxRow]:
-        """The rows with no earlier unsent one of their ordering key; gives the others back."""
+        """The rows without an earlier unsent one of their ordering key; returns the others to the outbox."""
         if not self.held:
             return rows
         checked = [(row, ordering_pair(row) not in self.held) for row in rows]
@@ -167,7 +169,7 @@ class _Batch:
     def send(
         self, rows: list[OutboxRow], transport: Transport, limits: Limits
     ) -> list[list[OutboxRow]]:
-        """One request. If it was refused, returns the groups to send in its place."""
+        """Send one request. If it was refused, returns the groups to send instead."""
         try:
             frame = _build(rows, limits)
             self.requests += 1
@@ -191,7 +193,7 @@ class _Batch:
             self.put_off(rows, _text(error))
         except TransportError as error:
             self.fail_or_park(rows, _text(error))
-        except Exception as error:  # unexpected: one row may be the cause, none may wait
+        except Exception as error:  # unexpected: one row may be the cause, and no other may wait
             if len(rows) == 1:
                 _log.exception("message %s", format_message_id(rows[0].message_id))
             return self._halve(rows, error)
@@ -244,7 +246,7 @@ class _Batch:
         return [rows[:middle], rows[middle:]]
 
     def put_off(self, rows: Sequence[OutboxRow], error: str) -> None:
-        """Give rows back because of an outage: without an attempt, and due again soon.
+        """Return rows because of an outage: without an attempt, and due again soon.
 
         The sender itself pauses while the outage lasts. Growing intervals for the rows would only
         delay them when it is over.
@@ -256,7 +258,7 @@ class _Batch:
             self._return(row, delay_ms, error, is_attempt=False)
 
     def fail(self, row: OutboxRow, error: str) -> None:
-        """Give a row back after an attempt that failed because of it."""
+        """Return a row after an attempt that failed because of it."""
         delay_ms = self.backoff.delay_ms(row.attempts + 1, self.random())
         self._return(row, delay_ms, error, is_attempt=True)
 
@@ -269,7 +271,7 @@ class _Batch:
         )
 
     def fail_or_park(self, rows: Sequence[OutboxRow], error: str) -> None:
-        """Give rows back; park those whose attempts are used up."""
+        """Return rows; park those whose attempts are used up."""
         for row in rows:
             if row.attempts + 1 >= self.max_attempts:
                 self.park(row, error)
@@ -277,7 +279,7 @@ class _Batch:
                 self.fail(row, error)
 
     def park(self, row: OutboxRow, error: str) -> None:
-        """Leave the row to a person."""
+        """Park the row."""
         self._hold(row)
         self.parked.append(ParkedRow(message_id=row.message_id, error=error))
 
@@ -308,7 +310,7 @@ def _forbidden(rows: Sequence[OutboxRow], error: BrokerRefusedError) -> str:
 
 
 def _has_dedupe_key(row: OutboxRow) -> bool:
-    """Whether the row's id was really made of a dedupe key, and does not only look like it."""
+    """Whether the row's id was really derived from a dedupe key, and not only looks like it."""
     if not is_dedupe_id(row.message_id):
         return False
     headers = dict(decode_record(row.subject, row.record).headers)
@@ -343,7 +345,7 @@ def _groups(rows: Sequence[OutboxRow], limits: Limits) -> Iterator[list[OutboxRo
 
 
 def _of_one_kind(rows: Sequence[OutboxRow]) -> Iterator[Sequence[OutboxRow]]:
-    """Delayed messages travel in frames of their own; two frames if no order is asked for."""
+    """Delayed messages need separate frames; two frames if no order is required."""
     if any(row.ordering_key is not None for row in rows):
         for _, run in groupby(rows, lambda row: is_delayed_record(row.record)):
             yield list(run)

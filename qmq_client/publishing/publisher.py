@@ -1,19 +1,20 @@
-"""Sends what committed: takes hints, looks which rows are there, publishes them, settles them.
+"""Sends committed messages: takes hints, finds their committed rows, publishes and settles them.
 
-`Publisher.step` is one bounded pass and reads no clock; `thread.py` calls it. Nothing here
-is needed for a message to arrive: whatever is dropped, left or lost on the way is still a row that
-falls due and that a watchdog sends. So every problem has the same answer: leave the row.
+`Publisher.step` is one bounded pass and does not read a clock; `thread.py` calls it. The publisher
+may always give up on a row: it stays in the outbox, falls due, and a watchdog sends it. So it
+handles every problem by leaving the row.
 
 - A hint proves nothing. Each batch is looked for by one SELECT on a connection of our own, and only
-  rows that are there, ours and not yet due are sent. Rows that are not there are looked for again after 5,
-  50 and 500 ms.
-- Rows that come near their takeover are claimed again before the send.
+  rows that exist, belong to this process and are not yet due are sent. Missing rows are checked
+  again after 5, 50 and 500 ms.
+- Rows close to their takeover time are claimed again before the send.
 - Accepted rows are deleted in batches. Until then they are owned; if the process dies before the
-  delete, the watchdog sends them again and the broker knows them. Those with an ordering key are
+  delete, the watchdog sends them again and the broker recognizes the repeats. Those with an
+  ordering key are
   deleted at once, because others wait for that.
-- A row with an ordering key that is not its key's next waits a little (`ordering.py`): usually
-  another process is about to send the one before it. After that it is left, too.
-- The record of a row with a dedupe id is read with it: an earlier run of the same business transaction
+- A row with an ordering key that is not its key's next waits a short time (`ordering.py`): usually
+  another process is about to send the previous one. After that it is left, too.
+- For a row with a dedupe id the record is read too: an earlier run of the same business transaction
   may have stored another one.
 """
 
@@ -54,38 +55,38 @@ _IDS_MAX: Final = 100_000
 #: This many are deleted at once instead of gathering more.
 _IDS_AT_ONCE: Final = 500
 _FIRST_PAUSE_S: Final = 0.1
-#: The longest interval: no message waits for a delete, but its row falls due and is sent once more.
+#: The longest interval of failed deletes: no message waits for them, but its row falls due and is sent again.
 _PAUSE_S_MAX: Final = 2.0
 
 
 class Deletes:
-    """The ids, and when to delete them. Belongs to the thread that steps its publisher."""
+    """The ids of accepted rows, and the time of their deletion. Owned by the thread that steps the publisher."""
 
     def __init__(self, delay_ms: int) -> None:
         self._delay_s = delay_ms / 1000
-        #: In the order of their acceptance.
+        #: Ids in the order of acceptance.
         self.message_ids: list[bytes] = []
         self._due_s = 0.0
-        #: Not before this time, however hurried; and the last interval, 0 while the database answers.
+        #: Earliest time of the next delete, even if hurried; and the last interval, 0 while the database answers.
         self._refused_until_s = float("-inf")
         self._pause_s = 0.0
         self._held_until_s = float("-inf")
-        #: Whether the database refused the last time, so that no flush waits for them.
+        #: Whether the database refused the last delete, so that no flush waits for them.
         self.was_refused = False
 
     def add(self, message_ids: Sequence[bytes], now_s: float) -> None:
-        """These were accepted."""
+        """Add accepted rows."""
         if not self.message_ids:
             self._due_s = now_s + self._delay_s
         self.message_ids += message_ids
         del self.message_ids[:-_IDS_MAX]
 
     def hurry(self, now_s: float) -> None:
-        """Others wait for these to be gone."""
+        """Delete as soon as possible, because other rows wait for it."""
         self._due_s = max(now_s, self._refused_until_s)
 
     def put_off(self, until_s: float) -> None:
-        """Not before this time, unless hurried."""
+        """Do not delete before this time, unless hurried."""
         self._due_s = max(self._due_s, until_s)
         self._held_until_s = until_s
 
@@ -99,17 +100,17 @@ class Deletes:
         return now_s >= self._held_until_s and (is_full or now_s >= self._due_s)
 
     def wait_s(self, now_s: float) -> float | None:
-        """How long until they are due by themselves; None when there are none."""
+        """The time until the next delete is due; None without ids."""
         return self._due_s - now_s if self.message_ids else None
 
     def on_deleted(self) -> None:
-        """All of them are gone."""
+        """Forget the ids: all rows are deleted."""
         self.message_ids = []
         self._pause_s = 0.0
         self.was_refused = False
 
     def on_failure(self, now_s: float) -> None:
-        """The database refused: wait longer than the last time."""
+        """Record that the database refused: wait longer than the last time."""
         self.was_refused = True
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _PAUSE_S_MAX)
         self._due_s = self._refused_until_s = now_s + self._pause_s
@@ -118,14 +119,13 @@ class Deletes:
 _log = logging.getLogger("qmq.publisher")
 _Result = TypeVar("_Result")
 
-#: When to look again for a row that is not there: its COMMIT may be under way still.
+#: Delays of further checks for a missing row, whose COMMIT may still be under way.
 _LOOK_AGAIN_S: Final = (0.005, 0.05, 0.5)
-#: When to look first if the COMMIT is only about to be sent.
+#: Delay of the first check if the COMMIT is only about to be sent.
 _EARLY_S: Final = 0.001
-#: When to look again whether a held row is ready. Where processes alternate at a key, each change waits
-#: for one look.
+#: Delays of checks whether a held row is ready. If processes alternate at a key, each change waits for one check.
 _HOLD_DELAYS_S: Final = (*(0.02,) * 5, *(0.05,) * 22)
-#: Part of the takeover time after which a row is claimed again: what is left is for the request.
+#: Part of the takeover time after which a row is claimed again; the rest is for the request.
 _FRESH_SHARE: Final = 0.5
 #: How long deletes wait for a moment in which the application uses no connection to its SQLite file.
 _POLITE_S: Final = 1.0
@@ -134,14 +134,14 @@ _POLITE_LOOK_S: Final = 0.02
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A row that may be there."""
+    """A row that may be committed."""
 
     row: OutboxRow
-    #: Since when the row is ours, if it is there.
+    #: Time since which the row is ours, if it exists.
     owned_since_s: float
-    #: When to look.
+    #: Time of the next check.
     due_s: float
-    #: How often it was not there.
+    #: How often it was missing.
     looks: int = 0
     #: How often it was held.
     holds: int = 0
@@ -164,7 +164,7 @@ class Publisher:
         self._options = options
         self.receipts = Receipts()
         self.queue = HintQueue(options.queue_messages, self._on_dropped)
-        #: By message id, in the order in which they came.
+        #: Wanted rows by message id, in order of arrival.
         self._wanted: dict[bytes, _Wanted] = {}
         self._deletes = Deletes(options.delete_delay_ms)
         self._delete_politely_until_s: float | None = None
@@ -197,23 +197,22 @@ class Publisher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to send, to look for or to delete. For the stepping thread.
+        """Whether no row is left to send, to check or to delete. For the stepping thread.
 
-        What the database refused to delete is not waited for: it may wait for a transaction of the
-        very caller that waits here, as with SQLite.
+        Refused deletes do not count: they may wait for a transaction of the calling code, as with SQLite.
         """
         is_deleted = not self._deletes.message_ids or self._deletes.was_refused
         return is_deleted and not (len(self.queue) or self._wanted)
 
     def retry_deletes(self) -> bool:
-        """Wait for what the database refused to delete, until it refuses again; whether there is any."""
+        """Try refused deletes once more; returns whether there are any."""
         was_refused, self._deletes.was_refused = self._deletes.was_refused, False
         return was_refused
 
     def step(self, now_s: float, *, is_hurried: bool = False) -> Pass:
-        """One bounded pass: at most one batch sent. Raises only what a callback ends the process with.
+        """One bounded pass, which sends at most one batch. Raises only exits, such as `SystemExit` of a callback.
 
-        `is_hurried`: gather nothing, neither messages nor deletes.
+        `is_hurried`: do not wait to collect messages or deletes.
         """
         before = self._counts.copy()
         self._receive(now_s, is_hurried)
@@ -233,25 +232,25 @@ class Publisher:
         )
 
     def leave_all(self) -> int:
-        """Let go of what is not sent yet, and of all that comes; the rows fall due by themselves."""
+        """Give up all unsent and future rows; they fall due and the watchdog sends them."""
         self.queue.close()
         before = self._counts["left"]
         self._leave([each.row for each in self._wanted.values()])
         self._wanted.clear()
-        self._deletes.on_deleted()  # or not: the watchdog sends them again, and the broker knows them
+        self._deletes.on_deleted()  # a failure is harmless: the watchdog sends them again, and the broker knows them
         while hints := self.queue.take(self._options.batch_messages):
             self._leave([row for hint in hints for row in hint.rows])
         return self._counts["left"] - before
 
     def on_rolled_back(self, rows: Sequence[OutboxRow]) -> None:
-        """These rows were rolled back. For any thread."""
+        """Forget rows that were rolled back. For any thread."""
         self.receipts.resolve([row.message_id for row in rows], SendOutcome.ROLLED_BACK)
 
     def _receive(self, now_s: float, is_hurried: bool) -> None:
         accepted = set(self._deletes.message_ids)
         for hint in self.queue.take(self._options.batch_messages):
             if hint.token != self.token:
-                self._leave(hint.rows)  # stored before a fork: the parent's
+                self._leave(hint.rows)  # written before a fork: the parent's row
                 continue
             due_s = now_s + _EARLY_S if hint.is_early and not is_hurried else now_s
             for row in hint.rows:
@@ -268,11 +267,11 @@ class Publisher:
             return BatchOutcome()
         try:
             rows = self._ready(self._there(batch, now_s), now_s)
-            # Without those that wait: what the broker accepts now may make them due at once.
+            # Without waiting rows, which may become due when the broker accepts these.
             batch = [each for each in batch if each.due_s <= now_s]
             return self._publish(rows, now_s)
         except BaseException:
-            # The next ones must not wait for what is wrong with these.
+            # The next rows must not wait for a problem of these.
             batch = [each for each in batch if each.due_s <= now_s]
             self._leave([each.row for each in batch])
             raise
@@ -280,7 +279,7 @@ class Publisher:
             self._forget(batch)
 
     def _due(self, now_s: float) -> list[_Wanted]:
-        """The next batch. A row stays wanted until its outcome is recorded, or it is due again later."""
+        """The next batch. A row stays wanted until its outcome is recorded, or it is scheduled again."""
         batch: list[_Wanted] = []
         batch_bytes = 0
         for each in self._wanted.values():
@@ -294,7 +293,7 @@ class Publisher:
         return batch
 
     def _there(self, batch: list[_Wanted], now_s: float) -> list[_Wanted]:
-        """Those of the batch that are committed and ours; the others are looked for again, or left."""
+        """The committed rows of the batch that are ours; the others are checked again, or left."""
         fresh_s = self._options.takeover_ms / 1000 * _FRESH_SHARE
         old = [each.row.message_id for each in batch if now_s - each.owned_since_s > fresh_s]
         reclaimed: set[bytes] | None = set()
@@ -330,7 +329,7 @@ class Publisher:
         return None if found is None else {row.message_id: row for row in found}
 
     def _look_again(self, each: _Wanted, now_s: float, *, is_known: bool) -> None:
-        """The row is not there, or the database did not say."""
+        """Schedule another check: the row is missing, or the database did not answer."""
         if each.looks < len(_LOOK_AGAIN_S):
             each.due_s = now_s + _LOOK_AGAIN_S[each.looks]
             each.looks += 1
@@ -341,7 +340,7 @@ class Publisher:
             self._leave([each.row])
 
     def _resolve_by_state(self, row: OutboxRow, found: FoundRow) -> None:
-        """The row is there and not to be sent by us; its state says the message's outcome."""
+        """The row exists but is not ours to send; its state gives the message's outcome."""
         if found.state == SENT:
             self.receipts.resolve([row.message_id], SendOutcome.ACCEPTED)
         elif found.state == PARKED:
@@ -364,7 +363,7 @@ class Publisher:
         )
         self._settle(outcome, now_s)
         if accepted := accepted_pairs(rows, outcome.sent):
-            self._deletes.hurry(now_s)  # others wait for these to be gone
+            self._deletes.hurry(now_s)  # other rows wait until these are deleted
             self._follow(accepted, now_s)
         return outcome
 
@@ -389,7 +388,7 @@ class Publisher:
             self._wanted[row.message_id] = _Wanted(row, now_s, now_s)
 
     def _ready(self, batch: list[_Wanted], now_s: float) -> list[OutboxRow]:
-        """The rows that may be sent now by the order of their keys; the others are held."""
+        """The rows that may be sent now according to the order of their keys; the others are held."""
         rows = [each.row for each in batch]
         if all(row.ordering_key is None for row in rows):
             return rows
@@ -409,7 +408,7 @@ class Publisher:
         self._count(held=len(batch))
         given_up: list[OutboxRow] = []
         new = {pair for each in batch if not each.holds and (pair := ordering_pair(each.row))}
-        self._take_unowned(new, now_s)  # the rows before them, if no process has those
+        self._take_unowned(new, now_s)  # the rows before them, if no process owns those
         for each in batch:
             if each.holds == len(_HOLD_DELAYS_S):
                 given_up.append(each.row)
@@ -420,13 +419,13 @@ class Publisher:
             self._return(given_up)
 
     def _return(self, rows: list[OutboxRow]) -> None:
-        """Disown rows that were held too long: the process that sends the one before them takes them too."""
+        """Release rows that were held too long: the process that sends the previous row claims them too."""
         self._leave(rows)
         self._waits_for_watchdog.returned(rows)
         self._disown(rows)
 
     def _leave_in_outage(self, rows: list[OutboxRow]) -> None:
-        """Leave these rows; others of their ordering keys must not wait until they fall due."""
+        """Leave these rows, but return later ones of their ordering keys, which must not wait until these fall due."""
         self._leave(rows)
         if ordered := [row for row in rows if row.ordering_key is not None]:
             self._disown(ordered)
@@ -448,7 +447,7 @@ class Publisher:
             self._log_outage(outcome.failed[-1].error)
         elif outcome.requests:
             if failures := self._breaker.failures:
-                _log.info("broker takes messages again, failures=%d", failures)
+                _log.info("broker accepts messages again, failures=%d", failures)
             self._breaker.on_success()
         if outcome.sent:
             self._deletes.add(outcome.sent, now_s)
@@ -458,7 +457,7 @@ class Publisher:
             self.receipts.resolve([row.message_id], SendOutcome.PARKED, row.error)
         for failed in outcome.failed:
             self.receipts.resolve([failed.message_id], SendOutcome.LEFT, failed.error)
-        if outcome.failed or outcome.parked:  # without an answer the rows fall due as they are
+        if outcome.failed or outcome.parked:  # without an answer the rows fall due unchanged
             rest = replace(outcome, sent=())
             self._asked("settle", lambda: self._store.settle(rest, token=self.token))
 
@@ -481,14 +480,14 @@ class Publisher:
         if deleted < len(waiting):
             self._count(not_deleted=len(waiting) - deleted)
             _log.warning(
-                "%d of %d accepted rows were not there to be deleted: another process sent or removed them",
+                "%d of %d accepted rows no longer existed at their deletion: another process sent or removed them",
                 len(waiting) - deleted,
                 len(waiting),
             )
         self._deletes.on_deleted()
 
     def _is_better_later(self, now_s: float) -> bool:
-        """Whether to wait for the application, which uses its SQLite file just now."""
+        """Whether to wait for the application, which is using its SQLite file."""
         if self._delete_politely_until_s is None:
             self._delete_politely_until_s = now_s + _POLITE_S
         if now_s >= self._delete_politely_until_s:
@@ -497,7 +496,7 @@ class Publisher:
         return True
 
     def _linger_s(self, now_s: float, messages: int, is_hurried: bool) -> float:
-        """How long to continue gathering: nothing when idle, up to the linger after a request."""
+        """How long to continue collecting messages: 0 when idle, up to `linger_ms` after a request."""
         if is_hurried or messages >= self._options.batch_messages:
             return 0.0
         return self._sent_at_s + self._options.linger_ms / 1000 - now_s
@@ -514,17 +513,17 @@ class Publisher:
             waits.append(max(0.0, linger_s))
         wake_at = 1
         if linger_s > 0:
-            # Messages that come now would only wait: sleep until the linger is over or a batch full.
+            # New messages would only wait: sleep until the linger time is over or a batch is full.
             waits.append(linger_s)
             wake_at = self._options.batch_messages
         return (max(0.0, min(waits)) if waits else None), wake_at
 
     def _log_outage(self, error: str) -> None:
-        """When it begins, when its kind changes, and each time its failures have doubled."""
+        """Log an outage when it begins, when its kind changes, and each time its failures have doubled."""
         failures, kind = self._breaker.failures, error.partition(":")[0]
         if kind != self._outage_kind or failures & (failures - 1) == 0:
             _log.warning(
-                "broker takes nothing, the watchdog sends the rows, failures=%d: %s",
+                "broker accepts nothing, the watchdog sends the rows, failures=%d: %s",
                 failures,
                 error,
             )
@@ -542,12 +541,14 @@ class Publisher:
         self.receipts.resolve([row.message_id for row in hint.rows], SendOutcome.LEFT)
 
     def _asked(self, what: str, question: Callable[[], _Result]) -> _Result | None:
-        """Ask the database; None if it fails, with whatever error its driver has for that."""
+        """Query the database; returns None after any error of its driver."""
         try:
             return question()
         except Exception as error:  # asyncpg and event loops raise more than SQLAlchemy's errors
             self._count(database_errors=1)
-            _log.warning("outbox %s failed, rows fall due by themselves: %s", what, _short(error))
+            _log.warning(
+                "outbox %s failed, the watchdog takes over the rows: %s", what, _short(error)
+            )
             return None
 
     def _count(self, **more: int) -> None:
@@ -565,5 +566,5 @@ def _with_record(row: OutboxRow, record: bytes) -> OutboxRow:
 
 
 def _short(error: Exception) -> str:
-    """The error in one line, with its kind where SQLAlchemy does not name it."""
+    """The error in one line, with its class if SQLAlchemy does not name it."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

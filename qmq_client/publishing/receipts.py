@@ -1,7 +1,6 @@
 """Receipts: the outcome of one message, for callers that wait for it.
 
-A receipt is requested before the commit and answers once, with a `SendOutcome`; a message without one
-costs nothing.
+A receipt is requested before the commit and gets one `SendOutcome`; messages without a receipt cost nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from qmq_client.wire.message_id import format_message_id
 
 #: Open receipts of one producer: far more than a process can wait for.
 RECEIPTS_MAX: Final = 100_000
-#: The only key of a receipt's answers: setting a default is one step, so the first one counts.
+#: The only key of a receipt's answers: `setdefault` is atomic, so the first answer counts.
 _FIRST: Final = "first"
 
 
 class SendOutcome(StrEnum):
-    """The outcome of a message, as far as the process that sent it can know."""
+    """The outcome of a message, as known to the process that sent it."""
 
-    #: The broker has it.
+    #: The broker has accepted it.
     ACCEPTED = "accepted"
     #: No committed row was found after the transaction's end: it, or a savepoint in it, was rolled back, or
-    #: the message was cancelled. One that is committed later, as in two phases, is sent by the watchdog.
+    #: the message was cancelled. A row that is committed later, as in two phases, is sent by the watchdog.
     ROLLED_BACK = "rolled back"
     #: The broker refused it, or its attempts are used up; it waits for a person.
     PARKED = "parked"

@@ -1,1 +1,1 @@
-"""Checks that the live tables are those that this version works with."""
+"""Checks that the live tables match this version."""

@@ -1,8 +1,8 @@
-"""The rights of a database user on our tables, asked of the server instead of read from its grants.
+"""The rights of a database user on QMQ's tables, tested on the server instead of read from its grants.
 
-EXPLAIN needs the rights of the statement that it explains, and runs nothing of it: no row is
-written, and no trigger or rule acts. So on all servers it also covers rights that come from a role,
-a column, a pattern or ownership. SQLite has no users.
+EXPLAIN needs the rights of the explained statement but does not execute it: no row is written, and
+no trigger or rule runs. So on all servers it also covers rights that come from a role, a column, a
+pattern or ownership. SQLite has no users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANGED: Final = ("state", "due_at_ms", "token", "attempts", "last_error")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Something that a user may do, or may not."""
+    """A right on a table."""
 
     name: str
     #: The text between ON and TO.
@@ -37,7 +37,7 @@ class Right:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One of our processes, as a user of the database. `docs/migrations.md` shows the same."""
+    """One of QMQ's processes as a database user, with its rights. `docs/migrations.md` shows the same."""
 
     name: str
     outbox: tuple[str, ...] = ()
@@ -70,14 +70,14 @@ ROLES: Final = (
 
 
 class Rights:
-    """The rights of one connection's user; each is asked for only once."""
+    """The rights of one connection's user; each is tested only once."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._known: dict[Right, bool] = {}
 
     def has(self, right: str, table: sa.Table) -> bool:
-        """Whether this user may do that to this table; always on SQLite."""
+        """Whether this user has the right on this table; always True on SQLite."""
         return self._has(Right(right, table_text(self._connection, table)), table)
 
     def lacking(self, role: Role, tables: Tables) -> tuple[Right, ...]:
@@ -104,7 +104,9 @@ class Rights:
         return self._known[right]
 
     def _denied_sequence(self, table: sa.Table) -> str | None:
-        """PostgreSQL numbers rows by a separate object, unless the column is an identity."""
+        """The sequence that this user may not use: PostgreSQL numbers rows by a separate object,
+        unless the column is an identity.
+        """
         number = table.autoincrement_column
         if self._connection.dialect.name != "postgresql" or number is None:
             return None
@@ -121,7 +123,7 @@ _DENIED_SEQUENCE: Final = sa.text(
 
 
 def lacking_texts(connection: sa.Connection, role: Role, lacks: Iterable[Right]) -> list[str]:
-    """What this user lacks for that role, with the GRANT; one text for each object."""
+    """The missing rights of this user for that role, with the GRANT; one text for each object."""
     return [
         f"{user(connection)} lacks a right that a {role.name} needs: {grant}"
         for grant in grants(connection, lacks)
@@ -138,7 +140,7 @@ def grants(connection: sa.Connection, rights: Iterable[Right]) -> Iterator[str]:
 
 
 def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
-    """Whether the server hides from this user if the table exists. Requires: it is not among those shown.
+    """Whether the server may hide an existing table from this user. Requires: the table is not shown.
 
     MySQL shows a user only tables on which it has some right.
     """
@@ -148,12 +150,12 @@ def is_hidden(connection: sa.Connection, table: sa.Table) -> bool:
 
 
 def is_denied(error: sa.exc.DBAPIError) -> bool:
-    """Whether a statement failed for lack of a right."""
+    """Whether a statement failed because of a missing right."""
     return error_code(error.orig) in (_POSTGRESQL, *_MYSQL)
 
 
 def user(connection: sa.Connection) -> str:
-    """The server's name for this user, as statements write it."""
+    """The server's name of this user, quoted for statements."""
     if connection.dialect.name == "postgresql":
         return str(connection.exec_driver_sql("SELECT quote_ident(session_user)").scalar_one())
     whole: str = connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()
@@ -176,7 +178,7 @@ def _is_allowed(connection: sa.Connection, right: str, table: sa.Table) -> bool:
 
 
 def _statement(connection: sa.Connection, right: str, table: sa.Table) -> str:
-    """A statement that needs no other right, on the columns that we write."""
+    """A statement that needs only this right, on the columns that QMQ writes."""
     name = table_sql(connection, table)
     match right:
         case "INSERT":

@@ -1,8 +1,8 @@
-"""Checks that the tables of a database are those that this version works with.
+"""Checks that the tables of a database match this version.
 
-Only presence and revision, and what of a server or a table would break a promise, because the first
-send of each process and every first sweep pay for it; `qmq db check` also compares types, sizes,
-indexes and collations.
+Checks only presence and revision, and faults of a server or table that break a promise, because the
+check delays the first send of each process and the first sweep; `qmq db check` also compares types,
+sizes, indexes and collations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.table import REVISIONS, Tables
 
 _MAKE_TABLES = (
-    " Run `qmq db migrate`, or your own migrations if they have it; for a first try "
+    " Run `qmq db migrate`, or your own migrations if they include the tables; for a first try "
     "`qmq_client.create_tables(engine)` or `await qmq_client.create_tables_async(engine)`."
 )
 
@@ -28,7 +28,7 @@ _VERSION_SUFFIX = "version"
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Why the tables cannot be used, and what to do about it."""
+    """The reasons why the tables cannot be used, and the remedy."""
 
     texts: list[str]
     remedy: str
@@ -42,14 +42,14 @@ def faults_of(
     role: Role,
     asks_rights: bool,
 ) -> Faults | None:
-    """What is wrong with the needed tables, or None. Reads only; changes nothing of a transaction.
+    """The faults of the needed tables, or None. Only reads; does not affect an open transaction.
 
-    With `asks_rights`, or if a table is hidden, also which rights of its role this user lacks.
+    With `asks_rights`, or if a table is hidden, also the rights of its role that this user lacks.
     """
     look = look_at_schema(connection, tables, needed)
     if look.faults:
         return Faults(look.faults, _MAKE_TABLES)
-    texts = dialect.faults(connection, needed)  # of what a server lacks they say more
+    texts = dialect.faults(connection, needed)  # they explain missing tables better
     if not texts and (asks_rights or look.hidden):
         texts = lacking_texts(connection, role, Rights(connection).lacking(role, tables))
     return Faults(texts, "") if texts else None
@@ -63,7 +63,7 @@ def missing_error(engine: sa.Engine, faults: Faults) -> OutboxMissingError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaLook:
-    """The result of looking at our tables."""
+    """The result of checking QMQ's tables."""
 
     #: Each missing table and column, and an unknown revision; one text each.
     faults: list[str]
@@ -74,7 +74,7 @@ class SchemaLook:
 def look_at_schema(
     connection: sa.Connection, tables: Tables, needed: Sequence[sa.Table]
 ) -> SchemaLook:
-    """Look at the needed tables. A revision that this user may not read is ignored."""
+    """Check the needed tables. A revision that this user may not read is ignored."""
     faults: list[str] = []
     hidden: list[sa.Table] = []
     inspector = sa.inspect(connection)
@@ -101,8 +101,8 @@ def look_at_schema(
         if unknown := found.difference(REVISIONS):
             faults.append(
                 f"the tables are at revision {', '.join(sorted(unknown))}, and this version works "
-                f"with {', '.join(REVISIONS)}; where `qmq db migrate` does not know theirs, this "
-                "program is the older one and is what to upgrade"
+                f"with {', '.join(REVISIONS)}; if `qmq db migrate` does not know "
+                "that revision, this program is older and must be upgraded"
             )
     return SchemaLook(faults, hidden)
 
@@ -113,7 +113,7 @@ def _has_table(inspector: sa.Inspector, name: str, schema: str | None) -> bool:
     except sa.exc.DBAPIError as error:
         if error.connection_invalidated or not is_denied(error):
             raise
-        return False  # MySQL denies a look at it
+        return False  # MySQL denies access to it
 
 
 def version_table(tables: Tables) -> sa.TableClause:

@@ -1,1 +1,1 @@
-"""Rows of committed transactions, as the publisher and the watchdog take, settle and look after them."""
+"""Claims, settles and maintains rows of committed transactions, for the publisher and the watchdog."""

@@ -2,17 +2,16 @@
 
 For a DELETE with a list, MySQL and MariaDB read a small table as a whole, and then wait for every
 row in it that a transaction of the application has inserted and not yet committed (an UPDATE skips
-those). An outbox is nearly always small, so a publisher would stand still for the longest open
+those). An outbox is nearly always small, so a publisher would wait for the longest open
 transaction. If the table is joined to the list, in this order, each row is found by its key and no
-other is touched. Neither a range of keys achieves that, which also locks the next row, nor a forced
-index, which may be read as a whole. MySQL must also be kept from building a hash of the list,
-because then it reads the whole table again.
+other row is touched. A range of keys does not achieve that, because it also locks the next row; nor
+does a forced index, which may be read as a whole. A hint also keeps MySQL from building a hash of
+the list, because then it reads the whole table again.
 
-Finding rows one by one has its price, though. A claim mostly consists of consecutive rows, and such
-a piece is deleted as a range: on PostgreSQL, which does not see uncommitted rows, the whole piece;
-on MariaDB up to the row before its last, because the row after the end of a range is locked too,
-and this one is ours. With the order of the key nothing before the first row is read, whatever else
-the table holds.
+Finding rows one by one is slower, though. A claim mostly consists of consecutive rows, and such a
+piece is deleted as a range: on PostgreSQL, which does not see uncommitted rows, the whole piece; on
+MariaDB up to the row before its last, because the row after the end of a range is locked too, and
+the last row is ours. With the order of the key no row before the first one is read.
 
 Values are written into the statement, not passed as parameters: writing many of those takes a driver
 longer than finding the rows takes the server, and each driver would need its own marks for them.
@@ -48,10 +47,9 @@ def delete_by(
     where: Mapping[str, object] = _NONE,
     below: Mapping[str, str] = _NONE,
 ) -> int:
-    """Delete the rows whose `column`, which has an index, is one of these; how many.
+    """Delete the rows whose `column`, which has an index, is one of these; returns how many.
 
-    `where`: further columns and what they must be. `below`: columns and our SQL expression,
-    that they must be less than.
+    `where`: further columns and their values. `below`: columns, each with an SQL expression that it must be less than.
     """
     if not values:
         return 0
@@ -78,11 +76,11 @@ def has_pieces(connection: sa.Connection) -> bool:
 def delete_pieces(
     connection: sa.Connection, outbox: sa.Table, numbers: Sequence[int], token: bytes
 ) -> int:
-    """Delete the rows with these numbers that `token` owns; how many.
+    """Delete the rows with these numbers that `token` owns; returns how many.
 
     Requires: they were claimed with this token, which no other claim has, so that number and token
-    identify a row as surely as its message id does; and the lease has not ended: if the last row of
-    a piece is gone, the statement waits for the one after it.
+    identify a row like its message id; and the lease has not ended: if the last row of a piece is
+    gone, the statement waits for the next one.
     """
     table = table_sql(connection, outbox)
     owner = _literal(connection, token)
@@ -117,7 +115,7 @@ def _pieces(ascending: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """The values in portions for one statement each."""
+    """The values in portions, one for each statement."""
     for first in range(0, len(values), IDS_PER_STATEMENT_MAX):
         yield values[first : first + IDS_PER_STATEMENT_MAX]
 
@@ -142,7 +140,7 @@ def _found_by(
 
 
 def _literal(connection: sa.Connection, value: object) -> str:
-    """One of our values in a statement: bytes, a whole number, or a name without quotes."""
+    """A literal for a value: bytes, a whole number, or a name without quotes."""
     if isinstance(value, bytes):
         return dialect_of(connection.engine).binary(value)
     if isinstance(value, int):

@@ -1,12 +1,12 @@
-"""Settles rows that were tried: deletes or keeps them, gives them back, parks them.
+"""Settles rows after an attempt: deletes or keeps them, returns them, or parks them.
 
-Every statement names the rows and the token, so a late owner changes none.
+Every statement names the rows and the token, so an owner whose claim has expired changes none.
 
 A trigger, rule, row security or foreign key may keep a row from being deleted, with an error or
-silently. The broker has the message, so leaving the row as it is would send it again at the end of
-each lease, forever, and beyond the broker's memory as a new message. So the row is marked as sent:
-it is never claimed and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
-Maintenance retries its deletion later, so once the cause is gone, the row goes too. See
+silently. The broker has the message, so an unchanged row would be sent again at the end of each
+lease, and as a new message once the broker has forgotten its id. So the row is marked as sent: it is
+never claimed and holds up no other row of its ordering key; `qmq doctor` finds it by its error.
+Maintenance retries its deletion later, so once the cause is gone, the row is deleted. See
 `docs/decisions/0022-rows-that-stay.md`.
 """
 
@@ -25,7 +25,7 @@ from qmq_client.outbox.table import LIVE, PARKED, SENT
 
 
 class Settling:
-    """The statements for one outbox, each on the connection it is given."""
+    """The statements for one outbox; each runs on the given connection."""
 
     def __init__(
         self, outbox: sa.Table, now_ms: sa.ColumnElement[int], is_refused: Refuses
@@ -46,10 +46,10 @@ class Settling:
         *,
         is_wary: bool = False,
     ) -> int:
-        """Delete rows that the broker has, or keep them for an audit; how many.
+        """Delete rows that the broker has, or keep them for an audit; returns how many.
 
-        `claimed`: the rows as they were claimed with this token, if they were; they are found
-        faster. `is_wary`: the same was refused before; find out for which rows, and mark those.
+        `claimed`: the rows from the claim with this token, if any; they are found faster.
+        `is_wary`: the deletion was refused before; find the refused rows and mark them.
         """
         if keep_ms is not None:
             return self._keep(connection, message_ids, token, keep_ms)
@@ -60,14 +60,14 @@ class Settling:
             )
         removed = self._delete(connection, message_ids, token, claimed)
         if removed < len(message_ids):
-            # Mostly they belong to somebody else by now. What is still ours, the database has kept.
+            # Mostly they belong to another owner by now. Rows that are still ours were kept by the database.
             removed += self.undeleted.mark(connection, columns.message_id, message_ids, token_is)
         return removed
 
     def purge(
         self, connection: sa.Connection, row_ids: Sequence[int], *, is_wary: bool = False
     ) -> int:
-        """Delete kept rows whose time is over, by their numbers; how many.
+        """Delete kept rows whose time is over, by their numbers; returns how many.
 
         A row that stays counts too: it is tried again later, so that it blocks no other.
         """
@@ -82,7 +82,7 @@ class Settling:
     def give_back(
         self, connection: sa.Connection, failed: Sequence[FailedRow], token: bytes
     ) -> int:
-        """Release rows until later; how many."""
+        """Release rows until later; returns how many."""
         if not failed:
             return 0
         query = self._update_one().values(
@@ -104,7 +104,7 @@ class Settling:
         return connection.execute(query, rows).rowcount
 
     def park(self, connection: sa.Connection, parked: Sequence[ParkedRow], token: bytes) -> int:
-        """Park rows for a person; how many."""
+        """Park rows for a person; returns how many."""
         if not parked:
             return 0
         query = self._update_one().values(
@@ -123,8 +123,8 @@ class Settling:
         token: bytes,
         claimed: Sequence[OutboxRow],
     ) -> int:
-        # The state is left out: only live rows have a token, and with `state = 0` SQLite would find a few
-        # hundred ids by walking through every live row of the state index.
+        # The state is left out: only live rows have a token, and with `state = 0` SQLite would
+        # search a few hundred ids by scanning every live row of the state index.
         if claimed and has_pieces(connection):
             sent = set(message_ids)
             numbers = [
@@ -167,20 +167,20 @@ class Settling:
 
 _log = logging.getLogger("qmq.outbox")
 
-#: Time until the deletion is tried again: short enough after the cause is fixed, and until then
-#: only one or two statements for each row in this time.
+#: Interval of further deletions: short enough after the cause is fixed, with only one or two
+#: statements for each row until then.
 AGAIN_MS: Final = 3_600_000
 #: The beginning of such a row's error.
 UNDELETED: Final = "accepted by the broker, and not deleted by the database"
 _SILENTLY: Final = "no error; a trigger, a rule or row security keeps the row"
 _REASON_CHARACTERS_MAX: Final = 300
 
-#: Whether an error of the database refuses these rows, and would again.
+#: Whether an error of the database refuses these rows permanently.
 Refuses = Callable[[sa.exc.DBAPIError], bool]
 
 
 class Undeleted:
-    """The statements for one outbox, each on the connection it is given."""
+    """The statements for one outbox; each runs on the given connection."""
 
     def __init__(
         self, outbox: sa.Table, now_ms: sa.ColumnElement[int], is_refused: Refuses
@@ -188,8 +188,7 @@ class Undeleted:
         self._outbox = outbox
         self._now_ms = now_ms
         self._is_refused = is_refused
-        #: Rows that were marked so far. A row that stays counts once, however often and by whichever
-        #: process its deletion is retried.
+        #: Rows that were marked so far. A row that stays counts once, also after retries by any process.
         self.count = 0
 
     def delete_what_can_be(
@@ -199,13 +198,13 @@ class Undeleted:
         values: Sequence[Any],
         where: Mapping[str, object],
     ) -> int:
-        """Delete these rows after the database refused some of them, and mark the rest; how many were changed.
+        """Delete these rows after the database refused some of them, and mark the rest; returns how many were changed.
 
-        Halves a refused group until the bad rows stand alone. `where`: further columns and their
+        Halves a refused group until only the refused rows are left. `where`: further columns and their
         values.
         """
         if connection.dialect.name == "postgresql":
-            # What would be refused only at the COMMIT, and so for all rows, is checked here.
+            # Constraints that would fail only at the COMMIT, for all rows, are checked here.
             connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
         changed = 0
         groups = deque(chunks(values))
@@ -236,7 +235,7 @@ class Undeleted:
         where: Mapping[str, object],
         reason: str = _SILENTLY,
     ) -> int:
-        """Mark those of these rows that still exist; how many."""
+        """Mark the existing ones of these rows; returns how many."""
         columns = self._outbox.c
         text = f"{UNDELETED}: {_plain(reason)}"
         update = sa.update(self._outbox).values(
@@ -254,7 +253,7 @@ class Undeleted:
         return marked
 
     def _log_new(self, new: int, text: str) -> None:
-        """Log when their number has doubled, so that many rows make few lines."""
+        """Log when the number of rows has doubled, so that many rows make few lines."""
         before, self.count = self.count, self.count + new
         if self.count.bit_length() > before.bit_length():
             _log.error(
@@ -266,6 +265,6 @@ class Undeleted:
 
 
 def _plain(reason: str) -> str:
-    """A text that every database accepts, in one line."""
+    """The error as one line of text that every database accepts."""
     line = " ".join(reason.replace("\0", " ").split())
     return line.encode("ascii", "backslashreplace").decode("ascii")[:_REASON_CHARACTERS_MAX]

@@ -1,9 +1,9 @@
 """The outbox store: claims, settles, lists, retries and purges rows.
 
-The publisher uses it for rows of its own process, the watchdog for rows left behind. Any number of
-both may work at once: every change names the row *and* its token, so an owner whose lease has ended
-changes nothing. Rows are found by state and due time only. Each method is one short transaction on
-the store's own pool, never on the application's, and uses only the database's clock.
+The publisher uses it for rows of its own process, the watchdog for rows that were left behind. Any
+number of both may work at once: every change names the row *and* its token, so an owner whose lease
+has ended changes nothing. Rows are found by state and due time only. Each method is one short
+transaction on the store's own pool, never on the application's, and uses only the database's clock.
 
 A command that changes all chosen rows does so in several short transactions. Meanwhile the next
 sweep may park a retried row again. So each row is visited only once: in the order of row numbers,
@@ -99,7 +99,7 @@ def change_by_hand(
     """Change the rows in `state` that fulfil these conditions; returns how many.
 
     Each transaction changes up to `rows_max` rows. Requires: `change` itself checks the state and
-    whatever else must still hold, because another owner may change a row after it was chosen.
+    other conditions, because another owner may change a row after it was chosen.
     """
     outbox: Any = change.table
     number, changed = outbox.c.id, 0
@@ -212,7 +212,7 @@ class OutboxStore:
         return self._written(reclaim)
 
     def find(self, message_ids: Sequence[bytes], *, with_records: bool) -> list[FoundRow]:
-        """Read these rows in one statement, as far as they are committed, whatever their owner."""
+        """Read the committed ones of these rows in one statement, with any owner."""
         columns = (
             "message_id, state, token, last_error, record"
             if with_records
@@ -399,10 +399,9 @@ class OutboxStore:
         state: int = PARKED,
         rows_max: int = CHANGED_ROWS_MAX,
     ) -> int:
-        """Delete rows of `state` for good, unsent; returns how many.
+        """Delete rows of `state` without sending them; returns how many.
 
-        Takes rows that were there when it began, in transactions like those of `retry`. Requires: a
-        person asked for it.
+        Takes rows that existed when it began, in transactions like those of `retry`. Requires: a person requested it.
         """
         delete = sa.delete(self._outbox).where(self._outbox.c.state == state)
         return self._change(delete, chosen, state=state, rows_max=rows_max)
@@ -445,7 +444,7 @@ class OutboxStore:
         return self._now_ms
 
     def write(self, work: Callable[[sa.Connection], _Result]) -> _Result:
-        """Run `work` in a short transaction on this store's own pool; for our other tables."""
+        """Run `work` in a short transaction on this store's own pool; for QMQ's other tables."""
         return self._own.write(work)
 
     def quiet_moment(self) -> AbstractContextManager[bool]:
@@ -478,7 +477,7 @@ class OutboxStore:
     ) -> set[bytes]:
         table, some = table_sql(connection, self._outbox), listed(connection, ids)
         is_owned = (
-            f"message_id IN ({some}) AND token = {self._dialect.binary(token)}"  # and so live
+            f"message_id IN ({some}) AND token = {self._dialect.binary(token)}"  # and so is live
         )
         connection.exec_driver_sql(
             f"UPDATE {table} SET due_at_ms = {self._dialect.now_ms} + {lease_ms:d} WHERE {is_owned}"

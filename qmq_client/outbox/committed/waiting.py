@@ -1,9 +1,9 @@
-"""The unsent rows of an ordering key, in commit order.
+"""Queries the unsent rows of ordering keys, in commit order.
 
-Asked before each batch with ordered rows, so it must cost little if little waits, and a key with
-very many waiting rows must not hide those of another. Without an ORDER BY every database finds the
-keys by the index `(ordering_key, id)`; with one and a limit, some prefer to walk through the whole
-table by its number.
+The query runs before each batch with ordered rows, so it must be cheap if few rows wait, and a key
+with very many waiting rows must not hide those of another. Without an ORDER BY every database finds
+the keys by the index `(ordering_key, id)`; with one and a limit, some prefer to walk through the
+whole table by its number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _all_of(
 ) -> list[tuple[Any, ...]] | None:
     """Row id, subject, key and message id of the rows of these pairs; None if there are too many.
 
-    Matches every subject with every key: the caller picks what it asked for.
+    Matches every subject with every key: the caller picks the requested pairs.
     """
     columns = outbox.c
     query = (
@@ -96,13 +96,13 @@ def fill_order_locks(own: OwnConnections, order_lock: sa.Table) -> None:
     missing = missing_locks(own.read(lambda connection: _locks(connection, order_lock)))
     if missing:
         rows = [{"slot": each} for each in missing]
-        # A row that another process inserts at the same moment is no error.
+        # A row that another process inserts at the same moment is not an error.
         with suppress(sa.exc.IntegrityError):
             own.write(lambda connection: connection.execute(sa.insert(order_lock), rows))
 
 
 def has_order_locks(connection: sa.Connection, order_lock: sa.Table) -> bool:
-    """Whether all rows of the lock table are there."""
+    """Whether the lock table has all rows."""
     return not missing_locks(_locks(connection, order_lock))
 
 

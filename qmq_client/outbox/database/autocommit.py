@@ -1,4 +1,4 @@
-"""Detects a connection that commits each statement by itself, asking the driver through SQLAlchemy."""
+"""Detects a connection that commits each statement by itself, from the driver's state."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import sqlalchemy as sa
 def is_autocommit(connection: sa.Connection) -> bool:
     """Whether the next statement on this connection would be committed at once.
 
-    Sends nothing. SQLite's driver is also "in autocommit" where the application begins its
-    transactions by its own BEGIN, as SQLAlchemy's documentation shows: then one is open by now.
+    Sends no statement. SQLite's driver is also "in autocommit" if the application begins its
+    transactions by its own BEGIN, as SQLAlchemy's documentation shows: then one is already open.
     Requires: SQLAlchemy's transaction has begun.
     """
     adapted: Any = connection.connection.dbapi_connection
     if getattr(driver_of(connection), "autocommit", None) is True:
-        return True  # SQLite's own mode, from Python 3.12 on; and of other drivers, the same
+        return True  # SQLite's own mode, from Python 3.12 on; other drivers have the same attribute
     if not connection.dialect.detect_autocommit_setting(adapted):
         return False
     return connection.dialect.name != "sqlite" or not in_transaction(connection)
 
 
 def begins_no_transaction(connection: sa.Connection) -> bool:
-    """Whether the next statement on this connection would be a transaction of its own, with asyncpg.
+    """Whether the next statement on this asyncpg connection would be a separate transaction.
 
-    SQLAlchemy has asyncpg begin with the first statement, and does not learn that a text, like `ROLLBACK`,
-    ended that: what follows is in no transaction. Which of both it is, a statement without effect tells.
-    Other drivers begin the next transaction themselves.
+    SQLAlchemy makes asyncpg begin a transaction with the first statement, and does not notice that
+    a text, like `ROLLBACK`, ended it: later statements are in no transaction. A statement without
+    effect shows which case applies. Other drivers begin the next transaction themselves.
     """
     is_begun: Callable[[], bool] | None
     is_begun = getattr(driver_of(connection), "is_in_transaction", None)  # asyncpg
@@ -44,7 +44,7 @@ def in_transaction(connection: sa.Connection) -> bool:
 
 
 def driver_of(connection: sa.Connection) -> Any:
-    """The driver's own connection, also of one that was detached from its pool."""
+    """The driver's own connection, also for a connection that was detached from its pool."""
     proxied = connection.connection
     if (driver := proxied.driver_connection) is not None:
         return driver
@@ -53,10 +53,11 @@ def driver_of(connection: sa.Connection) -> Any:
 
 
 def begin_to_write(connection: sa.Connection) -> None:
-    """Take SQLite's write lock for a transaction that has just begun, or wait for it; else nothing.
+    """On SQLite, take the write lock for a transaction that has just begun, or wait for it; does nothing otherwise.
 
-    A transaction that has read fails at its first write if another one wrote in between, and none can wait
-    for that. An application that begins by itself, or in AUTOCOMMIT, is left alone.
+    A transaction that has read fails at its first write if another one wrote in between, and cannot
+    wait for it. Connections whose transactions the application begins itself, or in AUTOCOMMIT, are
+    not changed.
     """
     if connection.dialect.name != "sqlite" or in_transaction(connection):
         return

@@ -1,11 +1,11 @@
 """The criteria and the result of a claim, independent of the database.
 
 There are two claims: of due rows, oldest due first; and of the followers of an ordering key, in
-commit order, when the rows before them have just been sent. Followers were returned to come due
-later, so they are taken before their time. They have no owner, so their token is empty.
+commit order, when the rows before them have just been sent. Followers were returned with a later
+due time, so they are claimed before it. They have no owner, so their token is empty.
 
-A claim ends with the row at which its records reach the size asked for: the size of the next ones
-is unknown before they are read, and a thousand may be more than memory holds.
+A claim ends with the row at which its records reach the requested size: the sizes are unknown
+before the rows are read, and a thousand records may not fit in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ row_id: Final = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTerms:
-    """How much a claim takes, and how long it lasts."""
+    """The size and duration of a claim."""
 
     token: bytes
     #: Rows; fewer if their records reach `bytes_max`.
@@ -70,7 +70,7 @@ def as_outbox_rows(found: Sequence[Any]) -> list[OutboxRow]:
     """Claimed rows in the order in which they were stored."""
     return [
         OutboxRow(
-            message_id=bytes(message_id),  # some drivers give a view
+            message_id=bytes(message_id),  # some drivers return a view
             subject=subject,
             ordering_key=ordering_key,
             record=bytes(record),

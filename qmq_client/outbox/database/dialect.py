@@ -1,4 +1,4 @@
-"""The port to one kind of database; each has a module of its own.
+"""The interface to one kind of database; each kind has a separate module.
 
 A further database is a module with a function `make_dialect` and a line in `_MODULES`.
 """
@@ -32,7 +32,7 @@ _MODULES: Final = {
     "postgresql": "qmq_client.outbox.database.postgresql",
     "sqlite": "qmq_client.outbox.database.sqlite",
 }
-#: Far above what a batch takes, and below what people call hanging.
+#: Far above the time of a batch, and short enough to detect a hanging database.
 TRANSACTION_S_MAX: Final = 60.0
 LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -42,7 +42,7 @@ class OutboxDialect(ABC):
 
     #: SQL text: milliseconds since 1970 UTC by the database's clock.
     now_ms: str
-    #: Ending of an INSERT that passes over ids which exist already.
+    #: Ending of an INSERT that skips existing ids.
     skip_known = " ON CONFLICT (message_id) DO NOTHING"
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class OutboxDialect(ABC):
 
     @abstractmethod
     def on_connect(self, connection: Any, dialect: sa.Dialect) -> None:
-        """Set up a new connection of our own, given as the pool's listeners get it; AUTOCOMMIT is on."""
+        """Set up a new connection of the store's pool, as passed to the pool's listeners; AUTOCOMMIT is on."""
 
     @abstractmethod
     def begin(self, connection: sa.Connection, *, is_to_write: bool) -> None:
-        """Begin a short transaction of our own at READ COMMITTED, for which AUTOCOMMIT is on.
+        """Begin a short transaction of the store at READ COMMITTED, on a connection in AUTOCOMMIT.
 
         Its durability may be relaxed: a settlement that is lost causes a duplicate, which the broker
         recognizes.
@@ -69,8 +69,8 @@ class OutboxDialect(ABC):
         """Raise SQLAlchemy's `OperationalError` unless the connection leads to a writable primary."""
 
     @contextmanager
-    def quiet_moment(self) -> Iterator[bool]:  # SQLite alone has to wait
-        """Whether our write disturbs no open transaction of the application within the block."""
+    def quiet_moment(self) -> Iterator[bool]:  # only SQLite must wait
+        """Whether a write of the store within the block disturbs no open transaction of the application."""
         yield True
 
     def after_fork(self) -> None:  # noqa: B027  # most have nothing that a child must forget
@@ -101,7 +101,7 @@ class OutboxDialect(ABC):
             sa.select(order_lock.c.slot)
             .where(order_lock.c.slot.in_(slots))
             .order_by(order_lock.c.slot)
-            .limit(len(slots))  # or `sql_select_limit` of MySQL would leave some unlocked
+            .limit(len(slots))  # otherwise `sql_select_limit` of MySQL would leave some unlocked
             .with_for_update(),
             execution_options=AS_NAMED,
         )
@@ -121,7 +121,7 @@ class OutboxDialect(ABC):
         return None
 
     def last_character(self, _: sa.Connection) -> str:
-        """The last character that this connection's character set can spell; a driver refuses others."""
+        """The last character that this connection's character set can encode; a driver refuses others."""
         return LAST_CHARACTER
 
     # -- what its errors and settings mean
@@ -132,7 +132,7 @@ class OutboxDialect(ABC):
 
     @abstractmethod
     def is_refused(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether the database refused a statement because of its rows, and would again.
+        """Whether the database refused a statement because of its rows, permanently.
 
         For example by a trigger, a foreign key or a missing right; not if it was unreachable, busy,
         locked, full or read-only.
@@ -140,10 +140,10 @@ class OutboxDialect(ABC):
 
     @abstractmethod
     def faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
-        """Why this server or these tables are unfit, besides missing columns; one text each."""
+        """The faults of this server or these tables, besides missing columns; one text each."""
 
 
-#: One for each engine, so that what it learns about the server is shared.
+#: One for each engine, so that its facts about the server are shared.
 _dialects: WeakKeyDictionary[sa.Engine, OutboxDialect] = WeakKeyDictionary()
 
 
@@ -161,7 +161,7 @@ def order_slot(row: OutboxRow) -> int:
 
 
 def error_code(error: BaseException | None) -> object:
-    """What a driver's error is known by: MySQL's number, or PostgreSQL's SQLSTATE; None without one.
+    """The code of a driver's error: MySQL's number, or PostgreSQL's SQLSTATE; None without one.
 
     Drivers keep it in different public places: psycopg and asyncpg in `sqlstate`, psycopg2 in `pgcode`,
     pg8000 in the answer's field `C`, MySQL's in the first argument. SQLAlchemy's asynchronous adapters

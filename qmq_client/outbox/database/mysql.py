@@ -1,9 +1,9 @@
 """The outbox on MySQL (8.0.1 or newer) and MariaDB (10.6 or newer).
 
 Pitfalls handled here, each reproduced: at REPEATABLE READ an open claim blocks every INSERT of the
-business; `NOW()` follows the session's time zone; a message larger than `max_allowed_packet` ends the
-connection and looks like a network failure; a binary log of statements accepts nothing from READ
-COMMITTED; `read_only` is a number on most servers and a word from MariaDB 12 on.
+application; `NOW()` follows the session's time zone; a message larger than `max_allowed_packet`
+ends the connection and looks like a network failure; a binary log of statements accepts nothing
+from READ COMMITTED; `read_only` is a number on most servers and a word from MariaDB 12 on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.table_names import table_sql, table_text
 from qmq_client.outbox.row import OutboxRow
 
-#: In UTC, whatever the session's time zone is.
+#: In UTC, with any time zone of the session.
 NOW_MS: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)"
 #: 0 or OFF mean no, anything else yes: MariaDB 12 has several words for it.
 IS_READ_ONLY: Final = "CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')"
-#: Limits that a server may have for the sake of people: truncated results, no deletes without a
-#: key, time-outs. All of them make our statements fail, and one makes results wrong.
+#: Limits for interactive users that a server may have: truncated results, no deletes without a key,
+#: time-outs. All of them make QMQ's statements fail, and one makes results wrong.
 WITHOUT_LIMITS: Final = (
     "SET SESSION sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1 "
     "/*M!100100 , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
@@ -43,7 +43,7 @@ _ABOUT_ROWS: Final = ("22", "23", "45")
 #: a column, a routine, or at all); a table in use by the statement itself; an author or a view that
 #: is gone; a CHECK of MySQL.
 _REFUSING: Final = (1644, 1142, 1143, 1370, 1227, 1442, 1449, 1356, 3819)
-#: Also a foreign key, or a value or table that a trigger misses.
+#: Also a foreign key, or a value or table that is missing in a trigger.
 _REFUSALS: Final = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError)
 #: Bytes of a packet around the rows.
 _PACKET_OVERHEAD_BYTES: Final = 64 * 1024
@@ -51,14 +51,14 @@ _OLDEST: Final = {True: (10, 6), False: (8, 0, 1)}
 
 
 def lift_limits(driver: Any, _: object = None) -> None:
-    """Remove limits meant for people from a blocking connection of our own; may listen to `connect`."""
+    """Remove limits for interactive users from a blocking connection of the store; may listen to `connect`."""
     cursor = driver.cursor()
     cursor.execute(WITHOUT_LIMITS)
     cursor.close()
 
 
 def is_temporary(connection: sa.Connection, quoted_name: str) -> bool:
-    """Whether this connection's statements meet a temporary table under this name."""
+    """Whether a temporary table with this name hides the table on this connection."""
     definition: str = connection.exec_driver_sql(f"SHOW CREATE TABLE {quoted_name}").one()[1]
     return definition.startswith("CREATE TEMPORARY")
 
@@ -77,14 +77,13 @@ class MySqlDialect(OutboxDialect):
     """See `OutboxDialect`."""
 
     now_ms = NOW_MS
-    #: MySQL's INSERT IGNORE would pass over every other fault as well, and it objects if the column that
-    #: it numbers is set to itself.
+    #: MySQL's INSERT IGNORE would also hide every other fault, and it refuses to set the numbered column to itself.
     skip_known = " ON DUPLICATE KEY UPDATE state = state"
 
     def on_connect(self, connection: Any, _: sa.Dialect) -> None:
         if hasattr(
             connection, "set_character_set"
-        ):  # of a blocking driver: here a row may have any key
+        ):  # for a blocking driver: a key may have any character
             connection.set_character_set(_UTF8)
         cursor = connection.cursor()
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -103,7 +102,7 @@ class MySqlDialect(OutboxDialect):
     def is_refused(self, error: sa.exc.DBAPIError) -> bool:
         if isinstance(error, _REFUSALS) or error_code(error.orig) in _REFUSING:
             return True
-        state = getattr(error.orig, "sqlstate", None)  # PyMySQL tells it from 1.2 on
+        state = getattr(error.orig, "sqlstate", None)  # PyMySQL shows it from 1.2 on
         return isinstance(state, str) and state.startswith(_ABOUT_ROWS)
 
     def check_writable(self, connection: sa.Connection) -> None:
@@ -125,11 +124,11 @@ class MySqlDialect(OutboxDialect):
 
     def record_bytes_max(self, connection: sa.Connection) -> int | None:
         packet_bytes: int = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
-        # The drivers write bytes as text, with up to two characters for each.
+        # The drivers write each byte as up to two characters of text.
         return max(0, (packet_bytes - _PACKET_OVERHEAD_BYTES) // 2)
 
     def last_character(self, connection: sa.Connection) -> str:
-        # In its short form the server cuts or alters what is longer than three bytes.
+        # In its 3-byte form the server cuts or alters longer characters.
         name: str = connection.exec_driver_sql("SELECT @@character_set_client").scalar_one()
         return _LAST_OF_THREE_BYTES if name in _SHORT_UTF8 else LAST_CHARACTER
 
@@ -144,7 +143,8 @@ class MySqlDialect(OutboxDialect):
         return self._unloggable(connection, tables[0]) + self._of_wrong_engine(connection, tables)
 
     def _unloggable(self, connection: sa.Connection, table: sa.Table) -> list[str]:
-        """Tried, not read from settings: filters decide whether a database is logged at all.
+        """Whether the binary log refuses the tables. Tested instead of read from settings, because
+        filters decide whether a database is logged.
 
         A missing table, or one without rights, is reported elsewhere.
         """
@@ -169,7 +169,7 @@ class MySqlDialect(OutboxDialect):
         )
         texts = {table.name: table_text(connection, table) for table in tables}
         return [
-            f"table {name} is of engine {engine}, which keeps what a transaction rolled back: "
+            f"table {name} is of engine {engine}, which cannot roll back: "
             f"ALTER TABLE {texts.get(name, name)} ENGINE=InnoDB"
             for name, engine in found
             if engine.lower() != "innodb"
@@ -182,7 +182,7 @@ class MySqlDialect(OutboxDialect):
         if is_temporary(connection, table_sql(connection, table)):
             name = table_text(connection, table)
             raise OutboxMissingError(
-                f"a temporary table hides {name} on this connection, also under its whole name: "
+                f"a temporary table hides {name} on this connection, also under its qualified name: "
                 f"DROP TEMPORARY TABLE {name}, or give the temporary one another name"
             )
 

@@ -1,22 +1,23 @@
 """The publisher's and the watchdog's own connections to a database, next to the application's.
 
-They come from a pool of their own, opened as the application's are (its `connect_args`, its
-listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and one transaction; longer
-transactions begin and end by our own statements. Work is written once, for a synchronous connection:
-with an asynchronous driver it runs on an event loop of this object, through SQLAlchemy's greenlets.
+They come from a separate pool and are opened like the application's (with its `connect_args` and
+listeners). Each is in AUTOCOMMIT, so a single statement is one round trip and one transaction;
+longer transactions begin and end by explicit statements. Work is written once, for a synchronous
+connection: with an asynchronous driver it runs on an event loop of this object, through SQLAlchemy's
+greenlets.
 
-Deadlines: a driver may wait forever on a connection that is established and silent (a frozen server behind a
-proxy, a stalled pooler); libpq has no time-out for that at all. The publisher's own transactions
-are short, so each has a deadline. At the deadline the socket is shut down, the driver finds its
-connection lost, and the thread continues with an error. One thread watches all of them, and ends when
-there was none for a minute.
+Deadlines: a driver may wait forever on a silent connection (a frozen server behind a proxy, a stalled
+pooler); libpq has no time-out for that. The publisher's transactions are short, so each has a
+deadline. At the deadline the socket is shut down, the driver finds its connection lost, and the
+thread continues with an error. One thread watches all of them, and ends when there was none for a
+minute.
 
-Forks: SQLite bears none, in two ways, both reproduced. While a thread is inside SQLite, it may hold a
+Forks: SQLite does not support forks, for two reasons, both reproduced. While a thread is inside SQLite, it may hold a
 lock of the library; a child inherits that, and hangs at its first use of any database. And the
 library keeps the file locks of the process in its memory: a child that inherits an open connection
-believes that it has them, and when the parent closes its last connection, it deletes the write-ahead
+assumes that it holds them, and when the parent closes its last connection, it deletes the write-ahead
 log that the child is writing to. So a fork waits until no publisher is inside SQLite, and the idle
-connections of publishers are closed before it. The application's own connections are its own affair:
+connections of publishers are closed before it. The application must handle its own connections:
 SQLAlchemy's documentation says to dispose of an engine before a fork.
 """
 
@@ -40,8 +41,8 @@ from qmq_client.outbox.database.dialect import OutboxDialect
 from qmq_client.outbox.database.shared_connection import shared_connection
 from qmq_client.outbox.database.sqlite_file import follow_file
 
-#: How long a fork waits at most: a publisher's transaction takes milliseconds, but it waits some
-#: seconds for a lock, which the forking thread may hold.
+#: Longest wait of a fork: a publisher's transaction takes milliseconds, but may wait some seconds
+#: for a lock that the forking thread holds.
 FORK_S_MAX: Final = 5.0
 
 
@@ -50,7 +51,7 @@ class SqliteUse:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: Reentrant: what runs inside may fork.
+        #: Reentrant, because the code inside may fork.
         self._lock = threading.RLock()
         self._is_held_for_fork = False
         _uses.add(self)
@@ -62,7 +63,7 @@ class SqliteUse:
             yield
 
     def before_fork(self, end_s: float) -> None:
-        """Wait until none is in use, or until `end_s`, and close the idle connections."""
+        """Wait until no connection is in use, or until `end_s`, and close the idle connections."""
         left_s = max(0.0, end_s - SYSTEM_CLOCK.monotonic_s())
         self._is_held_for_fork = self._lock.acquire(timeout=left_s)
         if isinstance(self._engine.pool, sa.QueuePool) and self._engine.pool.checkedin():
@@ -75,7 +76,7 @@ class SqliteUse:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """In the child: the thread that may have been inside is not here."""
+        """In the child: forget the thread that was inside, which does not exist here."""
         self._lock = threading.RLock()
         self._is_held_for_fork = False
 
@@ -109,10 +110,10 @@ _IDLE_LOOKS_MAX: Final = 60
 
 
 class _Deadlines:
-    """Which sockets are to be cut, and when. Safe for any number of threads."""
+    """Sockets with the times at which they are cut. Safe for any number of threads."""
 
     def __init__(self) -> None:
-        #: Held while a socket is cut: once its transaction is over, others may use the number.
+        #: Held while a socket is cut, because its file number may be reused after its transaction.
         self._lock = threading.Lock()
         #: File number and time of each open transaction.
         self._open: dict[object, tuple[int, float]] = {}
@@ -164,8 +165,8 @@ os.register_at_fork(after_in_child=_forget)
 def answered_within(driver: Any, seconds: float) -> Iterator[None]:
     """Around a transaction: if the block takes longer, the driver's connection is cut.
 
-    `driver` is a blocking connection. Without a public `fileno` nothing is done: other drivers take a
-    time limit when they connect.
+    `driver` is a blocking connection. Without a public `fileno` it does nothing: other drivers get
+    a time limit when they connect.
     """
     number = _file_number(driver)
     if number is None:
@@ -190,12 +191,13 @@ _Result = TypeVar("_Result")
 #: Work on a connection.
 Work = Callable[[sa.Connection], _Result]
 
-#: The parent's pools and loops stay the parent's: closing their sockets here would end its sessions.
+#: Pools and loops of the parent: closing their sockets here would end its sessions.
 _LEFT_TO_THE_PARENT: Final[list[object]] = []
-#: Key in a connection's `info`: it was checked since it was opened.
+#: Key in a connection's `info`: the connection was checked after it was opened.
 _CHECKED: Final = "qmq_checked"
 #: Drivers that take time limits of a socket as arguments, by their names for them. The others have a
-#: public `fileno` (`own_connections.py`), are local files, or wait on our loop, where a wait can be ended.
+#: public `fileno` (`own_connections.py`), are local files, or wait on the store's event loop, where
+#: a wait can be ended.
 _SOCKET_LIMITS: Final = {
     "pymysql": ("read_timeout", "write_timeout"),
     "mysqldb": ("read_timeout", "write_timeout"),
@@ -210,7 +212,7 @@ class OwnConnections:
         """`engine`: the application's, synchronous or the one inside an `AsyncEngine`."""
         self._dialect = dialect
         is_sqlite = engine.dialect.name == "sqlite"
-        #: A database in memory is its one connection, so there the application's own engine is used.
+        #: A database in memory has a single connection, so the application's own engine is used.
         self._is_shared = is_sqlite and isinstance(engine.pool, StaticPool)
         self._use: SqliteUse | None = None
         self._loop = _Loop() if engine.dialect.is_async else None
@@ -255,7 +257,7 @@ class OwnConnections:
         pool = self.engine.pool
         if self._loop is not None or not isinstance(pool, sa.QueuePool) or pool.checkedin() < 2:
             return
-        with suppress(sa.exc.SQLAlchemyError), self._access():  # one that was gone is not kept
+        with suppress(sa.exc.SQLAlchemyError), self._access():  # a lost one is not kept
             kept, *others = [pool.connect() for _ in range(pool.checkedin())]
             for other in others:
                 other.invalidate()
@@ -310,12 +312,12 @@ class OwnConnections:
                         return await connection.run_sync(work)
         except TimeoutError as error:
             raise sa.exc.TimeoutError(
-                f"the database gave no answer within {self._dialect.transaction_s_max} s"
+                f"the database did not answer within {self._dialect.transaction_s_max} s"
             ) from error
 
     def _access(self) -> AbstractContextManager[object]:
         if self._is_shared:
-            # Left after the connection is back, because returning it rolls back.
+            # Left after the connection is returned, because returning it rolls back.
             return shared_connection(self.engine.pool).enter()
         return nullcontext() if self._use is None else self._use.inside()
 
@@ -325,23 +327,23 @@ class OwnConnections:
 
 
 def _on_the_shared(connection: sa.Connection, work: Work[_Result], is_to_write: bool) -> _Result:
-    """A transaction on the application's own connection, begun and ended as the application does."""
+    """A transaction on the application's own connection, begun and ended like the application's."""
     with connection.begin():
         return work(connection)
 
 
 def _roll_back(connection: sa.Connection) -> None:
-    """End one of our transactions that failed; without an answer, the connection is given up."""
+    """Roll back a failed transaction; without an answer, the connection is discarded."""
     if connection.invalidated:
         return
     try:
         connection.exec_driver_sql("ROLLBACK")
-    except Exception:  # whatever is wrong with it: the next work gets another one
+    except Exception:  # after any error: the next work gets another connection
         connection.invalidate()
 
 
 class _OurConnects(threading.local):
-    """Which dialect this thread opens connections for, if they are our own."""
+    """The dialect for which this thread opens connections, if they belong to a store."""
 
     dialect: OutboxDialect | None = None
 
@@ -359,7 +361,7 @@ def _our_connects(dialect: OutboxDialect) -> Iterator[None]:
 
 
 def _limit_in_time(dialect: sa.Dialect, _: object, __: object, options: dict[str, Any]) -> None:
-    """A listener of `do_connect`: time limits for our own connections, none for the application's."""
+    """A listener of `do_connect` that sets time limits only for a store's connections."""
     if _ours.dialect is None:
         return
     seconds = max(1, round(_ours.dialect.transaction_s_max))
@@ -368,14 +370,14 @@ def _limit_in_time(dialect: sa.Dialect, _: object, __: object, options: dict[str
 
 
 class _Loop:
-    """An event loop that runs in whichever thread has work for it, one at a time."""
+    """An event loop that runs in the thread that has work for it, one at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Wait for this work; in a thread with a running loop of its own, that one stands still."""
+        """Wait for this work; it blocks a loop that runs in the calling thread."""
         if not _has_running_loop():
             return self._run_here(work)
         results: list[_Result] = []
@@ -384,7 +386,7 @@ class _Loop:
         def run() -> None:
             try:
                 results.append(self._run_here(work))
-            except BaseException as error:  # raised again below, where it is waited for
+            except BaseException as error:  # raised again below, at the wait
                 errors.append(error)
 
         thread = threading.Thread(target=run, name="qmq-database")

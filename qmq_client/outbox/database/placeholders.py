@@ -21,7 +21,7 @@ _NUMBERED: Final = {"numeric_dollar": "$", "numeric": ":"}
 def placeholders(dialect: sa.Dialect) -> Iterator[str]:
     """The placeholders of one statement for `exec_driver_sql`, the first parameter's first.
 
-    Raises `ConfigurationError` for a style that takes no parameters by their position.
+    Raises `ConfigurationError` for a style without positional parameters.
     """
     style: str = dialect.paramstyle
     if style in _SAME_FOR_ALL:

@@ -1,4 +1,4 @@
-"""The outbox on PostgreSQL.
+"""The outbox on PostgreSQL (9.5 or newer).
 
 It handles three pitfalls, each of which was reproduced. `now()` is the time at which the
 transaction began, which may be long ago. Without statistics, for example after a burst, the planner
@@ -20,17 +20,16 @@ from qmq_client.outbox.database.locked_claim import claim_locked
 from qmq_client.outbox.database.table_names import table_text
 from qmq_client.outbox.row import OutboxRow
 
-#: When the statement began. `clock_timestamp()` changes within a statement, so no index search can
-#: use it.
+#: The time at which the statement began. `clock_timestamp()` changes within a statement, so no index search can use it.
 NOW_MS: Final = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
 #: Without statistics the planner would read and sort every live row, both for a claim and for the age of
 #: the oldest.
 _BY_INDEX: Final = (
     "set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
-#: Where no index exists, as for some foreign keys, the planner must use a disabled scan and rates
-#: it as very expensive. From version 11 on, PostgreSQL compiles expensive statements, which takes
-#: half a second each.
+#: Without an index, as for some foreign keys, the planner must use a disabled scan and rates it as
+#: very expensive. From version 11 on, PostgreSQL compiles expensive statements, which takes half a
+#: second each.
 _UNCOMPILED: Final = "set_config('jit', 'off', true)"
 _COMPILING: Final = (11,)
 _UTF8: Final = ("utf-8", "utf8")
@@ -64,7 +63,9 @@ class PostgresDialect(OutboxDialect):
             # Behind a pooler the next transaction may have another session.
             driver.prepare_threshold = None
             encoding = driver.info.encoding
-        if encoding.lower() not in _UTF8:  # the application's choice, which may not hold every key
+        if (
+            encoding.lower() not in _UTF8
+        ):  # the application's encoding, which may not represent every key
             cursor = connection.cursor()
             cursor.execute("SET client_encoding TO 'UTF8'")
             cursor.close()
@@ -94,7 +95,7 @@ class PostgresDialect(OutboxDialect):
             )
 
     def binary(self, value: bytes) -> str:
-        return f"decode('{value.hex()}', 'hex')"  # works with any `standard_conforming_strings`
+        return f"decode('{value.hex()}', 'hex')"  # valid with any `standard_conforming_strings`
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
         return error_code(error.orig) in _MISSING

@@ -1,9 +1,9 @@
 """One connection shared by application and publisher, for databases in memory.
 
-A database in memory lives in its one connection, so two users of it would commit and roll back each
-other's work. This gate separates them: the publisher enters only while the application has nothing
-checked out, and the application's next check-out waits for the moment that the publisher is inside.
-For tests and first steps; a database in a file has enough connections.
+A database in memory has a single connection, so two users of it would commit and roll back each
+other's work. This gate separates them: the publisher enters only while the application has no
+connection checked out, and the application's next check-out waits until the publisher leaves. For
+tests and first steps; a database in a file has enough connections.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from qmq_client.clock import SYSTEM_CLOCK
 
 #: How long the publisher waits for the application to return the connection.
 ENTER_S_MAX: Final = 1.0
-#: Interval of the checks: a pool that gives one connection to several users does not report every
-#: return.
+#: Interval of the checks: a pool that shares one connection among several users does not report every return.
 _LOOK_S: Final = 0.002
-#: How long the application's next use lets the publisher go first. Bounded, because the application
-#: may itself hold the connection that the publisher waits for.
+#: How long the application's next use waits for the publisher. Bounded, because the application may
+#: itself hold the connection that the publisher waits for.
 TURN_S_MAX: Final = 0.05
 
 
 class SharedConnection:
-    """Who may use the one connection of a pool."""
+    """Decides who may use the single connection of a pool."""
 
     def __init__(self) -> None:
-        #: Told of each change. Its lock is reentrant.
+        #: Notified of each change. Its lock is reentrant.
         self._changed = threading.Condition()
-        #: What the application was given, and in which thread; a returned entry has no connection any more.
+        #: Connections of the application, with their threads; a returned entry has no connection any more.
         self._given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._inside: int | None = None
         #: How many publishers are inside, or waiting to enter.
@@ -70,7 +69,7 @@ class SharedConnection:
             self._given[given] = here
 
     def renew_after_fork(self) -> None:
-        """Wait no longer for threads that a child does not have."""
+        """Stop waiting for threads that do not exist in a child."""
         self._changed = threading.Condition()
         self._inside, self._entering = None, 0
         here = threading.get_ident()
@@ -83,7 +82,7 @@ class SharedConnection:
             while not self._is_free():
                 if SYSTEM_CLOCK.monotonic_s() >= ends_at_s:
                     raise sa.exc.TimeoutError(
-                        "the one connection of this database in memory is in use by the application"
+                        "the single connection of this database in memory is in use by the application"
                     )
                 self._changed.wait(_LOOK_S)
             self._inside = threading.get_ident()

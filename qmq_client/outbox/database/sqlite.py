@@ -1,12 +1,12 @@
-"""The outbox on SQLite.
+"""The outbox on SQLite, a file or a database in memory.
 
 Pitfalls handled here, each reproduced: `FOR UPDATE SKIP LOCKED` is silently ignored, so a claim is one
 UPDATE … RETURNING; a transaction that read before it writes fails at once if another wrote in
-between, so our transactions that write begin IMMEDIATE.
+between, so the store's transactions that write begin IMMEDIATE.
 
-A transaction that has read fails at its first write if another one wrote in between. So deletes of the
-publisher wait for a moment in which the application uses no connection to the file, and a connection
-that is taken during one waits for its end.
+A transaction that has read fails at its first write if another one wrote in between. So deletes of
+the publisher wait for a *quiet moment* in which the application uses no connection to the file, and
+an application that takes a connection during it waits for its end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _JOURNALS: Final = {
 
 
 def unwritable(path: str, journal_mode: str = "") -> str | None:
-    """The file or directory that this process may not write, though a COMMIT would need it; or None.
+    """The file or directory that a COMMIT must write and this process may not; None without one.
 
     SQLite itself reports it only when a row is written, which may be long after the start. A
     journal is created in the directory, unless its mode keeps one there, or keeps it in memory.
@@ -61,7 +61,7 @@ def read_only_error(path: str, refused: str) -> sqlite3.OperationalError:
     """The error for a file whose rows cannot be claimed, given the path from `unwritable`."""
     return sqlite3.OperationalError(
         f"{path} is read-only here, because {refused} is not writable for this user: no row can be "
-        "claimed. Let it write the file and its directory"
+        "claimed. Allow it to write the file and its directory"
     )
 
 
@@ -78,7 +78,7 @@ def refuse_what_cannot_be_written(connection: Any) -> None:
     cursor.execute("PRAGMA database_list")
     path = cursor.fetchone()[2]
     mode = ""
-    with suppress(sqlite3.OperationalError):  # not even to be read, if a log is to be made for that
+    with suppress(sqlite3.OperationalError):  # even a read may need to create a log
         cursor.execute("PRAGMA journal_mode")
         mode = cursor.fetchone()[0]
     cursor.close()
@@ -87,17 +87,17 @@ def refuse_what_cannot_be_written(connection: Any) -> None:
         raise read_only_error(path, refused)
 
 
-#: How long an application waits at most, and how often it looks. A delete takes a millisecond, or the
-#: time of a slow disk.
+#: Longest wait of an application, and the interval of its checks. A delete takes a millisecond, or
+#: longer on a slow disk.
 _LOOKS_MAX: Final = 500
 _LOOK_S: Final = 0.001
 
 
 class QuietMoments:
-    """Of one engine of the application. Safe for any number of threads."""
+    """The quiet moments of one engine of the application. Safe for any number of threads."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        #: Who is in a moment now, by thread; changed in single steps.
+        #: Threads that are in a quiet moment now; changed in single steps.
         self._inside: dict[object, int] = {}
         #: Connections in use. The pool has its own count, behind a lock that the application may hold.
         self._in_use: dict[object, None] = {}
@@ -107,17 +107,17 @@ class QuietMoments:
 
     @contextmanager
     def moment(self) -> Iterator[bool]:
-        """Whether nothing is in use; what the application takes within the block waits, but not long."""
+        """Whether no connection is in use; the application's check-outs within the block wait for a short time."""
         mine = object()
         try:
-            # Before the look: who takes one now is seen, or waits.
+            # Set before the check, so that a concurrent check-out is seen or waits.
             self._inside[mine] = threading.get_ident()
             yield not self._in_use
         finally:
             self._inside.pop(mine, None)
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's threads are not here."""
+        """In a forked child: forget the parent's threads."""
         self._inside.clear()
         self._in_use.clear()
 
@@ -140,7 +140,7 @@ NOW_MS: Final = "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEG
 BUSY_MS_MAX: Final = 2_000
 _ID_BYTES: Final = 16
 #: The lowest byte of an error code is its kind. An error without a kind counts as well: a trigger
-#: gives it when its own tables are gone.
+#: raises one if its own tables are missing.
 _PRIMARY_CODE: Final = 0xFF
 _REFUSING: Final = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_AUTH)
 
@@ -152,7 +152,7 @@ def make_dialect(engine: sa.Engine) -> SqliteDialect:
         raise ConfigurationError(
             setting="engine",
             value=f"SQLite in memory with {type(engine.pool).__name__}",
-            remedy="Every connection would have a database of its own. Use a file, or "
+            remedy="Every connection would have a separate database. Use a file, or "
             "create_engine(..., poolclass=StaticPool, "
             'connect_args={"check_same_thread": False}).',
         )
@@ -177,7 +177,7 @@ class SqliteDialect(OutboxDialect):
         self._quiet.after_fork()
 
     def on_connect(self, connection: Any, dialect: sa.Dialect) -> None:
-        """For connections of our own: a power cut may lose what they write, but never tear it.
+        """For connections of the store: a power cut may lose their commits, but not tear them.
 
         That holds only with a write-ahead log; otherwise `synchronous` stays as it is.
         """
@@ -195,7 +195,7 @@ class SqliteDialect(OutboxDialect):
     def lock_keys(
         self, connection: sa.Connection, order_lock: sa.Table, rows: Sequence[OutboxRow]
     ) -> bool:
-        """Nothing to do: the INSERT takes the only write lock and holds it until COMMIT."""
+        """Does nothing: the INSERT takes the only write lock and holds it until COMMIT."""
         return True
 
     def is_table_missing(self, error: sa.exc.DBAPIError) -> bool:
@@ -245,7 +245,7 @@ class SqliteDialect(OutboxDialect):
 
 
 def _run(connection: Any, statement: str) -> Any:
-    """The first value that this statement returns; for the driver's connection, or an adapter of it."""
+    """The first value of this statement, on the driver's connection or an adapter of it."""
     cursor = connection.cursor()
     cursor.execute(statement)
     row = cursor.fetchone()
@@ -256,9 +256,9 @@ def _run(connection: Any, statement: str) -> Any:
 def _give_ids(
     connection: sa.Connection, outbox: sa.Table, row_ids: Sequence[int]
 ) -> dict[int, bytes]:
-    """Replace ids that no statement could name, so that these rows can be parked like any damaged row.
+    """Replace ids that cannot be used in statements, so that these rows can be parked like any damaged row.
 
-    SQLite stores whatever it is given, even a text as an id. The record still carries the true one.
+    SQLite stores any value, even a text as an id. The record still has the correct one.
     """
     new_ids = {number: os.urandom(_ID_BYTES) for number in row_ids}
     for number, message_id in new_ids.items():

@@ -1,7 +1,7 @@
-"""Notices that the path of a SQLite database leads to another file than before.
+"""Detects that the path of a SQLite database leads to another file than before.
 
-A restore or a deployment may put another file in its place. A connection that is kept stays with the
-old one, which has no name any more: it would be read and written forever, unseen by others.
+A restore or a deployment may replace the file. A pooled connection stays with the old file, which
+has no name any more: other processes do not see what it reads and writes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _followed: Final[WeakSet[sa.Engine]] = WeakSet()
 
 
 def follow_file(engine: sa.Engine) -> None:
-    """Have this engine's pool give out connections to the file that its path leads to now.
+    """Make this engine's pool return only connections to the file at its current path.
 
-    Does nothing for databases that are no file, and may be repeated. Costs one `stat` each time a connection is taken.
+    Does nothing for databases that are not files, and may be repeated. Costs one `stat` each time a
+    connection is taken.
     """
     path = engine.url.database or ""
     is_file = engine.dialect.name == "sqlite" and path not in ("", ":memory:")
@@ -35,7 +36,7 @@ def follow_file(engine: sa.Engine) -> None:
         entry.info.setdefault(_FILE, _identity(path))
 
     def note_before(_: object, entry: Any, *__: object) -> None:
-        # Before it is opened: if the file is replaced meanwhile, the connection is opened once more.
+        # Read before it is opened: if the file is replaced meanwhile, the connection is opened again.
         entry.info[_FILE] = _identity(path)
 
     def check(_: object, entry: Any, __: object) -> None:

@@ -1,1 +1,3 @@
-"""Sending inside the application's transaction: which session, the INSERT, and what is noted of it."""
+"""Sending inside the application's transaction: the choice of the session, the INSERT, and the
+notes for the publisher.
+"""

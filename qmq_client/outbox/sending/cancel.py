@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from qmq_client.outbox.database.dialect import dialect_of
 from qmq_client.outbox.table import AS_NAMED, LIVE, PARKED
 
-#: How long after a row's time its owner may still wait for the answer to its last request,
-#: and the request may still arrive: twice as long as one waits for an answer.
+#: How long after a row's due time its owner's last request may still arrive: twice the longest wait for an answer.
 UNDER_WAY_MS: Final = 60_000
 
 
@@ -22,10 +21,11 @@ def delete_unsent(
     own: bytes | None,
     is_at_broker: bool,
 ) -> bool:
-    """Delete this row unless it may be being sent; returns whether there was one.
+    """Delete this row unless a process may be sending it; returns whether it was deleted.
 
     `own`: the token it was written with if that was in this transaction, so that no other process has seen it.
-    With `is_at_broker` any row: who still sends it finds its row gone, like a late owner.
+    With `is_at_broker` it deletes any row: an owner that is still sending finds its row gone, like
+    after an expired claim.
     """
     columns = outbox.c
     now_ms = sa.literal_column(dialect_of(connection.engine).now_ms, sa.BigInteger())

@@ -1,4 +1,4 @@
-"""A transaction on a connection of its own, which is the current one inside the block."""
+"""A transaction on a separate connection, which is the current one inside the block."""
 
 from __future__ import annotations
 

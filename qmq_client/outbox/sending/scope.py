@@ -1,7 +1,7 @@
 """Finds the session or connection that a send joins: named or scoped, never guessed.
 
-`session=` names it. Without that it is the innermost `@transactional`, `transaction` or inbox handler
-around the code, or what the producer was given (`Producer(…, session=db.session)`).
+`session=` names it. Without it, the innermost `@transactional`, `transaction` or inbox handler
+around the code is used, or the producer's source of sessions (`Producer(…, session=db.session)`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Scopes:
         *,
         is_strict: bool = False,
     ) -> None:
-        """`default`: what to ask for the session; `is_strict`: refuse sessions of several databases."""
+        """`default`: returns the session; `is_strict`: refuse sessions on several databases."""
         self._engine = engine
         self._outbox = outbox
         self._default = default
         self._is_strict = is_strict
 
     def find(self, given: Any) -> Any:
-        """The object whose transaction is meant: as given, or the scoped one; resolves registries.
+        """The object whose transaction the send joins: the given one, or the scoped one; resolves registries.
 
-        A `Session`, `AsyncSession`, `Connection` or `AsyncConnection`. Raises `NoTransactionError` if
-        none was named and none is scoped; `ConfigurationError` for another kind of object.
+        A `Session`, `AsyncSession`, `Connection` or `AsyncConnection`. Raises `NoTransactionError`
+        if none was passed and none is scoped; `ConfigurationError` for another kind of object.
         """
         if isinstance(given, Session | sa.Connection):
             return given
@@ -70,7 +70,7 @@ class Scopes:
         """The connection on which this scope writes to the outbox, in its transaction; and whether it is
         the application's own, which may outlive the scope.
 
-        A session that has begun nothing yet begins. Raises `WrongDatabaseError` for another database,
+        A session without a transaction begins one. Raises `WrongDatabaseError` for another database,
         `NoTransactionError` for a connection that is not in a transaction.
         """
         if isinstance(scope, Session):
@@ -102,17 +102,17 @@ class Scopes:
         return connection, isinstance(bind, sa.Connection)
 
     def bind_of(self, session: Session) -> sa.Engine | sa.Connection:
-        """Where the session would write to the outbox, so that it is the same transaction.
+        """The bind on which the session would write to the outbox, so that the send joins the same transaction.
 
-        The session is asked: it may be bound to a connection, or to an engine with options of its own. A
-        session of several databases may lead elsewhere by default; then what counts is whether its
+        The session decides: it may be bound to a connection, or to an engine with its own options.
+        A session on several databases may have another default; then it counts whether its
         transaction has begun on this one.
         """
         if session.bind is self._engine and type(session).get_bind is Session.get_bind:
             return self._engine  # as `get_bind` would say below, in a tenth of its time
         bind: sa.Engine | sa.Connection
-        # The second question is for a `get_bind` that recognizes only UPDATE and DELETE, like the recipe in
-        # SQLAlchemy's documentation.
+        # The second call is for a `get_bind` that recognizes only UPDATE and DELETE, like the
+        # recipe in SQLAlchemy's documentation.
         for clause in (None, sa.insert(self._outbox), sa.update(self._outbox)):
             with suppress(sa.exc.UnboundExecutionError):
                 bind = session.get_bind() if clause is None else session.get_bind(clause=clause)
@@ -131,7 +131,7 @@ class Scopes:
                     return scope
                 raise NoTransactionError(
                     "the transaction around this code has ended: it was committed or rolled back in it, or a "
-                    "task has outlived it. Send before that, or in a transaction of its own"
+                    "task has outlived it. Send before that, or in a separate transaction"
                 )
         if self._default is None:
             raise NoTransactionError(_NOT_NAMED)
@@ -157,7 +157,7 @@ class Scopes:
                 where = f"engine ({begun.engine.url.render_as_string(hide_password=True)})"
             raise WrongDatabaseError(
                 f"this session's transaction has also begun on another {where}: the two commits are not "
-                "one, so `strict` refuses to send in it. Use a session of its own for the other one"
+                "one, so `strict` refuses to send in it. Use a separate session for the other one"
             )
 
     def _wrong(self) -> WrongDatabaseError:

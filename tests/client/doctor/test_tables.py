@@ -117,7 +117,7 @@ def test_X1_parked_rows_are_found_by_their_reasons_and_gone_when_retried(
     assert finding is not None
     assert finding.read.startswith("2 of orders (too large); ")
     assert "1 of orders (no such subject)" in finding.read
-    assert "1 of orders (no error noted)" in finding.read
+    assert "1 of orders (no error recorded)" in finding.read
     command(engine, finding.fix)
     assert finding_of(engine, "rows.parked") is None
 
