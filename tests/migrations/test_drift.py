@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import sqlalchemy as sa
 
-from qmq_client.doctor.drift import find_drift
+from qmq_client.doctor.drift import Drift, find_drift
 from qmq_client.outbox.table import DEFAULT_TABLES, create_tables
 from qmq_migrations.upgrade import downgrade, migrate
 from tests.conftest import MakeDatabase
@@ -139,13 +139,18 @@ PLANTED = [
 ]
 
 
+def drift_of(engine: sa.Engine) -> list[Drift]:
+    with engine.connect() as connection:
+        return find_drift(connection, DEFAULT_TABLES)
+
+
 def faults(database: Database) -> list[str]:
-    with database.engine().connect() as connection:
-        return [str(drift) for drift in find_drift(connection, DEFAULT_TABLES)]
+    return [str(drift) for drift in drift_of(database.engine())]
 
 
-def execute(database: Database, *statements: str) -> None:
-    with database.engine().begin() as connection:
+def execute(where: Database | sa.Engine, *statements: str) -> None:
+    engine = where if isinstance(where, sa.Engine) else where.engine()
+    with engine.begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
 
@@ -154,20 +159,18 @@ def execute(database: Database, *statements: str) -> None:
 def test_a_planted_fault_is_found_and_its_remedy_mends_it(
     make_database: MakeDatabase, plant: Plant
 ) -> None:
-    database = make_database(plant.kind)
-    migrate(database.engine())
-    assert faults(database) == []
-    execute(database, plant.do)
-    with database.engine().connect() as connection:
-        found = find_drift(connection, DEFAULT_TABLES)
+    engine = make_database(plant.kind).engine()
+    migrate(engine)
+    assert drift_of(engine) == []
+    execute(engine, plant.do)
+    found = drift_of(engine)
     assert len(found) == 1, found
     assert plant.fault in found[0].fault
     if found[0].remedy.startswith(("ALTER", "CREATE", "REINDEX")):
-        execute(database, *found[0].remedy.split("; "))
+        execute(engine, *found[0].remedy.split("; "))
         # What was dropped with a table is named next.
-        while left := _first(database):
-            execute(database, left)
-        assert faults(database) == []
+        while left := drift_of(engine):
+            execute(engine, left[0].remedy)
 
 
 def test_columns_without_a_type_are_named(sqlite_database: Database) -> None:
@@ -175,12 +178,6 @@ def test_columns_without_a_type_are_named(sqlite_database: Database) -> None:
     names = [column.name for column in DEFAULT_TABLES.inbox.columns]
     execute(sqlite_database, "DROP TABLE qmq_inbox", f"CREATE TABLE qmq_inbox ({', '.join(names)})")
     assert any("is NULL, and" in fault for fault in faults(sqlite_database))
-
-
-def _first(database: Database) -> str:
-    with database.engine().connect() as connection:
-        found = find_drift(connection, DEFAULT_TABLES)
-    return found[0].remedy if found else ""
 
 
 def test_more_room_and_more_columns_and_indexes_are_no_fault(a_server_database: Database) -> None:
@@ -234,8 +231,7 @@ def test_where_a_migration_is_due_it_is_the_remedy(a_database: Database) -> None
     assert {text.rsplit(": ", 1)[1] for text in faults(a_database)} == {"qmq db migrate"}
     migrate(engine)
     downgrade(engine, "qmq0001")
-    with engine.connect() as connection:
-        found = find_drift(connection, DEFAULT_TABLES)
+    found = drift_of(engine)
     assert {drift.remedy.partition(",")[0] for drift in found} == {"qmq db migrate"}
     assert len(found) == 3, found
 
@@ -281,11 +277,9 @@ def test_an_index_on_other_rows_is_not_ours(postgresql_database: Database) -> No
         "DROP INDEX qmq_outbox_state_due",
         "CREATE INDEX qmq_outbox_state_due ON qmq_outbox (state, due_at_ms) WHERE state = 1",
     )
-    with postgresql_database.engine().connect() as connection:
-        found = find_drift(connection, DEFAULT_TABLES)
+    found = drift_of(postgresql_database.engine())
     assert [drift.remedy.partition(";")[0] for drift in found] == [
         "DROP INDEX qmq_outbox_state_due"
     ]
-    with postgresql_database.engine().begin() as connection:
-        connection.execute(sa.text(found[0].remedy))
+    execute(postgresql_database, found[0].remedy)
     assert faults(postgresql_database) == []
