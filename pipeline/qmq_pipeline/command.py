@@ -1,7 +1,7 @@
 """The parts that all commands of the pipeline share: configuration, session, progress, reports of errors.
 
-Progress is the number of finished tasks in Spark's active stages, which a thread reads meanwhile. A terminal shows
-one line, redrawn in place. A log, as cron and Airflow keep it, gets a line at the end of each stage of a job, and one
+Progress is the number of finished tasks in Spark's active stages: a thread reads them meanwhile, and Spark Connect tells
+them. A terminal shows one line, redrawn in place. A log, as cron and Airflow keep it, gets a line at the end of each stage of a job, and one
 every `LINE_S` during a long one.
 """
 
@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,13 +92,17 @@ class Display(logging.Handler):
 def watched_tasks(
     spark: SparkSession, display: Display, *, look_s: float = LOOK_S
 ) -> Iterator[None]:
-    """During the block, show the tasks of active stages; nothing if the session does not count them (Spark Connect)."""
+    """During the block, show the tasks of active stages.
+
+    With Spark Connect these are the tasks of the query that this process waits for; streams run at the server.
+    """
     from pyspark.errors import PySparkException
 
     try:
         tracker = spark.sparkContext.statusTracker()
     except PySparkException:
-        yield
+        with _told_tasks(spark, display):
+            yield
         return
     is_over = Event()
     thread = Thread(target=_watch, args=(tracker, display, is_over, look_s), daemon=True)
@@ -108,6 +112,22 @@ def watched_tasks(
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def _told_tasks(spark: SparkSession, display: Display) -> Iterator[None]:
+    def show(stages: Iterable[Any], *, done: bool, **_: Any) -> None:
+        if every := [] if done else list(stages):
+            display.tasks(
+                sum(one.num_completed_tasks for one in every), sum(one.num_tasks for one in every)
+            )
+
+    handler: Any = show  # its class is not there without the packages of Spark Connect
+    spark.registerProgressHandler(handler)
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handler)
 
 
 def _watch(tracker: StatusTracker, display: Display, is_over: Event, look_s: float) -> None:

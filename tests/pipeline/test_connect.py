@@ -14,6 +14,8 @@ from tests.pipeline.world import DataDirectory, messages
 
 PROGRAM = """if True:
     import sys
+    from qmq_client.clock import SYSTEM_CLOCK
+    from qmq_pipeline.command import Display, watched_tasks
     from qmq_pipeline.jobs.run import run
     from qmq_pipeline.places.config import PipelineConfig
     from qmq_pipeline.places.options import Place
@@ -21,7 +23,15 @@ PROGRAM = """if True:
 
     spark = get_session()
     path, tables, page = sys.argv[1:]
-    done = run(spark, PipelineConfig(tables=tables, place=Place(path=path)), report_path=page)
+    told = []
+
+    class Noting(Display):
+        def tasks(self, done, total):
+            told.append((done, total))
+
+    with watched_tasks(spark, Noting(sys.stderr, SYSTEM_CLOCK)):
+        done = run(spark, PipelineConfig(tables=tables, place=Place(path=path)), report_path=page)
+    assert told and all(0 <= done <= total for done, total in told), told
     print(type(spark).__module__, done.ingested.rows["messages"], done.lifecycle.lifecycle)
     spark.stop()
 """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from pyspark.errors import PySparkAttributeError
 
 from qmq_pipeline.command import LINE_S, Display, watched_tasks
 from qmq_pipeline.jobs.progress import Progress
@@ -76,3 +79,42 @@ def test_tasks_of_a_step_under_way_are_counted(spark: SparkSession) -> None:
             spark.range(0, 4_000_000, 1, 4).selectExpr("SUM(id % 7)").collect()
     assert all(0 <= done <= total for done, total in display.told)
     assert display.told[0][1] in {1, 4, 5}
+
+
+@dataclass
+class Remote:
+    """A session of Spark Connect as far as progress goes: it has no context, and calls handlers while it waits."""
+
+    handlers: list[Any] = field(default_factory=list)
+
+    @property
+    def sparkContext(self) -> NoReturn:
+        raise PySparkAttributeError("a session of Spark Connect has none")
+
+    def registerProgressHandler(self, handler: Any) -> None:
+        self.handlers.append(handler)
+
+    def removeProgressHandler(self, handler: Any) -> None:
+        self.handlers.remove(handler)
+
+    def says(self, *stages: tuple[int, int], done: bool = False) -> None:
+        every = [RemoteStage(num_completed_tasks=one, num_tasks=all_) for one, all_ in stages]
+        for handler in self.handlers:
+            handler(stages=every, inflight_tasks=1, operation_id="a query", done=done)
+
+
+@dataclass
+class RemoteStage:
+    num_completed_tasks: int
+    num_tasks: int
+
+
+def test_a_session_of_spark_connect_tells_the_tasks_of_a_query_while_it_is_watched() -> None:
+    display, remote = Watched(), Remote()
+    with watched_tasks(cast("SparkSession", remote), display):
+        remote.says((0, 4))
+        remote.says((4, 4), (1, 2))
+        remote.says((4, 4), (2, 2), done=True)
+        remote.says(done=True)
+    remote.says((1, 4))
+    assert display.told == [(0, 4), (5, 6)]

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
@@ -42,7 +42,7 @@ INGEST, ARCHIVE = "ingest", "archive"
 #: Bytes of log in one micro-batch: the most that is repeated after a crash, and enough to keep all cores busy.
 BATCH_BYTES: Final = 1024 * 1024 * 1024
 #: How often a running query is checked, and the pause after an unreachable broker.
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 1
 _LOST_MAX: Final = 1_000
 _TABLE_OF: Final = {COMMIT_LOG: LOG, ACTION_LOG: ACTIONS}
 _PLACE_OF: Final = {LOG: "physical_offset", ACTIONS: "action_offset"}
@@ -80,9 +80,11 @@ def ingest(
     before = streams.prepared()
     with streams.tables.writing("bronze"):
         names = streams.names()
-        for number, name in enumerate(names, start=1):
-            streams.run(name, skip_expired=skip_expired)
-            on_progress(Progress(stage=f"ingest {name}", done=number, total=len(names), rows=0))
+        for number, name in enumerate(names):
+            told = Progress(stage=f"ingest {name}", done=number, total=len(names), rows=0)
+            for batch in streams.batches(name, skip_expired=skip_expired):
+                on_progress(replace(told, stage=f"{told.stage}, batch {batch}"))
+            on_progress(replace(told, done=number + 1))
         return streams.done(before)
 
 
@@ -171,14 +173,29 @@ class Streams:
         self.ends = {**noted, **self.ends}
         return noted
 
-    def run(self, name: str, *, skip_expired: bool = False, is_sealed: bool = False) -> None:
+    def run(self, name: str, *, is_sealed: bool = False) -> None:
         """Let one stream read all available data."""
+        for _ in self.batches(name, is_sealed=is_sealed):
+            pass
+
+    def batches(
+        self, name: str, *, skip_expired: bool = False, is_sealed: bool = False
+    ) -> Iterator[int]:
+        """The same; yields the numbers of finished batches, from the second one on."""
         if name != OUTBOX.name:
             self.ends.setdefault("read_at_ms", 0)
             if name == COMMIT_LOG:
                 self.ends["read_at_ms"] = SYSTEM_CLOCK.now_ms()
         query = self._start(name, {"availableNow": True}, skip_expired, is_sealed)
-        query.awaitTermination()
+        first: int | None = None
+        told = 1
+        while not query.awaitTermination(_LOOK_S):
+            if (last := query.lastProgress) is None:
+                continue
+            first = last.batchId if first is None else first
+            if last.batchId - first + 1 > told:
+                told = last.batchId - first + 1
+                yield told
         self._note(name, query)
 
     @contextmanager
@@ -256,7 +273,8 @@ class Streams:
         return {"sections_with_token": sections, "safety_s": safety_s}
 
     def _note(self, name: str, query: StreamingQuery) -> None:
-        """Record the position of a stream."""
+        """Record the position of a stream, and that its table has new rows."""
+        self.tables.look_again(_TABLE_OF.get(name, OUTBOX))
         last = query.lastProgress
         sources = json.loads(last.json)["sources"] if last is not None else []
         end = (

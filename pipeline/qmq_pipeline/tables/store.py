@@ -19,15 +19,15 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq_client.clock import SYSTEM_CLOCK
 from qmq_pipeline.errors import OptionError, TablesError, TablesInUseError
-from qmq_pipeline.tables.schemas import PROGRESS
-from qmq_pipeline.tables.table import Table
+from qmq_pipeline.tables.schemas import PROGRESS, TABLES
+from qmq_pipeline.tables.table import KINDS, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -41,7 +41,12 @@ _VERIFY: Final = "parquet.page.verify-checksum.enabled"
 #: Characters with a meaning in Spark's patterns of paths.
 _IN_PATTERNS: Final = re.compile(r"[][*?{}\\]")
 #: The text of Spark's error for a table that does not exist yet.
-_ABSENT: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_", "not a Delta table")
+_ABSENT: Final = (
+    "PATH_NOT_FOUND",
+    "TABLE_OR_VIEW_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",
+    "not a Delta table",
+)
 _NO_CONNECTOR: Final = "DATA_SOURCE_NOT_FOUND"
 #: Most partitions that a query counts one by one; with more it would be too long.
 _COUNTED_MAX: Final = 500
@@ -60,6 +65,8 @@ class Tables:
         self._namespace = namespace
         #: The recorded progress of jobs, cached.
         self._notes: dict[str, str] | None = None
+        #: Tables whose copy in the connector's cache was refreshed.
+        self._looked: set[Table] = set()
 
     # ---- the folder ---------------------------------------------------------------------------
 
@@ -84,6 +91,7 @@ class Tables:
         one run may be started at a time, or the format must be Delta or Iceberg.
         """
         if not self._is_local:
+            self._add_columns(one for one in TABLES.values() if one.layer == layer)
             yield
             return
         self._prepare()
@@ -91,6 +99,7 @@ class Tables:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock(descriptor, layer)
+            self._add_columns(one for one in TABLES.values() if one.layer == layer)
             yield
         finally:
             os.close(descriptor)
@@ -141,12 +150,23 @@ class Tables:
 
     def read(self, table: Table) -> DataFrame:
         """All rows; none if the table was never written. Columns that older files lack are null."""
+        from pyspark.sql import functions as fn
+
         found = self._found(table)
-        return self.spark.sql(table.nothing()) if found is None else found.select(*table.names)
+        if found is None:
+            return self.spark.sql(table.nothing())
+        added = table.without(found.columns)
+        return found.withColumns(
+            {one.name: fn.lit(None).cast(KINDS[one.kind]) for one in added}
+        ).select(*table.names)
 
     def view(self, table: Table, name: str = "") -> None:
         """Make the table a temporary view, by default as `qmq_` and its name."""
         self.read(table).createOrReplaceTempView(name or f"qmq_{table.name}")
+
+    def look_again(self, table: Table) -> None:
+        """Refresh the table at its next read: a stream writes in a session of its own, and Iceberg caches tables."""
+        self._looked.discard(table)
 
     def _found(self, table: Table) -> DataFrame | None:
         from pyspark.errors import AnalysisException
@@ -154,6 +174,9 @@ class Tables:
         reader = self.spark.read
         try:
             if self._format == ICEBERG:
+                if table not in self._looked:
+                    self.spark.catalog.refreshTable(self._name(table))
+                    self._looked.add(table)
                 found = reader.table(self._name(table))
             elif self._format == DELTA:
                 found = reader.format(DELTA).load(self.path(table))
@@ -249,6 +272,8 @@ class Tables:
         elif mode != "append":
             is_whole = mode == "all"
             writer = writer.option("partitionOverwriteMode", "static" if is_whole else "dynamic")
+        if self._format == DELTA:
+            writer = writer.option("mergeSchema", "true")  # columns may have been added
         writer.mode("append" if mode == "append" else "overwrite").save(self.path(table))
         if self._namespace:
             self._register(table)
@@ -258,6 +283,7 @@ class Tables:
     ) -> None:
         from pyspark.sql import functions as fn
 
+        self._add_columns([table])
         writer = rows.writeTo(self._name(table))
         if mode == "all" or not self.exists(table):
             of_format = writer.using(ICEBERG)
@@ -270,6 +296,14 @@ class Tables:
             writer.overwrite(_is_in(table, made))
         else:
             writer.overwritePartitions()
+
+    def _add_columns(self, tables: Iterable[Table]) -> None:
+        """Add the columns of this version to tables of Iceberg: before a query reads such a table and replaces it."""
+        for table in tables if self._format == ICEBERG else ():
+            found = self._found(table)
+            if found is not None and (added := table.without(found.columns)):
+                columns = table.ddl([one.name for one in added])
+                self.spark.sql(f"ALTER TABLE {self._name(table)} ADD COLUMNS ({columns})")
 
     def _register(self, table: Table) -> None:
         """Register the table in the session's catalog."""

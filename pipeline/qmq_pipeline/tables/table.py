@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -74,6 +74,10 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """The columns' names in order."""
         return tuple(column.name for column in self.columns)
+
+    def without(self, names: Collection[str]) -> list[Column]:
+        """The columns that are not among these."""
+        return [column for column in self.columns if column.name not in names]
 
     def ddl(self, names: Sequence[str] | None = None) -> str:
         """The schema in Spark's DDL: all columns, or the named ones in the order given."""
