@@ -26,7 +26,7 @@ from qmq_pipeline.places.options import Place, parse_log_options
 from qmq_pipeline.places.places import open_log
 from qmq_pipeline.sources.log_stream import LogStreamReader
 from qmq_pipeline.spark.explain import explain
-from qmq_pipeline.tables.damage import told_by_spark
+from qmq_pipeline.tables.damage import damage_in_error
 from qmq_pipeline.tables.schemas import LOG, MESSAGES
 from qmq_pipeline.tables.store import Tables
 from tests.pipeline.bronze import write_bronze
@@ -202,8 +202,8 @@ def test_what_spark_says_of_a_file_names_it_wherever_the_tables_are() -> None:
         "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file "
         "file:///a%20b/silver/lifecycle/part=1/x.parquet. File does not exist."
     )
-    told = told_by_spark(missing, "jvm.log")
+    told = damage_in_error(missing, "jvm.log")
     assert told is not None
     assert told.path == "/a b/silver/lifecycle/part=1/x.parquet"
     assert "Run this again" in told.remedy
-    assert told_by_spark("something else", "jvm.log") is None
+    assert damage_in_error("something else", "jvm.log") is None
