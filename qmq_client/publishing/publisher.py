@@ -101,7 +101,7 @@ class Deletes:
 
     def wait_s(self, now_s: float) -> float | None:
         """The time until the next delete is due; None without ids."""
-        return self._due_s - now_s if self.message_ids else None
+        return max(self._due_s, self._held_until_s) - now_s if self.message_ids else None
 
     def on_deleted(self) -> None:
         """Forget the ids: all rows are deleted."""
@@ -503,9 +503,10 @@ class Publisher:
 
     def _next_due(self, now_s: float, is_hurried: bool) -> tuple[float | None, int]:
         waits: list[float] = []
-        linger_s = self._linger_s(now_s, len(self._wanted), is_hurried)
-        if self._wanted:
-            first_s = min(each.due_s for each in self._wanted.values())
+        due_s = [each.due_s for each in self._wanted.values()]
+        linger_s = self._linger_s(now_s, sum(each <= now_s for each in due_s), is_hurried)
+        if due_s:
+            first_s = min(due_s)
             waits.append(max(first_s - now_s, linger_s if first_s <= now_s else 0.0))
         if (delete_s := self._deletes.wait_s(now_s)) is not None:
             waits.append(delete_s)

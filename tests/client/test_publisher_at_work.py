@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from qmq_client.message import Message
 from qmq_client.outbox.row import RowFilter
+from qmq_client.publishing.publisher import Deletes
 from qmq_client.transactional import transaction
 from tests.client.publishing import (
     WATCHDOG,
@@ -94,6 +95,39 @@ def test_an_idle_publisher_sends_at_once_and_a_busy_one_gathers(world: World) ->
     assert publisher.step(1.3).deleted == 2
     send_each(world, 1)
     assert publisher.step(1.4).sent == 1
+
+
+def test_rows_that_are_looked_for_again_later_fill_no_batch(tmp_path: Path) -> None:
+    """Else a message that is gathered for would be waited for without a wait."""
+
+    def hang(_: Any) -> None:
+        raise sqlite3.OperationalError
+
+    with a_world(tmp_path, batch_messages=2) as world:
+        publisher, began_s = world.producer._publisher, world.clock.monotonic_s()
+        world.commits.now = hang
+        with pytest.raises(sa.exc.OperationalError), world.engine.begin() as connection:
+            world.producer.send_many([Message(SUBJECT, "x")] * 2, session=connection)
+        world.commits.now = world.commits.real
+        for at_s in (0.001, 0.006):  # again after 5 ms, and after 50
+            assert publisher.step(began_s + at_s).sent == 0
+        send_each(world, 1)
+        assert publisher.step(began_s + 0.007).sent == 1
+        send_each(world, 1)
+        waiting = publisher.step(began_s + 0.011)
+        assert waiting.sent == 0
+        assert waiting.wait_s == pytest.approx(0.016)
+        assert publisher.step(began_s + 0.027).sent == 1
+
+
+def test_deletes_that_are_hurried_while_they_are_put_off_are_waited_for() -> None:
+    deletes = Deletes(delay_ms=250)
+    deletes.add([b"a"], 1.0)
+    deletes.put_off(1.3)
+    deletes.hurry(1.1)
+    assert not deletes.is_due(1.1, is_hurried=False)
+    assert deletes.wait_s(1.1) == pytest.approx(0.2)
+    assert deletes.is_due(1.3, is_hurried=False)
 
 
 def test_a_batch_ends_at_its_bytes(tmp_path: Path) -> None:
