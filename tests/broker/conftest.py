@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.service.rig import Rig
+from tests.crash.enumeration import CHECKED
 
 
 @pytest.fixture
@@ -16,3 +17,9 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "data")
     yield rig
     rig.close()
+
+
+@pytest.fixture
+def one_in(request: pytest.FixtureRequest) -> int:
+    """Of so many crash states one is opened; each of them before a release."""
+    return 1 if request.config.getoption("--release") else CHECKED
