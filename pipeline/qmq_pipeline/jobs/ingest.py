@@ -282,6 +282,8 @@ class Streams:
         )  # `SourceProgress` has no JSON before Spark 4.2
         if not end:
             return
+        if isinstance(end, str):  # Spark Connect gives it as text
+            end = json.loads(end)
         if name == OUTBOX.name:
             scans = {database: int(one["scanned_at_ms"]) for database, one in end.items()}
             self.ends["scans"] = {**self.ends.get("scans", {}), **scans}
