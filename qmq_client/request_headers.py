@@ -1,15 +1,16 @@
-"""`request_headers`: headers that go with every message sent inside a block, and with what it causes.
+"""`request_headers`: headers for every message sent inside a block, and for the messages that follow from it.
 
-A request that enters a system leaves a trail: its W3C `traceparent` and `tracestate`, a tenant, a user.
-Inside `with request_headers({...})` each message carries these next to its own headers, and a handler
-runs inside the headers of the message it handles, so what it sends carries them on. They travel in
-the record, through the outbox and the broker, as ordinary headers; which of them travel on stands in
-one more, `qmq-carried`, so that headers given to one message only stay with that one.
+A request has trace data: its W3C `traceparent` and `tracestate`, a tenant, a user. Inside `with
+request_headers({...})` each message carries these in addition to its own headers, and a handler
+runs inside the headers of its message, so its messages carry them too. They are ordinary headers of
+the record, in outbox and broker; another header, `qmq-carried`, lists the ones to pass on, so that
+headers of a single message are not passed on.
 
-When the application has loaded OpenTelemetry, its current span is the trace of what is sent, and a
-handler runs with the sender's span as its remote parent. It is never imported from here.
+When the application has loaded OpenTelemetry, its current span becomes the trace of the messages,
+and a handler runs with the sender's span as its remote parent. This module never imports
+OpenTelemetry.
 
-Follows the task, not the thread: a context variable.
+A context variable holds the headers, so they belong to the task, not the thread.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from qmq_client.wire.shown import shorten
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 _TRACE: Final = (TRACEPARENT, TRACESTATE)
-#: Prefix of our own names.
+#: Prefix of QMQ's own header names.
 RESERVED_PREFIX: Final = "qmq-"
-#: The dedupe key that a message's id was made of; tells such an id from one that only looks like it.
+#: Header with the dedupe key from which the id was derived; distinguishes such an id from one that only looks like it.
 DEDUPE_HEADER: Final = "qmq-dedupe"
-#: Names of the headers that travel on, joined by commas; those of the trace always do.
+#: Header with the names of the headers to pass on, joined by commas; trace headers are always passed on.
 _CARRIED: Final = "qmq-carried"
-#: Where OpenTelemetry keeps the current span, once an application has loaded it.
+#: The module in which OpenTelemetry keeps the current span, once an application has loaded it.
 _SPANS: Final = "opentelemetry.trace"
-#: Half of what a message may have by default, so that it has room for headers of its own.
+#: Half of the default limits of a message, so that it has room for its own headers.
 REQUEST_HEADERS_MAX: Final = 32
 REQUEST_HEADERS_BYTES_MAX: Final = 4 * 1024
 #: Version, trace id, parent id, flags; a later version may have more after it.
@@ -59,12 +60,12 @@ _NOTHING: Final = nullcontext()
 
 @contextmanager
 def request_headers(headers: Mapping[str, str | None]) -> Iterator[None]:
-    """Give these headers to every message sent inside the block, besides those of blocks around it.
+    """Add these headers to every message sent inside the block, and those of outer blocks.
 
-    A value of None leaves a name out, so the headers of a web framework's request fit as they are.
-    `traceparent` and `tracestate` are recognized in upper and lower case; a `traceparent` that is not
-    of the W3C's form is left out together with its state, as the specification asks. Raises
-    `InvalidMessageError` for any other name or value that no message could carry. A header of the
+    A value of None removes a name, so values that may be missing in a web request can be passed unchanged.
+    `traceparent` and `tracestate` are recognized in upper and lower case; an invalid `traceparent`
+    is left out together with its state, as the W3C specification requires. Raises
+    `InvalidMessageError` for any other invalid name or value. A header of the
     message itself wins.
     """
     merged = {**_headers.get(), **_checked(headers)}
@@ -77,12 +78,12 @@ def request_headers(headers: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def current_request_headers() -> dict[str, str]:
-    """What a message sent here would carry: the headers around this code, and the current span."""
+    """The headers that a message sent here would carry, including the current span."""
     return {**_headers.get(), **_current_span()}
 
 
 def with_request_headers(own: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The headers of a message, and those around the code that sends it."""
+    """The headers of a message, merged with the current request headers."""
     around: Mapping[str, str] = _headers.get()
     if _SPANS in sys.modules and (span := _current_span()):
         around = {**{n: v for n, v in around.items() if n not in _TRACE}, **span}
@@ -98,12 +99,12 @@ def with_request_headers(own: tuple[tuple[str, str], ...]) -> tuple[tuple[str, s
 
 
 def handling(headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[None]:
-    """Around a handler's call: inside the headers that all of its messages carry on.
+    """The context of a handler's call: the headers that all of its messages pass on.
 
     Requires: at least one message.
     """
     carried = _carried_by_all(headers)
-    # Most messages carry none, outside any block: that costs a call next to nothing.
+    # The common case: no headers, outside any block. It costs almost nothing.
     return _inside(carried) if carried or _headers.get() else _NOTHING
 
 
@@ -168,7 +169,7 @@ def _checked(headers: Any) -> dict[str, str]:
 
 @lru_cache(maxsize=_NAMES_KEPT_MAX)
 def check_header_name(name: object) -> None:
-    """Raise `InvalidMessageError` for what is no name, and for one that is kept for us."""
+    """Raise `InvalidMessageError` for an invalid name, and for one that is reserved for QMQ."""
     if check_name(name, field="header name").startswith(RESERVED_PREFIX):
         raise InvalidMessageError(
             field="header name",
@@ -187,7 +188,7 @@ def _check_room(headers: Mapping[str, str]) -> None:
             field="request headers",
             limit=f"{REQUEST_HEADERS_MAX} headers of {REQUEST_HEADERS_BYTES_MAX} bytes in all",
             value=f"{len(headers)} headers of {header_bytes} bytes",
-            remedy="Carry an id, and keep the rest where it can be looked up.",
+            remedy="Pass an id, and store the rest where it can be looked up.",
         )
 
 
@@ -200,7 +201,7 @@ def _trace(traceparent: object, tracestate: object) -> dict[str, str]:
 
 
 def _current_span() -> dict[str, str]:
-    """The current span of OpenTelemetry; none where it is not loaded."""
+    """The current span of OpenTelemetry; None if it is not loaded."""
     trace: Any = sys.modules.get(_SPANS)
     if trace is None:
         return {}

@@ -1,4 +1,4 @@
-"""Retries: the backoff of rows and messages, and the exceptions with which a handler decides."""
+"""Retries: the backoff of rows and messages, and the exceptions by which a handler settles its message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AFTER_MAX: Final = timedelta(milliseconds=DEFAULT_LIMITS.delay_ms)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff(ExponentialBackoff):
-    """Growing waits with a cap and jitter; raises `ConfigurationError` for settings that make none."""
+    """Growing waits with a limit and jitter; raises `ConfigurationError` for invalid settings."""
 
     def __post_init__(self) -> None:
         waits_ms = (self.first_ms, self.max_ms)
@@ -45,7 +45,7 @@ def _wrong_backoff(name: str, value: object, remedy: str) -> ConfigurationError:
 
 
 class Breaker:
-    """Leaves alone a service that does not answer, and tries it again from time to time.
+    """A circuit breaker: stops requests to a service that does not answer, and tries it again at growing intervals.
 
     ::
 
@@ -53,7 +53,7 @@ class Breaker:
                                           ▲                        │
                                           └──failure, wait doubled─┘
 
-    Used by one thread; knows no clock.
+    Used by one thread; does not read a clock.
     """
 
     def __init__(self, *, failures_max: int, first_ms: int, wait_ms_max: int) -> None:
@@ -63,26 +63,26 @@ class Breaker:
         self._open_until_s: float | None = None
 
     def allows(self, now_s: float) -> bool:
-        """Whether to try now. In the half open state every try counts, so make it one."""
+        """Whether to send a request now. In the half open state send only one."""
         return self._open_until_s is None or now_s >= self._open_until_s
 
     @property
     def is_open(self) -> bool:
-        """Whether the last tries failed so often that most work is held back."""
+        """Whether so many requests failed that most work is held back."""
         return self._open_until_s is not None
 
     @property
     def failures(self) -> int:
-        """How many tries in a row have failed up to now."""
+        """How many requests in a row have failed."""
         return self._failures
 
     def on_success(self) -> None:
-        """The service answered."""
+        """Record an answer."""
         self._failures = 0
         self._open_until_s = None
 
     def on_failure(self, now_s: float, *, at_least_s: float = 0.0) -> None:
-        """It did not; `at_least_s` is how long it asked to be left alone."""
+        """Record a failure; `at_least_s` is the pause that the service requested."""
         self._failures += 1
         if self._failures >= self._failures_max or at_least_s > 0:
             times_open = max(1, self._failures - self._failures_max + 1)
@@ -91,10 +91,10 @@ class Breaker:
 
 
 class Retry(Exception):  # noqa: N818  # a handler's request, not an error
-    """Raised by a handler to give the message back for another delivery.
+    """Raised by a handler to return the message for another delivery.
 
-    `after` is a number of seconds or a `timedelta`, up to two years; None leaves the wait to the
-    group's backoff. Raises `ConfigurationError` for anything else.
+    `after` is a number of seconds or a `timedelta`, up to two years; None uses the group's backoff.
+    Raises `ConfigurationError` for anything else.
     """
 
     def __init__(self, after: float | timedelta | None = None) -> None:
@@ -106,7 +106,7 @@ class Retry(Exception):  # noqa: N818  # a handler's request, not an error
 class Reject(Exception):  # noqa: N818  # a handler's verdict, not an error
     """Raised by a handler whose message can never be handled: it becomes a dead letter at once.
 
-    `reason` is a text, or the error that showed it.
+    `reason` is a text or an error.
     """
 
     def __init__(self, reason: str | BaseException = "") -> None:

@@ -1,4 +1,4 @@
-"""A flag that a signal handler may set while the thread it interrupts waits for it."""
+"""A flag that a signal handler may set in the thread that waits for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import Final
 
-#: A signal that comes after Python's last look for one, and before the thread sleeps, does not wake it;
-#: its handler runs when the thread wakes for another reason.
+#: Interval of wake-ups: a signal that arrives after Python's last check and before the thread
+#: sleeps does not wake it; its handler runs at the next wake-up.
 _LOOK_S: Final = 0.25
 
 
 class SignalFlag:
     """Like `threading.Event` with one thread that waits, but `set` never waits for a lock.
 
-    Python runs signal handlers in the main thread, between any two of its steps. One that comes while
-    that thread is inside `Event.wait` or `Event.clear` finds the event's lock held by the thread it
-    interrupted, and `Event.set` waits forever. `SimpleQueue.put` is reentrant by its documentation.
+    Python runs signal handlers in the main thread, between any two of its steps. If a signal
+    arrives while that thread is inside `Event.wait` or `Event.clear`, the interrupted thread holds
+    the event's lock, and `Event.set` waits forever. `SimpleQueue.put` is reentrant by its
+    documentation.
     """
 
     def __init__(self) -> None:
@@ -25,17 +26,17 @@ class SignalFlag:
         self._wakings: SimpleQueue[None] = SimpleQueue()
 
     def is_set(self) -> bool:
-        """Whether it was set, and not cleared since."""
+        """Whether the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it, and wake the thread that waits. Safe in signal handlers and in any thread."""
+        """Set the flag, and wake the waiting thread. Safe in signal handlers and in any thread."""
         if not self._is_set:
             self._is_set = True
             self._wakings.put(None)
 
     def clear(self) -> None:
-        """Make it unset; only for the thread that waits. What is set meanwhile stays set."""
+        """Clear the flag; only for the waiting thread. A concurrent `set` is not lost."""
         self._is_set = False
         with suppress(Empty):
             self._wakings.get_nowait()

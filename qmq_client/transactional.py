@@ -1,7 +1,7 @@
-"""Open a transaction around code that sends: `@transactional` for sessions, `transaction` for Core.
+"""`@transactional` and `transaction`: open a transaction around code that sends, for sessions and for Core.
 
-Both intend to write, so on SQLite they begin with the write lock, or wait for it, instead of failing
-half-way at a statement after a read.
+Both are for writing, so on SQLite they first take or await the write lock, instead of failing at a
+later statement after a read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class SessionSource(Protocol):
-    """Whatever opens the sessions; a `Producer` is one."""
+    """An object that opens sessions, such as a `Producer`."""
 
     engine: sa.Engine
     session_factory: Any
@@ -43,11 +43,11 @@ class SessionSource(Protocol):
 def transactional(
     source: SessionSource, *, requires_new: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run a function, plain or `async`, in a transaction: commit when it returns, else roll back.
+    """Run a function, plain or `async`, in a transaction: commit when it returns, otherwise roll back.
 
     Inside, `current_session()` is the session, and `producer.send(message)` needs no `session`. Called
     inside another such function on the same engine, it runs in a savepoint of that transaction, or,
-    with `requires_new`, in a transaction of its own (not on SQLite, where two cannot write at once).
+    with `requires_new`, in a separate transaction (not on SQLite, where two cannot write at once).
     """
 
     if not hasattr(source, "session_factory") or not hasattr(source, "engine"):
@@ -67,7 +67,7 @@ def transactional(
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
                 setting=f"@transactional on {function.__qualname__}",
-                value="it has a yield, and would run after the commit",
+                value="it has a yield, so its code would run after the commit",
                 remedy="Decorate the function that uses it, or write `with session.begin()` inside.",
             )
         if inspect.iscoroutinefunction(function):
@@ -82,7 +82,7 @@ def transaction(engine: sa.Engine) -> AbstractContextManager[sa.Connection]: ...
 @overload
 def transaction(engine: AsyncEngine) -> AbstractAsyncContextManager[AsyncConnection]: ...
 def transaction(engine: Any) -> Any:
-    """A transaction on a connection of its own, for Core: `send(message, session=connection)`.
+    """A transaction on a separate connection, for Core: `send(message, session=connection)`.
 
     Commits at the end of the block, rolls back when it raises. With an `AsyncEngine` write
     `async with`.
@@ -157,7 +157,7 @@ def _outer(source: SessionSource, requires_new: bool) -> Any:
 
 
 def _is_on(scope: Any, engine: sa.Engine) -> bool:
-    """Whether this is on the same database, by its bind or by what it has begun on through another one."""
+    """Whether this session or connection is on the same database, by its bind or by its open transactions."""
     if isinstance(scope, sa.Connection):
         return scope.engine.pool is engine.pool
     with suppress(sa.exc.UnboundExecutionError):
@@ -167,7 +167,7 @@ def _is_on(scope: Any, engine: sa.Engine) -> bool:
 
 
 def _connection(session: Session, engine: sa.Engine) -> sa.Connection:
-    """Begin on the session's own bind, or on this engine where the session has several."""
+    """Begin on the session's own bind, or on this engine if the session has several binds."""
     try:
         session.get_bind()
     except sa.exc.UnboundExecutionError:
@@ -178,6 +178,6 @@ def _connection(session: Session, engine: sa.Engine) -> sa.Connection:
 def _refuse(function: Callable[..., Any], wanted: str) -> ConfigurationError:
     return ConfigurationError(
         setting=f"@transactional on {function.__qualname__}",
-        value="its producer's sessions are not of the function's kind",
+        value="its producer's sessions are of the other kind (sync or async)",
         remedy=f"Make it `{wanted}`, or make the producer with the other kind of engine.",
     )

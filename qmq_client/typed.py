@@ -1,9 +1,9 @@
 """Decodes JSON into an application's types, safely for any number of threads.
 
-msgspec reads a struct's annotations at the first use of the type and keeps its partial result where
-other threads find it. A thread that decodes the same type meanwhile follows an empty entry, and the
-whole process dies (SIGSEGV, seen with 0.22 in consumers at their first messages). So only one
-thread at a time makes a decoder, and a finished decoder is used without a lock.
+msgspec reads a struct's annotations at the first use of the type and stores its partial result
+where other threads find it. If another thread decodes the same type meanwhile, it follows an empty
+entry, and the process crashes (SIGSEGV, seen with 0.22 in consumers at their first messages). So
+only one thread at a time creates a decoder, and a finished decoder is used without a lock.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Final
 
 import msgspec
 
-#: Types of one program; beyond this number a decoder is made again.
+#: Most cached decoders; beyond this number one is created again.
 DECODERS_MAX: Final = 1024
-#: How long a fork waits for a decoder, which takes milliseconds. Bounded, because what makes it may
-#: wait for the thread that forks.
+#: How long a fork waits for a decoder, which takes milliseconds. Bounded, because the thread that
+#: creates it may wait for the thread that forks.
 _FORK_S_MAX: Final = 5.0
 
 
-#: Held while a decoder is made. Reentrant: evaluating annotations may run the application's code.
+#: Held while a decoder is created. Reentrant, because evaluating annotations may run the application's code.
 _MAKING: Final = threading.RLock()
-# A fork takes the lock, too: a child could inherit it locked forever, and a type that is half
-# known for good. None of the three is written in Python, where a signal handler could raise between
-# two steps and leave it locked.
+# A fork takes the lock, too: otherwise a child could inherit it locked forever, with a
+# half-initialized type. All three callbacks are C functions, because in Python code a signal
+# handler could raise between two steps and leave it locked.
 os.register_at_fork(
     before=partial(_MAKING.acquire, timeout=_FORK_S_MAX),
     after_in_parent=_MAKING.release,
@@ -35,16 +35,18 @@ os.register_at_fork(
 
 
 def json_as(data: bytes, kind: Any) -> Any:
-    """A value of type `kind`; raises what `msgspec.json.decode` does."""
+    """Decode a value of type `kind`; raises the errors of `msgspec.json.decode`."""
     try:
         decoder = _kept_decoder(kind)
-    except TypeError:  # a type that has no hash, or none that can be decoded: then this says so
+    except (
+        TypeError
+    ):  # a type without a hash, or one that cannot be decoded: then this raises the error
         decoder = json_decoder(kind)
     return decoder.decode(data)
 
 
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """A decoder of its own for type `kind`; raises `TypeError` for what cannot be decoded."""
+    """A new decoder for type `kind`; raises `TypeError` for a type that cannot be decoded."""
     with _MAKING:
         return msgspec.json.Decoder(kind)
 

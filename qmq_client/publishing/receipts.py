@@ -42,8 +42,8 @@ class SendOutcome(StrEnum):
 class Receipt:
     """The outcome of one message. Any thread or task may ask, any number of times.
 
-    `await receipt` gives the outcome without blocking the event loop. Put a limit around it
-    (`asyncio.timeout`), as around any wait for another system.
+    `await receipt` gives the outcome without blocking the event loop. Limit the wait with
+    `asyncio.timeout`, as for any wait for another system.
     """
 
     __slots__ = ("__weakref__", "_answers", "_opened_by", "_waiting", "message_id")
@@ -52,9 +52,9 @@ class Receipt:
         self._opened_by = opened_by
         #: 32 hex digits.
         self.message_id = message_id
-        # Both are changed in single steps, so no lock is needed.
+        # Both are changed in atomic steps, so no lock is needed.
         self._answers: dict[str, tuple[SendOutcome, str]] = {}
-        #: What to call once there is an answer.
+        #: Functions to call once there is an answer.
         self._waiting: dict[Callable[[], object], None] = {}
 
     @property
@@ -79,7 +79,9 @@ class Receipt:
         ended = threading.Event()
         self._waiting[ended.set] = None
         try:
-            if self.outcome is None:  # read after the note: an outcome is seen or wakes
+            if (
+                self.outcome is None
+            ):  # read after registering: an outcome is either seen or wakes the wait
                 ended.wait(deadline_s)
         finally:
             self._waiting.pop(ended.set, None)
@@ -93,7 +95,7 @@ class Receipt:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and the wait with it
+            with contextlib.suppress(RuntimeError):  # the loop was closed, which ended the wait
                 loop.call_soon_threadsafe(ended.set)
 
         self._waiting[wake] = None
@@ -112,7 +114,7 @@ class Receipt:
         return f"<Receipt {self.message_id}: {self.outcome or 'open'}>"
 
     def _resolve(self, outcome: SendOutcome, error: str = "") -> None:
-        """Answer; only the first answer counts."""
+        """Set the answer; only the first answer counts."""
         self._answers.setdefault(_FIRST, (outcome, error))
         for wake in self._waiting.copy():
             wake()
@@ -121,7 +123,7 @@ class Receipt:
 class Receipts:
     """The open receipts of one publisher. May be called from any thread.
 
-    A receipt that its owner has dropped is no longer kept.
+    A receipt without references is forgotten.
     """
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class Receipts:
             if receipt is None or receipt.outcome is not None:
                 if len(self._open) >= RECEIPTS_MAX:
                     raise OutboxError(
-                        f"{RECEIPTS_MAX} receipts are open already. Let go of those that no code waits "
+                        f"{RECEIPTS_MAX} receipts are open already. Drop those that no code waits "
                         "for, or use `ProducerOptions.on_sent`, which has no limit"
                     )
                 receipt = Receipt(format_message_id(message_id), self)

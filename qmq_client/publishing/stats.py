@@ -1,4 +1,4 @@
-"""Counters of a publisher: in total, of one pass, and between two flushes."""
+"""Counters of a publisher, of one pass, and between two flushes."""
 
 from __future__ import annotations
 
@@ -7,52 +7,51 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStats:
-    """What a publisher did since it was made; counts of messages unless a line says otherwise."""
+    """Totals of a publisher since its creation; counts of messages unless a line says otherwise."""
 
     enqueued: int = 0
-    #: Not taken because the queue was full.
+    #: Dropped because the queue was full.
     dropped: int = 0
     sent: int = 0
-    #: Given back with a later due time.
+    #: Returned with a later due time.
     failed: int = 0
     parked: int = 0
-    #: Left to fall due by themselves, for the watchdog.
+    #: Left to the watchdog.
     left: int = 0
-    #: Not there although their transaction had ended: rolled back, or to a savepoint, or cancelled.
+    #: Missing after the end of their transaction: rolled back, also to a savepoint, or cancelled.
     gone: int = 0
-    #: Claimed again because they were near their takeover.
+    #: Claimed again close to their takeover time.
     reclaimed: int = 0
     #: Times that messages waited for an earlier one of their ordering key.
     held: int = 0
     #: Accepted rows deleted, or kept for an audit.
     deleted: int = 0
-    #: Accepted rows that were not there to be deleted: another process sent or removed them.
+    #: Accepted rows that no longer existed at their deletion: another process sent or removed them.
     not_deleted: int = 0
-    #: Accepted rows that the database did not delete, and that were marked as sent; `qmq doctor` names
-    #: what keeps them.
+    #: Accepted rows that the database did not delete, and that were marked as sent; `qmq doctor` finds the cause.
     undeleted: int = 0
     #: Requests to the broker.
     requests: int = 0
-    #: Calls of the store that deleted.
+    #: Calls of the store to delete rows.
     delete_calls: int = 0
-    #: Calls of the store that failed: locked, unreachable.
+    #: Failed calls of the store: locked, unreachable.
     database_errors: int = 0
-    #: Waiting now.
+    #: Messages that wait now.
     queued: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one step did and when the next is needed."""
+    """The result of one step, and the time of the next."""
 
     sent: int = 0
     failed: int = 0
     parked: int = 0
     left: int = 0
     deleted: int = 0
-    #: Seconds until there is something to do; None until a message is enqueued.
+    #: Seconds until the next step is due; None until a message is enqueued.
     wait_s: float | None = None
-    #: Messages that make it worth to wake up before that.
+    #: Number of messages that should wake the thread before that.
     wake_at_messages: int = 1
 
 
@@ -63,7 +62,7 @@ class Flushed:
     True, as in `assert producer.flush()`, if the broker accepted all of them.
     """
 
-    #: Whether this process had nothing left to send before the deadline.
+    #: Whether this process had sent all messages before the deadline.
     is_done: bool
     #: Messages that the broker accepted.
     accepted: int
@@ -78,7 +77,7 @@ class Flushed:
 
     @classmethod
     def between(cls, before: PublisherStats, after: PublisherStats, *, is_done: bool) -> Flushed:
-        """The difference of two looks at one publisher."""
+        """The difference between two totals of one publisher."""
         given_up = (after.failed + after.left + after.dropped) - (
             before.failed + before.left + before.dropped
         )

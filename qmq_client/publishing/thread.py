@@ -1,4 +1,4 @@
-"""The thread of a publisher: it sleeps, steps, stops within a deadline, and decides nothing.
+"""The thread of a publisher: it sleeps, calls `step`, and stops within a deadline.
 
 Started by the first send, so a process that never sends has no thread, and a forked child gets its
 own with its first send. Without a thread (`background=False`) the caller of `flush` and `close` does
@@ -23,13 +23,13 @@ from qmq_client.publishing.stats import Pass
 
 _log = logging.getLogger("qmq.publisher")
 
-#: After an unexpected error, or a callback that would end the process, before continuing.
+#: Pause after an unexpected error, or after a callback that would end the process.
 _PAUSE_S = 1.0
-#: How long a thread may take to notice that its connections are gone.
+#: How long a thread may take to notice that its connections are closed.
 _ABORT_S = 1.0
 #: How long the thread of a producer that was garbage collected continues.
 _ABANDONED_S = 10.0
-#: How often a caller of `flush` looks whether the thread is still there.
+#: How often a caller of `flush` checks that the thread still runs.
 _LOOK_S = 0.25
 
 
@@ -44,45 +44,46 @@ class PublisherThread:
         is_background: bool,
         on_end: Callable[[], None],
     ) -> None:
-        """`on_end` gives up what the publisher used; called once the publisher is done."""
+        """`on_end` closes the resources of the publisher; called once the publisher has ended."""
         self._publisher = publisher
         self._on_end = on_end
         self._clock = clock
         self._is_background = is_background
-        #: Held by the thread that steps the publisher: its own while it lives, or a caller's for a while.
-        #: Reentrant for a callback in the middle of a caller's step, which finds `_is_at_work`.
+        #: Held by the thread that steps the publisher: its own thread, or temporarily a caller's.
+        #: Reentrant for a callback in the middle of a caller's step, which is detected by
+        #: `_is_at_work`.
         self._step_lock = threading.RLock()
         self._is_at_work = False
-        #: Of callers that start one, so that they do not start many; a thread that is one too many ends.
+        #: The lock of callers that start the thread, so that they do not start several; a surplus thread ends.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
-        #: Asked at every send, before `ensure_running`; the thread's own `is_alive` takes a lock.
+        #: Checked at every send, before `ensure_running`; the thread's own `is_alive` takes a lock.
         self.is_running = False
         self._has_failed_to_start = False
-        #: Callers that wait until nothing is left to do; changed in single steps.
+        #: Callers that wait for the end of all work; changed in atomic steps.
         self._flushes: dict[threading.Event, None] = {}
         self._is_idle = True
         self._close_at_s: float | None = None
 
     def ensure_running(self) -> bool:
-        """Start the thread unless it runs, is not wanted or was closed; whether it runs. Raises nothing.
+        """Start the thread unless it runs, is disabled or was closed; returns whether it runs. Does not raise.
 
-        When the system has no thread to give, what is sent waits for the next call or the watchdog.
+        If the system cannot start a thread, the messages wait for the next call or the watchdog.
         """
         return self.is_running or (self._is_background and self._start())
 
     def start_soon(self) -> None:
-        """The same without waiting for the thread: here a transaction is open, perhaps with a lock.
+        """Like `ensure_running`, without waiting for the thread, because a transaction is open, perhaps with a lock.
 
-        A thread that starts is waited for by its starter, and with gevent all other greenlets run meanwhile.
+        Starting a thread waits for it, and with gevent all other greenlets run meanwhile.
         """
         if not self.is_running and self._is_background:
-            with suppress(RuntimeError):  # no thread to give: the next call tells
+            with suppress(RuntimeError):  # no thread could be started: the next call reports it
                 _thread.start_new_thread(self._start, ())
 
     def _start(self) -> bool:
         with self._starting:
-            # One that is starting while Python ends would never run, and its starter wait forever.
+            # A thread that is started while Python exits would never run, and its starter would wait forever.
             if self.is_running or self._close_at_s is not None or sys.is_finalizing():
                 return self.is_running
             try:
@@ -99,7 +100,8 @@ class PublisherThread:
             _log.warning("no publisher thread, the watchdog sends the rows: %s", error)
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until nothing is left to do, hurrying; whether that was so before the deadline.
+        """Wait until all work is finished, without collecting batches; returns whether it was
+        finished before the deadline.
 
         Raises `ConfigurationError` in a step of this publisher, as in a callback.
         """
@@ -116,7 +118,7 @@ class PublisherThread:
             self._flushes.pop(woken, None)
 
     def _retry_deletes(self) -> None:
-        """Have the thread try again to delete what the database refused a while ago."""
+        """Make the thread try refused deletes again."""
         if self._publisher.retry_deletes() and self.is_running:
             self._is_idle = False
 
@@ -132,9 +134,9 @@ class PublisherThread:
         return True
 
     def close(self, deadline_s: float) -> bool:
-        """Send what can be sent until the deadline and leave the rest; safe to repeat.
+        """Send as many messages as possible until the deadline and leave the rest; safe to repeat.
 
-        False when the thread is still in a call that does not return.
+        Returns False if the thread is still in a call that does not return.
         """
         end_s = self._clock.monotonic_s() + deadline_s
         self._retry_deletes()
@@ -155,34 +157,32 @@ class PublisherThread:
         return True
 
     def end_soon(self) -> None:
-        """Have the thread send what it has, for a while, and end. Waits for nothing and takes no lock."""
+        """Make the thread send its messages, for a limited time, and end. Does not wait and takes no lock."""
         if self._close_at_s is None:
             self._close_at_s = self._clock.monotonic_s() + _ABANDONED_S
         self._publisher.queue.wake()
 
     def join_aborted(self) -> None:
-        """Wait for a thread whose transport was closed under it."""
+        """Wait for a thread whose transport was closed."""
         if self._thread is not None:
             self._thread.join(_ABORT_S)
 
     def _is_done(self) -> bool:
-        # In this order: the thread declares itself busy before it takes anything from the queue, so
-        # what was there before this look is in one of the two places.
+        # In this order: the thread marks itself busy before it takes messages from the queue, so
+        # earlier messages are in one of the two places.
         return not len(self._publisher.queue) and self._is_idle
 
     def _work_here(self, end_s: float) -> bool:
         with self._step_lock:
             if self._is_at_work:
-                return False  # a callback in the middle of it
+                return False  # a callback in the middle of a step
             self._is_at_work = True
             try:
                 with called_by(self._publisher.receipts):
                     return self._step_until_idle(end_s)
             finally:
                 self._is_at_work = False
-                if (
-                    self._close_at_s is not None
-                ):  # also if it was closed meanwhile, by that callback
+                if self._close_at_s is not None:  # also if that callback closed it meanwhile
                     self._end()
 
     def _step_until_idle(self, end_s: float) -> bool:
@@ -198,14 +198,14 @@ class PublisherThread:
 
     def _run(self) -> None:
         if not self._step_lock.acquire(blocking=False):
-            return  # another one was faster
+            return  # another thread was faster
         try:
             self._thread = threading.current_thread()
             self.is_running = True
             with called_by(self._publisher.receipts):
                 self._step_until_closed()
         finally:
-            self.is_running, self._is_idle = False, True  # a dead thread does no more
+            self.is_running, self._is_idle = False, True  # a dead thread does no more work
             self._step_lock.release()
 
     def _step_until_closed(self) -> None:
@@ -214,11 +214,13 @@ class PublisherThread:
             self._is_idle = False
             try:
                 done = publisher.step(self._clock.monotonic_s(), is_hurried=self._is_hurried)
-            except BaseException:  # the top of the loop: no callback ends it, not even SystemExit
+            except (
+                BaseException
+            ):  # the top of the loop: no callback may end it, not even by SystemExit
                 _log.exception("publisher step failed")
                 publisher.queue.wait(_PAUSE_S)
                 continue
-            flushes = self._flushes.copy()  # those who came later have to wait for the next step
+            flushes = self._flushes.copy()  # later callers must wait for the next step
             self._is_idle = publisher.is_idle
             if self._is_idle:
                 for woken in flushes:

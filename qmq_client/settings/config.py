@@ -15,12 +15,12 @@
     url = "postgresql://watchdog@db/control"
 
 An unknown key is an error that names the nearest known one, and so is a variable that looks like a
-slip of one; all faults are reported at once. Where each value came from is kept, for `qmq config show`.
-Passwords are masked by `mask_secrets` wherever a URL is shown. It opens nothing
-but the file: databases become engines in `database/engine.py`.
+misspelt one; all faults are reported at once. The origin of each value is stored for `qmq config
+show`. Passwords are masked by `mask_secrets` wherever a URL is shown. It opens only the file:
+`database/engine.py` opens databases.
 
-Each source is a layer: paths (`watchdog.batch_rows`, `database.orders.url`) with values and where they
-came from. Faults are gathered, not raised, and the layers merged before values are checked.
+Each source is a layer: paths (`watchdog.batch_rows`, `database.orders.url`) with values and their
+origins. Faults are collected, not raised, and the layers are merged before values are checked.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from qmq_client.settings.sections import (
     WatchdogSection,
 )
 
-#: Beyond it one process could not look at each of them every few seconds.
+#: Most databases that one process can sweep every few seconds.
 DATABASES_MAX: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One value and where it came from."""
+    """One value and its origin."""
 
     #: As in the file: `watchdog.batch_rows`, `database.orders.url`.
     path: str
@@ -64,13 +64,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A configuration with its history."""
+    """A configuration with the origins of its values."""
 
     config: Config
     settings: tuple[Setting, ...]
 
     def origin_of(self, path: str) -> str:
-        """Where this setting came from: the command line, a variable, a file, or built-in."""
+        """The origin of this setting: the command line, a variable, a file, or built-in."""
         return next((one.origin for one in self.settings if one.path == path), _BUILT_IN)
 
     def is_given(self, path: str) -> bool:
@@ -187,14 +187,14 @@ class _Built:
         return section
 
     def raise_faults(self) -> None:
-        """Raise what was wrong, all of it."""
+        """Raise all collected faults as one error."""
         if len(self._faults) == 1:
             raise self._faults[0]
         if self._faults:
             shown = self._faults[:_FAULTS_SHOWN_MAX]
             listed = " ".join(f"({i}) {fault}" for i, fault in enumerate(shown, start=1))
             more = " …" if len(shown) < len(self._faults) else ""
-            # Each is a sentence, and so is the whole.
+            # Each fault is a sentence, and so is the joined text.
             texts = (listed + more).removesuffix(".")
             raise wrong(f"{len(self._faults)} settings", texts, "Fix them all.")
 
@@ -210,7 +210,7 @@ def _broker_fault(prefix: str, given: Layer) -> ConfigurationError | None:
 def _is_broker_url(url: str) -> bool:
     try:
         return _BROKER.match(url) is not None and urlsplit(url).port != 0
-    except ValueError:  # no number, or one that no port has
+    except ValueError:  # not a number, or not a valid port
         return False
 
 
@@ -225,7 +225,7 @@ def _settings(section: msgspec.Struct, prefix: str, given: Layer) -> Iterator[Se
 def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
     found = _IN_ERROR.search(problem)
     expected = _IN_ERROR.sub("", problem)
-    if found is None:  # a key that is needed and missing
+    if found is None:  # a required key that is missing
         return wrong(prefix, expected.removeprefix("Object "), "Add it.")
     for pattern, rule in RULES.items():
         if repr(pattern) in expected:
@@ -239,14 +239,14 @@ def _invalid(prefix: str, given: Layer, problem: str) -> ConfigurationError:
 
 
 def _without_secret(path: str, value: Any) -> Any:
-    """The value as it may be shown."""
+    """The value without secrets."""
     if path in _SECRETS:
         return MASK if value else value
     return mask_secrets(value) if isinstance(value, str) else value
 
 
 CONFIG_FILE: Final = "qmq.toml"
-#: Room for the most databases there may be, each with every key.
+#: Room for the largest number of databases, each with every key.
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _NAME_CHARACTERS_MAX: Final = 120
 #: One layer or several merged: path → value and origin.
@@ -256,27 +256,27 @@ SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "watchdog": WatchdogSection,
     "registry": RegistrySection,
 }
-#: Keys of a database as a variable ends with them; its name is said before.
+#: Endings of variables for keys of a database; the database's name comes before.
 _DATABASE_KEYS: Final = {
     field.upper(): field for field in DatabaseSection.__struct_fields__ if field != "name"
 }
 _DATABASE_VARIABLE: Final = re.compile(
     rf"QMQ_DATABASE_(?:(?P<name>[A-Z0-9_]+)_)?(?P<key>{'|'.join(_DATABASE_KEYS)})\Z"
 )
-#: Variables of others that begin like ours: a secret that `password_env` may name, and what Kubernetes
-#: gives every process when a service is called qmq-broker.
+#: Foreign variables with the same prefix: a secret that `password_env` may name, and variables that
+#: Kubernetes sets if a service is called qmq-broker.
 _OTHERS_VARIABLE: Final = re.compile(
     r"PASSWORD\Z|_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?\Z"
 )
 _SLIP_RATIO_MIN: Final = 0.85
-#: Lower for a key alone, which is short: one letter in another place of `URL` is a third of it.
+#: Lower for a key alone, which is short: one wrong letter in `URL` is a third of it.
 _KEY_SLIP_RATIO_MIN: Final = 0.66
 
 
 def read_file(file: Path | None, faults: list[ConfigurationError]) -> Layer:
-    """What `file` says, or else `qmq.toml` of the working directory if there is one.
+    """The settings of `file`, or of `qmq.toml` in the working directory if it exists.
 
-    Raises `ConfigurationError` for a file that cannot be read at all.
+    Raises `ConfigurationError` for an unreadable file.
     """
     path = Path(CONFIG_FILE) if file is None else file
     if file is None and not path.is_file():
@@ -302,12 +302,16 @@ def _parse(path: Path) -> dict[str, Any]:
         if len(data) > FILE_BYTES_MAX:
             remedy = f"Give a file of at most {FILE_BYTES_MAX:,} bytes."
             raise wrong(str(path), "too long for a configuration", remedy)
-        return tomllib.loads(data.decode("utf-8-sig"))  # some editors put a mark at the begin
+        return tomllib.loads(
+            data.decode("utf-8-sig")
+        )  # some editors write a byte order mark at the beginning
     except OSError as error:
         raise wrong(
             str(path), error.strerror or str(error), "Give a file that this process can read."
         ) from error
-    except ValueError as error:  # of the syntax, the encoding, or a number of thousands of digits
+    except (
+        ValueError
+    ) as error:  # errors of syntax or encoding, or a number with thousands of digits
         raise wrong(str(path), f"not TOML: {error}", "Fix the file.") from error
     except RecursionError as error:
         raise wrong(str(path), "not TOML: nested too deeply", "Fix the file.") from error
@@ -345,7 +349,7 @@ def _read_keys(
 def read_environment(
     environment: Mapping[str, str], file: Layer, faults: list[ConfigurationError]
 ) -> Layer:
-    """What the `QMQ_*` variables say; `file` has the databases that they may change."""
+    """The settings of the `QMQ_*` variables; `file` has the databases that they may change."""
     known = {
         f"QMQ_{section}_{field}".upper(): f"{section}.{field}"
         for section, struct in SECTIONS.items()
@@ -373,7 +377,7 @@ def read_environment(
 
 
 def _database_name(found: re.Match[str], value: str, names: Sequence[str]) -> str:
-    """Whose key this is; a URL alone makes a database."""
+    """The database of this key; a URL alone defines a database."""
     in_variable = found["name"]
     if in_variable is None and found["key"] == "URL":
         return name_from_url(value)
@@ -390,7 +394,7 @@ def _database_name(found: re.Match[str], value: str, names: Sequence[str]) -> st
 
 
 def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
-    """What was meant, when it looks like a slip: others may use names that begin as ours do."""
+    """The nearest known variable, if this one looks misspelt: other programs may use names with the same prefix."""
     if not variable.startswith("QMQ_") or _OTHERS_VARIABLE.search(variable):
         return None
     if variable in ("QMQ_BROKER", "QMQ_DATABASE", "QMQ_REGISTRY"):
@@ -401,7 +405,7 @@ def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
     if words[1] != "DATABASE":
         return None
     best, meant = _KEY_SLIP_RATIO_MIN, None
-    # Where the name ends and the key begins is not known: neither is of one word.
+    # The boundary between name and key is unknown, because both may have several words.
     for key, first in product(_DATABASE_KEYS, range(2, len(words))):
         ratio = difflib.SequenceMatcher(None, "_".join(words[first:]), key).ratio()
         if ratio > best:
@@ -410,7 +414,7 @@ def _nearest_variable(variable: str, known: Sequence[str]) -> str | None:
 
 
 def name_from_url(url: str) -> str:
-    """What a database is called that has only a URL."""
+    """The name of a database that has only a URL."""
     last = url.split("?", 1)[0].rsplit("/", 1)[-1].rsplit("@", maxsplit=1)[-1]
     stem = last.rsplit(".", 1)[0] if "." in last.strip(".") else last
     return re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:63] or "database"
@@ -426,9 +430,9 @@ def _is_name_path(path: str) -> bool:
 
 
 def unknown(name: str, known: Sequence[str], origin: str, *, of: str = "") -> ConfigurationError:
-    """The fault of a name that is not among the known; it names the nearest.
+    """The fault of an unknown name; it suggests the nearest known one.
 
-    `of`: what stands before each of them. It is not compared, or all of them would be near.
+    `of`: a common prefix of all names. It is not compared, otherwise all names would be near.
     """
     near = difflib.get_close_matches(name, known, n=1)
     remedy = f"Did you mean {of + near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."

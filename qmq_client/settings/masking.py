@@ -1,11 +1,11 @@
-"""Passwords are not shown: `mask_secrets`, for whatever text may have a URL in it."""
+"""`mask_secrets`: masks passwords in texts that may contain a URL."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: Shown in the place of a secret.
+#: The replacement of a secret.
 MASK: Final = "***"
 _AUTHORITY: Final = re.compile(r"(?<=://)([^:/@\s]*):(\S*)@")
 _QUERY_SECRET: Final = re.compile(

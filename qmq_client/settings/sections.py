@@ -1,7 +1,6 @@
-"""The sections of `qmq.toml`: names, types, bounds, built-in values.
+"""The sections of `qmq.toml`: names, types, limits, built-in values.
 
-Values only; where they come from, and which layer wins, is in `config.py`. A value outside of its
-bounds is refused when it is read, never where it is used.
+Values only; `config.py` reads the layers and merges them. A value outside of its limits is refused when it is read.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import msgspec
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Rate = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 _Threads = Annotated[int, msgspec.Meta(ge=1, le=256)]
-#: Far above a round trip: rows of a claim that has ended before it is there are never sent.
+#: Least lease, far above a round trip: rows whose lease ends before the claim's answer arrives are never sent.
 _Lease = Annotated[int, msgspec.Meta(ge=100, le=86_400_000)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-#: 0 or more, up to ten years: how long something is kept.
+#: A retention time: 0 to ten years.
 _KeptSeconds = Annotated[float, msgspec.Meta(ge=0, le=315_360_000)]
 _NAME: Final = r"\A[A-Za-z0-9_.-]{1,63}\Z"
-#: Our names begin with it, and the longest of them must be within the 63 bytes of PostgreSQL.
-#: None of the characters that end a statement or a quoted name, though every name is quoted: others
-#: may write the table of the registry.
+#: The prefix of QMQ's tables; the longest name must fit the 63 bytes of PostgreSQL. Characters that
+#: end a statement or a quoted name are excluded although every name is quoted, because others may
+#: write the registry's table.
 PREFIX: Final = r"\A[ !#-:<-\[\]-_a-~]{0,32}\Z"
 SCHEMA: Final = r"\A[ !#-:<-\[\]-_a-~]{0,63}\Z"
 _TABLE: Final = r"\A[A-Za-z0-9_]{1,63}\Z"
@@ -31,7 +30,7 @@ _Prefix = Annotated[str, msgspec.Meta(pattern=PREFIX)]
 _Schema = Annotated[str, msgspec.Meta(pattern=SCHEMA)]
 _Table = Annotated[str, msgspec.Meta(pattern=_TABLE)]
 _Listen = Annotated[str, msgspec.Meta(pattern=_LISTEN)]
-#: The same in words, for who wrote something else.
+#: The rules as remedies in error texts.
 RULES: Final = {
     _NAME: "Use 1 to 63 characters of A-Z a-z 0-9 _ . -",
     PREFIX: 'Use up to 32 printable characters of ASCII, and none of " ; ` \\',
@@ -42,16 +41,16 @@ RULES: Final = {
 
 
 class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this process finds the broker, and what shows who it is."""
+    """The broker's address and the credentials of this process."""
 
     url: str = "http://127.0.0.1:9470"
-    #: What `qmq broker token add` printed; better in the environment or a file than here.
+    #: The token from `qmq broker token add`; better set in the environment or a file than here.
     token: str = ""
-    #: File that holds the token and nothing else; read again when the broker refuses the one known.
+    #: File that holds only the token; read again when the broker refuses the current one.
     token_file: str = ""
-    #: PEM of the authorities that the broker's certificate may come from; the machine's own else.
+    #: PEM file of the authorities for the broker's certificate; by default those of the machine.
     ca_file: str = ""
-    #: Own certificate and its key in PEM, for a broker that asks for one.
+    #: Client certificate and its key in PEM, for a broker that requires one.
     cert_file: str = ""
     key_file: str = ""
 
@@ -60,30 +59,30 @@ class BrokerSection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseSection(msgspec.Struct, frozen=True, kw_only=True):
-    """One business database that carries an outbox."""
+    """One business database with an outbox."""
 
-    #: How logs and commands call it.
+    #: Its name in logs and commands.
     name: _Name
     #: SQLAlchemy's URL.
     url: str
     #: Name of the environment variable that holds the password; empty when the URL is complete.
     password_env: str = ""
-    #: File that holds the password and nothing else, read at each start.
+    #: File that holds only the password; read at each start.
     password_file: str = ""
     #: Schema of the outbox; empty for the connection's own.
     schema: _Schema = ""
-    #: What the names of our tables begin with.
+    #: Prefix of the names of QMQ's tables.
     table_prefix: _Prefix = "qmq_"
-    #: Each watchdog sends no more rows a second from here; 0 for no bound.
+    #: Most rows per second that each watchdog sends from this database; 0 for no limit.
     rows_per_s: _Rate = 0
     #: How long the watchdog keeps rows that were accepted; 0 deletes them at once.
     keep_sent_s: _KeptSeconds = 0.0
-    #: How long ids stay in the inbox; 0: forever. Longer than any message may come again.
+    #: How long ids stay in the inbox; 0: forever. Must be longer than the latest redelivery of a message.
     keep_inbox_s: _KeptSeconds = 0.0
 
 
 class RegistrySection(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of further databases, looked at while the watchdog runs; off without a `url`."""
+    """A table of further databases, read regularly while the watchdog runs; off without a `url`."""
 
     #: SQLAlchemy's URL of the database that has the table.
     url: str = ""
@@ -91,26 +90,26 @@ class RegistrySection(msgspec.Struct, frozen=True, kw_only=True):
     password_file: str = ""
     schema: _Schema = ""
     table: _Table = "qmq_database"
-    #: How often to look.
+    #: How often to read it.
     refresh_s: _Seconds = 5.0
-    #: Where the files are that a row may name as `password_file`; empty for nowhere.
+    #: Directory of the files that a row may name as `password_file`; empty for none.
     password_directory: str = ""
 
 
 class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
-    """How the watchdog works; one set for all databases."""
+    """Settings of the watchdog; the same for all databases."""
 
     #: Rows of one claim and one request.
     batch_rows: _Count = 1_000
     #: How long a claim lasts; after that another watchdog may take the rows.
     lease_ms: _Lease = 5_000
-    #: A row that the broker answered badly this often is parked.
+    #: A row is parked after this many refusals or invalid answers.
     max_attempts: _Count = 50
     #: A sweep ends after this many rows …
     sweep_rows_max: _Count = 100_000
     #: … or this many seconds, whichever comes first.
     sweep_s_max: _Seconds = 30.0
-    #: In the daemon a database with rows left lets the others go first after this long.
+    #: After this long a database with rows left lets other databases go first (in the daemon).
     share_s: _Seconds = 1.0
     #: Wait between sweeps of a database that has nothing due …
     poll_s: _Seconds = 1.0
@@ -118,17 +117,17 @@ class WatchdogSection(msgspec.Struct, frozen=True, kw_only=True):
     idle_after_s: _Seconds = 60.0
     #: … is this. With takeover (5 s) and a share it stays below the 10 s of promise W1.
     idle_poll_s: _Seconds = 3.0
-    #: Longest wait between tries while the broker or a database is unreachable.
+    #: Longest wait between attempts while the broker or a database is unreachable.
     outage_s_max: _Seconds = 30.0
     #: Databases that are swept at the same time.
     workers: _Threads = 8
-    #: Further ones that hang or are slow, at most; the rest of those waits.
+    #: Most further databases that hang or are slow; others of these wait.
     isolated_workers: _Threads = 24
-    #: Open connections to all databases together; what is beyond is opened and closed each time.
+    #: Open connections to all databases together; further ones are opened and closed for each sweep.
     connections_max: _Count = 200
-    #: A database that does not take a connection for this long is unreachable.
+    #: A database that does not accept a connection within this time is unreachable.
     connect_s_max: _Seconds = 5.0
-    #: A statement that takes longer is given up.
+    #: A statement that takes longer is aborted.
     statement_s_max: _Seconds = 15.0
     #: How often old sent rows and inbox ids of a database are deleted.
     maintenance_s: _Seconds = 60.0

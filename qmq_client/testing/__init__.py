@@ -1,6 +1,6 @@
-"""For tests of applications: a producer that shows what it sent, a broker in memory, and a clock to set.
+"""Test doubles for applications: a producer that shows its messages, a broker in memory, and a clock.
 
-`drain` runs handlers in one call until there is nothing left to do.
+`drain` runs handlers in one call until no messages are left.
 """
 
 from qmq_client.testing.draining import DrainReport, drain

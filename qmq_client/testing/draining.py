@@ -1,4 +1,4 @@
-"""`drain`: run handlers on the calling thread until there is nothing left to do."""
+"""`drain`: runs handlers on the calling thread until no messages are left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PASSES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainReport:
-    """What was done."""
+    """The result of `drain`."""
 
     #: Messages that went through a handler, each attempt counted.
     handled: int
@@ -23,12 +23,12 @@ class DrainReport:
 
 
 def drain(consumers: Consumers) -> DrainReport:
-    """Pull, handle and settle until neither the broker nor this process has anything due.
+    """Pull, handle and settle until neither the broker nor this process has due messages.
 
-    Waits for nothing: a message that comes again later is due only when the broker's clock says so.
-    Starts no thread but that of the event loop of async handlers, which ends with `consumers`.
-    Raises what a handler raised to end the interpreter, such as Ctrl-C, after returning prefetched
-    messages. Requires: `consumers` was not started.
+    Does not wait: a later redelivery is due only according to the broker's clock.
+    Starts only the thread of the event loop of async handlers, which ends with `consumers`. Raises
+    exits of handlers, such as `KeyboardInterrupt`, after returning prefetched messages. Requires:
+    `consumers` was not started.
     """
     handled = settled = failures = 0
     for _ in range(_PASSES_MAX):

@@ -22,18 +22,18 @@ class FakeClock:
         return self._monotonic_ms / 1000
 
     def sleep(self, seconds: float) -> None:
-        """Advance at once, by at least a millisecond: a loop that waits must come to its end."""
+        """Advance at once, by at least a millisecond, so that a waiting loop ends."""
         self.advance(max(1, round(seconds * 1000)) if seconds > 0 else 0)
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass."""
+        """Advance the time."""
         if milliseconds < 0:
-            raise ValueError("time passes forwards; use jump for a wall clock that is set back")
+            raise ValueError("time only advances; use jump for a wall clock that is set back")
         with self._lock:
             self._now_ms += milliseconds
             self._monotonic_ms += milliseconds
 
     def jump(self, milliseconds: int) -> None:
-        """Set the wall clock forwards or back, as people and NTP do."""
+        """Set the wall clock forwards or back."""
         with self._lock:
             self._now_ms += milliseconds

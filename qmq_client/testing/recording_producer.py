@@ -1,8 +1,7 @@
 """`RecordingProducer`: the producer for tests of code that sends.
 
-It is the real producer on a real database, so what it shows has followed the transaction; only the
-broker is in memory, and nothing runs next to the test. For a test that needs no database of its own it
-brings one in memory.
+It is the real producer on a real database, so its messages follow the transaction; only the broker
+is in memory, and no thread runs. Without an engine it creates a database in memory.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import parse_message_id
 from qmq_client.wire.record import decode_record
 
-#: Of the messages of one test, the last so many are known by their ids.
+#: Most messages of one test whose ids are remembered.
 _MESSAGES_MAX: Final = 100_000
 
 
 class RecordingProducer(Producer):
-    """A `Producer` that shows what it sent. Make one for each test, or `clear` it between them.
+    """A `Producer` that shows its messages. Create one for each test, or `clear` it between tests.
 
-    Missing tables are created. There is no thread: messages go out inside `sent`, `flush` and `close`,
-    on the calling thread, so a test is the same each time.
+    Missing tables are created. There is no thread: messages are sent inside `sent`, `flush` and
+    `close`, on the calling thread, so a test is deterministic.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class RecordingProducer(Producer):
     ) -> None:
         """`engine` as of `Producer`; without one, a `memory_engine` that ends with this.
 
-        `options` are taken but for `background`.
+        `options` apply except `background`.
         """
         self._own_engine: sa.Engine | None = None
         if engine is None:
             engine = self._own_engine = memory_engine()
-        #: Where messages arrive: give it to `MemoryTransport` and `drain` to have them handled.
+        #: The broker that gets the messages: pass it to `MemoryTransport` and `drain` to handle them.
         self.broker = MemoryBroker() if clock is None else MemoryBroker(clock=clock)
-        #: Subject and id of each send, whatever became of it.
+        #: Subject and id of each send, with any outcome.
         self._sends: deque[tuple[str, str]] = deque(maxlen=_MESSAGES_MAX)
         _create_missing(engine, DEFAULT_TABLES if tables is None else tables)
         super().__init__(
@@ -84,7 +83,7 @@ class RecordingProducer(Producer):
         return ids
 
     def sent(self, subject: str | None = None) -> list[Message]:
-        """What arrived of committed transactions, under all subjects or one, in the order of the sends."""
+        """Messages of committed transactions that arrived, of all subjects or one, in the order of the sends."""
         self.flush()
         sends = dict.fromkeys(each for each in self._sends if subject in (None, each[0]))
         arrived = {
@@ -95,16 +94,17 @@ class RecordingProducer(Producer):
         return [arrived[each] for each in sends if each in arrived]
 
     def noted(self, session: AnySession) -> list[Message]:
-        """What was sent so far in the transaction that is open, and was not undone since.
+        """Messages sent so far in the open transaction, without those that were rolled back.
 
-        For tests that roll back at their end what the code under test has committed: there `session`
-        is the connection that holds the outer transaction, and `sent` shows nothing, ever. An
-        asynchronous session cannot be asked here for what a savepoint has undone, so that is shown, too.
+        For tests that roll back the commits of the code under test at their end: there `session` is
+        the connection with the outer transaction, and `sent` is always empty. For an asynchronous
+        session it also returns messages that a savepoint has rolled back, because that is unknown
+        here.
         """
         given = self._scopes.find(session)
         scope = sync_of(given)
         sent = {row.message_id: row for row, _ in open_rows(scope)}
-        if scope is given and sent:  # a plain one can be asked what a savepoint has undone
+        if scope is given and sent:  # a synchronous one shows what a savepoint has rolled back
             connection, _ = self._scopes.connection(scope)
             number = self._inserts.tables.outbox.c.message_id
             there = set(connection.scalars(sa.select(number).where(number.in_(sent))))
@@ -114,7 +114,7 @@ class RecordingProducer(Producer):
         return [record_to_message(decode_record(row.subject, row.record)) for row in found]
 
     def clear(self) -> None:
-        """Forget what was sent and noted so far; messages that wait go out first."""
+        """Forget all messages so far; waiting ones are sent first."""
         self.flush()
         self._sends.clear()
 
@@ -126,9 +126,9 @@ class RecordingProducer(Producer):
 
 
 def memory_engine(**options: Any) -> sa.Engine:
-    """An SQLite database in memory that every session on this engine sees; gone with the engine.
+    """An SQLite database in memory that every session on this engine shares; it is deleted with the engine.
 
-    One connection for all, so transactions follow each other and never run side by side.
+    There is a single connection, so transactions never run concurrently.
     """
     return sa.create_engine(
         "sqlite://",
@@ -147,5 +147,5 @@ def _create_missing(given: AnyEngine, tables: Tables) -> None:
     def create(connection: sa.Connection) -> None:
         tables.outbox.metadata.create_all(connection, tables=list(tables.all))
 
-    store.write(create)  # also where the application's engine is asynchronous
+    store.write(create)  # also if the application's engine is asynchronous
     store.close()

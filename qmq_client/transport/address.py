@@ -1,7 +1,7 @@
 """The address of the broker and its credentials: token, authorities, client certificate.
 
-Everything that talks to a broker accepts one in place of a URL. For a URL alone, the rest comes from
-the process's environment, under the names that every `qmq` command uses::
+All code that connects to a broker accepts an address in place of a URL. For a URL alone, the
+credentials come from the process's environment, under the names that every `qmq` command uses::
 
     QMQ_BROKER_TOKEN, QMQ_BROKER_TOKEN_FILE     QMQ_BROKER_CA_FILE
     QMQ_BROKER_CERT_FILE, QMQ_BROKER_KEY_FILE
@@ -35,19 +35,19 @@ _TOKEN_FILE_BYTES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """A broker's URL and what the broker asks of its callers. No file is read before it is used."""
+    """A broker's URL and the credentials for it. Files are read only when they are used."""
 
     url: str
-    #: As `qmq broker token add` printed it.
+    #: The token that `qmq broker token add` printed.
     token: str = field(default="", repr=False)
-    #: A file that holds the token and nothing else; read again when the broker refuses the token.
+    #: A file that holds only the token; read again when the broker refuses the token.
     token_file: str = ""
     #: PEM file of the authorities that may have signed the broker's certificate; empty for the
     #: machine's own.
     ca_file: str = ""
-    #: PEM file of a client certificate, for a broker that asks for one.
+    #: PEM file of a client certificate, for a broker that requires one.
     cert_file: str = ""
-    #: PEM file of its key, when the key is not in `cert_file`.
+    #: PEM file of its key, if the key is not in `cert_file`.
     key_file: str = ""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class BrokerAddress:
 
     @classmethod
     def of_section(cls, section: BrokerSection) -> Self:
-        """The address that a configuration names."""
+        """The address in a configuration."""
         return cls(
             url=section.url,
             token=section.token,
@@ -95,7 +95,7 @@ class BrokerAddress:
 
     @property
     def is_in_clear(self) -> bool:
-        """Whether others can read what is sent: plain HTTP that leaves this machine."""
+        """Whether others can read the traffic: plain HTTP that leaves this machine."""
         parts = urlsplit(self.url)
         return parts.scheme != "https" and not is_loopback(parts.hostname or "")
 
@@ -112,18 +112,18 @@ class BrokerAddress:
                 value=f"{self.token_file}: {error.strerror or error}",
                 remedy="Give a file that holds the token.",
             ) from error
-        except ValueError as error:  # of the content, or of a path that is none
+        except ValueError as error:  # for invalid content, or an invalid path
             raise _no_token(f"broker.token_file {self.token_file}") from error
         return _check_token(f"broker.token_file {self.token_file}", text)
 
     def headers(self) -> dict[str, str]:
-        """The headers that say who is asking."""
+        """The headers with the credentials."""
         token = self.current_token()
         return {"authorization": f"Bearer {token}"} if token else {}
 
     def ssl_context(self) -> ssl.SSLContext:
-        """How to speak TLS with the broker: 1.2 or later, with its host name checked."""
-        import httpx  # late: brings its own list of authorities
+        """The TLS context for the broker: 1.2 or later, with a check of its host name."""
+        import httpx  # imported late, because it loads its own list of authorities
 
         if urlsplit(self.url).scheme != "https":
             return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used, and trusts no certificate
@@ -137,7 +137,7 @@ class BrokerAddress:
                 context.load_cert_chain(
                     self.cert_file, self.key_file or None, password=_no_password
                 )
-        except (OSError, ValueError) as error:  # of which TLS errors are kinds
+        except (OSError, ValueError) as error:  # TLS errors are subclasses of it
             files = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
             raise ConfigurationError(
                 setting="broker.ca_file, broker.cert_file, broker.key_file",
@@ -148,7 +148,7 @@ class BrokerAddress:
 
 
 def _no_password() -> bytes:
-    """In place of the question on a terminal."""
+    """Called instead of a password prompt on a terminal."""
     raise ValueError("the key is encrypted")
 
 
@@ -162,5 +162,5 @@ def _no_token(setting: str) -> ConfigurationError:
     return ConfigurationError(
         setting=setting,
         value="not a token (value not shown)",
-        remedy="Give what `qmq broker token add` printed, and nothing else.",
+        remedy="Give only the token that `qmq broker token add` printed.",
     )

@@ -1,11 +1,11 @@
 """The transport to the bundled broker: binary frames over HTTP/1.1.
 
-Trusts nothing that comes back: raw bytes up to a cap, no content encoding, no redirect, no proxy
-from the environment, one deadline for the whole call, and an answer to a send must name the very
-frame that was sent. Whatever goes wrong is raised as a subclass of `TransportError`
-(`http_errors.py`). httpx is imported when the first transport is made, so that `import qmq_client`
-stays cheap, and no later than that: if a publisher's thread began the import, a fork in the middle of
-it would leave the child with half a module for good.
+Answers are not trusted: raw bytes up to a limit, no content encoding, no redirect, no proxy from the
+environment, one deadline for the whole call, and an answer to a send must name the frame that was
+sent. All failures are raised as subclasses of `TransportError` (`http_errors.py`). httpx is imported
+when the first transport is made, so that `import qmq_client` stays cheap, but not later: if a
+publisher's thread ran the import, a fork in the middle of it would leave the child with a partly
+initialized module.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _log = logging.getLogger("qmq.transport")
 DEFAULT_BROKER_URL: Final = "http://127.0.0.1:9470"
 _URL_REMEDY: Final = f"Use a URL like {DEFAULT_BROKER_URL}."
 CONNECT_TIMEOUT_S: Final = 5.0
-#: Longer than a broker under full load needs for one sync, shorter than people's patience.
+#: Longer than a broker under full load needs for one sync, and still short for a caller.
 ANSWER_TIMEOUT_S: Final = 30.0
-#: What the routes that are not hot answer with.
+#: Content types of routes with JSON answers.
 _ANSWER_TYPES: Final = {"delayed/cancel": JSON_CONTENT_TYPE}
 _HEADERS: Final = {
     "content-type": FRAME_CONTENT_TYPE,
@@ -96,7 +96,7 @@ class HttpTransport:
         self._answer_timeout_s = answer_timeout_s
         self._tls = ClientTls(self._address)
         self._headers = self._make_headers()
-        #: Of each route that was called, and the headers that it was made with.
+        #: Prepared calls by route, with the headers for which they were prepared.
         self._calls: dict[str, tuple[httpx.Headers, Call]] = {}
         self._lock = threading.Lock()
         self._connections: Connections | None = None
@@ -145,7 +145,7 @@ class HttpTransport:
     def cancel(
         self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
-        """Take delayed messages back; see `Cancelling.cancel`."""
+        """Cancel delayed messages; see `Cancelling.cancel`."""
         request = CancelRequest(
             message_ids=message_ids,
             subject=withdrawn_from,
@@ -156,7 +156,9 @@ class HttpTransport:
         try:
             answer = decode_json(data, CancelAnswer)
         except ProtocolError as error:
-            raise BrokerAnswerError(f"the answer is no {CancelAnswer.__name__}: {error}") from error
+            raise BrokerAnswerError(
+                f"the answer is not a {CancelAnswer.__name__}: {error}"
+            ) from error
         if len(answer.outcomes) != len(message_ids):
             raise BrokerAnswerError(
                 f"asked to cancel {len(message_ids)} messages, got {len(answer.outcomes)} outcomes"
@@ -172,7 +174,7 @@ class HttpTransport:
             connections.close()
 
     def renew_after_fork(self) -> None:
-        """Leave the parent's connections to the parent; runs in the child before anything else."""
+        """Forget the parent's connections without closing them; runs in the child first."""
         self._lock = threading.Lock()
         connections, self._connections = self._connections, None
         if connections is not None:
@@ -220,7 +222,7 @@ class HttpTransport:
         connections, deadline = self._open()
         deadline.ends_at_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
         deadline.was_closed_by_peer = deadline.has_connected = False
-        # Single steps are bounded by the call's deadline; only the connection has a bound of its own.
+        # Single steps are limited by the call's deadline; only connecting has its own limit.
         connect_s = min(timeout_s, self._connect_timeout_s)
         try:
             call = self._prepared(headers, route)
@@ -239,7 +241,7 @@ class HttpTransport:
             ) from error
 
     def _prepared(self, headers: httpx.Headers, route: str) -> Call:
-        """What all calls of a route have in common, made once for each token."""
+        """The common parts of all calls of a route, prepared once for each token."""
         known = self._calls.get(route)
         if known is not None and known[0] is headers:
             return known[1]
@@ -255,7 +257,7 @@ class HttpTransport:
         with self._lock:
             if self._is_closed:
                 raise BrokerUnreachableError(
-                    f"{self.broker_url}: this transport was closed. Make a new one."
+                    f"{self.broker_url}: this transport was closed. Create a new one."
                 )
             if self._connections is None or self._deadline is None:
                 self._deadline = CallDeadline()
@@ -270,7 +272,7 @@ def _read_capped(answer: HttpAnswer, bytes_max: int) -> bytes:
         length += len(part)
         if length > bytes_max:
             if answer.status_code != 200:
-                return b""  # no reason of a broker is so long
+                return b""  # no broker's error is so long
             raise BrokerAnswerError(f"the answer is longer than {bytes_max} bytes")
         parts.append(part)
     return b"".join(parts)
@@ -280,7 +282,7 @@ def _decode(data: bytes, kind: type[_Answer]) -> _Answer:
     try:
         return decode_control(data, kind)
     except ProtocolError as error:
-        raise BrokerAnswerError(f"the answer is no {kind.__name__}: {error}") from error
+        raise BrokerAnswerError(f"the answer is not a {kind.__name__}: {error}") from error
 
 
 def _check_url(broker_url: str) -> str:

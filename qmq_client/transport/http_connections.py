@@ -1,9 +1,9 @@
-"""Connections of the HTTP transport, held to one deadline for a whole call.
+"""Connections of the HTTP transport, with one deadline for a whole call.
 
 httpx limits each single read and write; a peer that trickles one byte at a time, in the head of an
-answer too, could hold a call forever. So the sockets are wrapped here, through the seam that
-httpcore offers for it: every operation may take what is left until the deadline of the call that
-runs on this thread, and not more. Imports httpx: load it late.
+answer too, could hold a call forever. So the sockets are wrapped here, by httpcore's public
+interface for network backends: every operation ends at the deadline of the call that runs on this
+thread. Imports httpx: load it late.
 
 Idle connections are kept in a stack and reused by the next call. httpcore's pool serves many addresses
 within a bound of connections: it queues requests and scans all connections before and after each, which
@@ -27,21 +27,21 @@ import httpx
 from qmq_client.clock import Clock
 from qmq_client.transport.plain_connection import Answer, Call, Opening, PlainConnection, make_call
 
-#: Read at once: a large answer comes through three layers piece by piece, each with its price.
+#: Bytes of one read: a large answer passes three layers piece by piece, each with a cost.
 _READ_BYTES: Final = 256 * 1024
-#: Written together with the bytes after it: a head, and a body that costs less to copy than a call.
+#: A head is written together with a body up to this length, which costs less to copy than a second call.
 _HELD_BYTES_MAX: Final = 64 * 1024
-#: What can go wrong on a connection; the roots of httpcore's errors.
+#: Errors of a connection: the base classes of httpcore's errors.
 _HTTPCORE_ERRORS: Final = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError)
 
 
 class CallDeadline(threading.local):
-    """What the call on this thread may still do; each thread sees its own."""
+    """The deadline and state of the call on this thread; each thread has its own."""
 
     ends_at_s: float = 0.0
     #: Whether the peer closed the connection during the call.
     was_closed_by_peer: bool = False
-    #: Whether it opened its connection. One that has carried a call was accepted with its certificate.
+    #: Whether the call opened its connection. A reused connection was accepted with its certificate.
     has_connected: bool = False
 
 
@@ -49,7 +49,7 @@ class HttpAnswer(NamedTuple):
     """An answer whose body is still to be read."""
 
     status_code: int
-    #: By names in small letters; values of one name joined by commas.
+    #: Headers by lower-case names; values of one name joined by commas.
     headers: dict[str, str]
     parts: Iterator[bytes]
 
@@ -57,22 +57,22 @@ class HttpAnswer(NamedTuple):
 class Connections:
     """All sockets of one transport. `exchange` may be called from any thread at once.
 
-    What `httpx.Client` and httpx's transport would do around it, cookies, redirects, authentication,
-    events and objects for all of it, is not wanted here and costs more than the call itself.
+    The features of `httpx.Client` and httpx's transport, such as cookies, redirects, authentication
+    and events, are not needed here and cost more than the call itself.
     """
 
     def __init__(
         self, clock: Clock, deadline: CallDeadline, context: Callable[[], ssl.SSLContext]
     ) -> None:
-        """`context` gives how to speak TLS on the next connection."""
+        """`context` returns the TLS context for the next connection."""
         self._backend = DeadlineBackend(clock, deadline)
         self._kept = KeptConnections(clock, self._backend, context)
 
     @contextlib.contextmanager
     def exchange(self, call: Call, body: bytes, timeout_s: float) -> Iterator[HttpAnswer]:
-        """Send a request; its answer, whose body is read inside the block. Raises errors of httpx.
+        """Send a request; yields its answer, whose body is read inside the block. Raises errors of httpx.
 
-        `timeout_s` is how long a connection may take to come about.
+        `timeout_s` is the limit for opening a connection.
         """
         try:
             answer, connection = self._kept.exchange(call, body, timeout_s)
@@ -81,7 +81,7 @@ class Connections:
             finally:
                 self._kept.give_back(connection)
         except _HTTPCORE_ERRORS as error:
-            # Each of them has its namesake there.
+            # Each of them has a class of the same name there.
             raise getattr(httpx, type(error).__name__)(str(error)) from error
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Connections:
 
 
 class DeadlineBackend(httpcore.NetworkBackend):
-    """Connects, and holds everything on its sockets to the deadline of the call."""
+    """Connects, and limits all operations on its sockets to the deadline of the call."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class DeadlineBackend(httpcore.NetworkBackend):
         self._inner = inner or httpcore.SyncBackend()
         self._clock = clock
         self._deadline = deadline
-        #: Every socket that is open, or was and is not collected yet.
+        #: Every socket that is open, or closed and not yet garbage-collected.
         self.streams: weakref.WeakSet[_DeadlineStream] = weakref.WeakSet()
-        #: A call that connects while `Connections.close` runs must not be left over.
+        #: A call that connects while `Connections.close` runs must be closed too.
         self.is_closed = False
 
     def open(self, url: httpcore.URL, context: ssl.SSLContext, timeout_s: float) -> _DeadlineStream:
-        """A socket to this address, with TLS where it asks for it."""
+        """Open a socket to this address, with TLS for https."""
         host = url.origin.host.decode("ascii")
         stream = self.connect_tcp(host, url.origin.port, timeout_s)
         if url.scheme != b"https":
@@ -194,7 +194,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         self._write_now(buffer)
 
     def _flush_all(self) -> None:
-        # As httpcore has it: who closed the connection may have said why before.
+        # Like httpcore: a peer that closed the connection may have sent the reason before.
         if self._held:
             with contextlib.suppress(httpcore.WriteError):
                 self._flush()
@@ -204,7 +204,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         self._write_now(held)
 
     def _write_now(self, buffer: bytes) -> None:
-        # httpcore's own loop would grant every partial write the whole time again.
+        # httpcore's own loop would allow the whole time for every partial write.
         view = memoryview(buffer)
         try:
             while view:
@@ -223,7 +223,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # not connected any more: no request waits for it
+            return  # not connected any more, so no request waits for it
 
     def start_tls(
         self,
@@ -246,7 +246,7 @@ class _DeadlineStream(httpcore.NetworkStream):
 
 
 def prepare_call(address: str, headers: Iterable[tuple[bytes, bytes]]) -> Call:
-    """POSTs to this address with these headers. Raises `httpx.InvalidURL` and other errors of httpx."""
+    """Prepare POSTs to this address with these headers. Raises `httpx.InvalidURL` and other errors of httpx."""
     url = httpx.URL(address)
     target = httpcore.URL(
         scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -298,7 +298,7 @@ class KeptConnections:
         return connection.exchange(call, body), connection
 
     def give_back(self, connection: PlainConnection) -> None:
-        """The call on this connection is over: keep it if it can carry another one."""
+        """Return a connection after a call: keep it if it can carry another call."""
         if not connection.finish():
             connection.close()
             return
@@ -307,12 +307,12 @@ class KeptConnections:
         self._close_oldest(now_s)
 
     def close(self) -> None:
-        """Close idle connections, and keep none from now on."""
+        """Close idle connections, and keep no more."""
         self._is_closed = True
         self._close_oldest(self._clock.monotonic_s())
 
     def _take(self) -> PlainConnection | None:
-        """The newest one that is still open; None if there is none."""
+        """Take the newest open connection; None if there is none."""
         while self._idle:
             try:
                 given_back_s, connection = self._idle.pop()
@@ -325,7 +325,7 @@ class KeptConnections:
         return None
 
     def _close_oldest(self, now_s: float) -> None:
-        """Connections opened for a moment with many threads would otherwise stay open forever."""
+        """Close the oldest idle connection: otherwise connections from a peak of threads would stay open forever."""
         while self._idle:
             is_too_many = self._is_closed or len(self._idle) > KEPT_CONNECTIONS_MAX
             try:

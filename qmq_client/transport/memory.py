@@ -1,10 +1,9 @@
-"""A broker in this process's memory: for tests of applications and of this client.
+"""A broker in memory, for tests of applications and of this client.
 
 It keeps all promises of the bundled broker except durability. Groups are those of the broker
-(`memory_group.py`). Messages are lists of records, without bounds; delayed ones wait in a heap, and repeated sends are
-recognized by a table of ids. Time comes from the
-clock it is given. `MemoryBroker.faults` injects faults. It passes the same contract suite as `HttpTransport`, so what
-a test shows here holds there.
+(`memory_group.py`). Messages are lists of records, without limits; delayed ones wait in a heap, and repeated sends are
+recognized by a table of ids. Time comes from the given clock. `MemoryBroker.faults` injects faults.
+It passes the same contract suite as `HttpTransport`, so a test with it is also valid for the real broker.
 """
 
 from __future__ import annotations
@@ -73,24 +72,24 @@ _LOOK_S: Final = 0.02
 
 @dataclass(slots=True, kw_only=True)
 class MemoryFaults:
-    """Faults to inject; counts go down with each call that they spoil."""
+    """Faults to inject; counts decrease with each affected call."""
 
-    #: No call gets through.
+    #: All calls fail with `BrokerUnreachableError`.
     is_unreachable: bool = False
-    #: Every call is asked to come back after this many seconds.
+    #: Every call is refused as busy, for this many seconds.
     busy_retry_after_s: float | None = None
     #: The next calls are carried out, but their answers are lost.
     lost_answers: int = 0
-    #: The next calls are carried out, but their answers make no sense.
+    #: The next calls are carried out, but their answers are invalid.
     garbage_answers: int = 0
-    #: A send that holds one of these message ids is refused, naming it.
+    #: A send with one of these message ids is refused, and the error names it.
     refused_ids: set[str] = field(default_factory=set)
-    #: Records are delivered with a byte altered when their message id is among these.
+    #: Records with these message ids are delivered with an altered byte.
     altered_ids: set[str] = field(default_factory=set)
 
 
 class MemoryBroker:
-    """The whole state of a broker, in memory. Any number of threads and transports may share it."""
+    """The state of a broker, in memory. Any number of threads and transports may share it."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS) -> None:
         self.faults = MemoryFaults()
@@ -106,7 +105,7 @@ class MemoryBroker:
         self._groups: dict[tuple[str, str], MemoryGroup] = {}
 
     def put(self, *messages: Message) -> list[str]:
-        """Store messages as a producer would; returns their ids."""
+        """Store messages like a producer; returns their ids."""
         ids: list[str] = []
         for message in messages:
             record = message_to_record(
@@ -122,14 +121,14 @@ class MemoryBroker:
         return ids
 
     def messages(self, subject: str) -> list[Message]:
-        """Everything ever stored under this subject, in order."""
+        """All messages ever stored under this subject, in order."""
         with self._changed:
             self._release()
             records = list(self._records.get(subject, ()))
         return [record_to_message(decode_record(subject, record)) for record in records]
 
     def dead_letters(self, subject: str, group: str) -> list[DeadLetter]:
-        """What this group gave up, in order."""
+        """The dead letters of this group, in order."""
         with self._changed:
             return list(self._group(subject, group).state.dead.values())
 
@@ -152,18 +151,18 @@ class MemoryBroker:
             return self._group(subject, group).next_due_ms()
 
     def seek(self, subject: str, group: str, to: str) -> None:
-        """Continue the group at this start, as `qmq groups seek` does."""
+        """Move the group to this position, like `qmq groups seek`."""
         with self._changed:
             sequence = self._position(subject, to)
             self._change(Sought(self._clock.now_ms(), subject, group, sequence))
 
     def pause(self, subject: str, group: str, *, is_paused: bool = True) -> None:
-        """Stop giving messages to the group, or start again."""
+        """Stop delivering messages to the group, or start again."""
         with self._changed:
             self._change(Paused(self._clock.now_ms(), subject, group, is_paused))
 
     def replay_dead_letters(self, subject: str, group: str) -> int:
-        """Deliver the group's dead letters again; how many."""
+        """Deliver the group's dead letters again; returns how many."""
         with self._changed:
             dead = sorted(self._group(subject, group).state.dead)
             records = self._records.get(subject, ())
@@ -178,7 +177,7 @@ class MemoryBroker:
         self._changed.notify_all()
 
     def restart(self) -> None:
-        """Begin a new epoch, as a restarted broker does; nothing is forgotten."""
+        """Begin a new epoch, like a restarted broker; no state is lost."""
         with self._changed:
             self.epoch += 1
 
@@ -220,7 +219,7 @@ class MemoryBroker:
             return self._delayed.cancel(ids, self._crc_by_id, withdrawn_from)
 
     def _release(self) -> None:
-        """Store delayed messages whose time has come."""
+        """Store due delayed messages."""
         self._store(self._delayed.due(self._clock.now_ms()))
 
     def _store(self, records: Mapping[str, Sequence[bytes]]) -> list[SubjectPlace]:
@@ -236,7 +235,7 @@ class MemoryBroker:
         return places
 
     def pull(self, request: PullRequest) -> Deliveries:
-        """Hand out messages, waiting for some up to `wait_ms`."""
+        """Deliver messages; waits up to `wait_ms` if there are none."""
         check_request(request)
         with self._changed:
             group = self._group_for(request)
@@ -282,7 +281,7 @@ class MemoryBroker:
         return min(start.number, len(stored)) if start.kind is StartKind.SEQUENCE else len(stored)
 
     def _clocks(self) -> tuple[Clock, ...]:
-        # An injected clock may stand still; then a pull ends by real time.
+        # An injected clock may stand still, so a pull also ends by real time.
         return (self._clock, SYSTEM_CLOCK)
 
     def _group(self, subject: str, group: str) -> MemoryGroup:
@@ -409,11 +408,11 @@ class MemoryTransport:
             raise BrokerUnreachableError("memory broker: the answer was lost")
         if faults.garbage_answers:
             faults.garbage_answers -= 1
-            raise BrokerAnswerError("memory broker: the answer makes no sense")
+            raise BrokerAnswerError("memory broker: the answer is invalid")
 
 
 def check_request(request: PullRequest | SettleRequest) -> None:
-    """Refuse names and bounds that make no sense."""
+    """Refuse invalid names and limits."""
     try:
         check_name(request.subject, field="subject")
         check_name(request.group, field="group")
@@ -438,24 +437,24 @@ def _check_said(request: PullRequest) -> None:
 
 
 class MemoryDelayed:
-    """Messages that wait. Its user holds a lock."""
+    """Delayed messages. The caller holds a lock."""
 
     def __init__(self) -> None:
         #: Due time, order of arrival, subject, record.
         self._waiting: list[tuple[int, int, str, bytes]] = []
         self._numbers = count()
-        #: Subject and id of each.
+        #: Subject and id of each waiting message.
         self._cancelled: set[tuple[str, bytes]] = set()
 
     def add(self, records: Mapping[str, Sequence[bytes]]) -> None:
-        """Keep these until they are due."""
+        """Keep these messages until they are due."""
         for subject, some in records.items():
             for record in some:
                 due_at_ms = record_due_at_ms(record) or 0
                 heapq.heappush(self._waiting, (due_at_ms, next(self._numbers), subject, record))
 
     def due(self, now_ms: int) -> dict[str, list[bytes]]:
-        """Let go of what is due, by subject and in order."""
+        """Remove and return due messages, by subject and in order."""
         found: dict[str, list[bytes]] = {}
         while self._waiting and self._waiting[0][0] <= now_ms:
             _, _, subject, record = heapq.heappop(self._waiting)
@@ -468,7 +467,7 @@ class MemoryDelayed:
         known: Iterable[tuple[str, bytes]],
         subject: str | None,
     ) -> tuple[Cancellation, ...]:
-        """Take messages back, of one subject or of any; `known` are all that were ever stored."""
+        """Cancel messages, of one subject or of any; `known` are all that were ever stored."""
         return tuple(self._cancel(one, known, subject) for one in message_ids)
 
     def _cancel(

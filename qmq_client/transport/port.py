@@ -1,7 +1,7 @@
-"""The port to a broker: three blocking calls, the same for every engine.
+"""The interface to a broker: three blocking calls, the same for every engine.
 
-Errors are those of `TransportError` and nothing else; every foreign exception is translated inside
-the transport. Calls may come from any thread, at most a few at once.
+Only subclasses of `TransportError` are raised; every other exception is translated inside the
+transport. Calls may come from any thread, at most a few at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qmq_client.wire.requests import PullRequest, SendAnswer, SettleAnswer, Sett
 
 
 class Transport(Protocol):
-    """How this process reaches a broker."""
+    """A connection to a broker."""
 
     def send(self, frame: bytes) -> SendAnswer:
         """Send one message frame, wholly or not at all.
@@ -26,20 +26,20 @@ class Transport(Protocol):
         ...
 
     def pull(self, request: PullRequest) -> Deliveries:
-        """Messages for a group, perhaps none after `wait_ms`; settles what the request carries."""
+        """Pull messages for a group, perhaps none after `wait_ms`; also applies the request's settlements."""
         ...
 
     def settle(self, request: SettleRequest) -> SettleAnswer:
-        """Report outcomes; ranges whose lease had ended come back as stale."""
+        """Report outcomes; the answer lists ranges whose lease had ended as stale."""
         ...
 
     def close(self) -> None:
-        """Give up connections; calls under way may fail. Safe to call twice."""
+        """Close connections; calls under way may fail. Safe to call twice."""
         ...
 
 
 def checked_transport(given: Transport) -> Transport:
-    """The same; raises `ConfigurationError` for what is none, like the None of a variable not set."""
+    """Return the transport; raises `ConfigurationError` for other objects, such as the None of an unset variable."""
     if hasattr(given, "send") or hasattr(given, "pull"):
         return given
     raise ConfigurationError(
@@ -56,10 +56,10 @@ class Cancelling(Protocol):
     def cancel(
         self, message_ids: tuple[str, ...], *, withdrawn_from: str | None = None
     ) -> tuple[Cancellation, ...]:
-        """Cancel delayed messages; the outcome of each, durable on return.
+        """Cancel delayed messages; returns the outcome of each, durable on return.
 
-        `withdrawn_from`: the subject of all of them, if they were removed from the outbox. Those that
-        are unknown are not stored either when an earlier send of them to that subject arrives later.
+        `withdrawn_from`: the subject of all of them, if they were removed from the outbox. Unknown
+        ones are then refused if an earlier send of them to that subject arrives later.
         """
         ...
 
@@ -67,11 +67,11 @@ class Cancelling(Protocol):
 def cancel_at_broker(
     transport: Transport, message_id: str, *, withdrawn_from: str | None = None
 ) -> Cancellation:
-    """Cancel one message; raises `TransportError`. Unknown at a broker that keeps no delayed messages.
+    """Cancel one message; raises `TransportError`. Returns UNKNOWN for a broker without delayed messages.
 
-    `withdrawn_from`: its subject, if it was removed from the outbox. An earlier attempt may have brought
-    it to the broker, with only the answer lost, or may still do so; if it is unknown there as well, it
-    is cancelled.
+    `withdrawn_from`: its subject, if it was removed from the outbox. An earlier attempt may have
+    stored it at the broker, with only the answer lost, or may still do so; if the broker does not
+    know it, it counts as cancelled.
     """
     outcome = Cancellation.UNKNOWN
     if isinstance(transport, Cancelling):

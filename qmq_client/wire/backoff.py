@@ -1,25 +1,25 @@
-"""Exponential backoff: the growing wait before a next attempt, in the SDK and in the broker's groups alike."""
+"""Exponential backoff: the growing wait before a next attempt, for the SDK and the broker's groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-#: Share by which a wait may be shorter, unless something else is set.
+#: Default share by which a wait may be shorter.
 JITTER: Final = 0.2
-#: Doublings beyond this only overflow; every sensible `max_ms` is reached long before.
+#: Most doublings; more would only overflow, and every sensible `max_ms` is reached long before.
 _EXPONENT_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentialBackoff:
-    """Growing waits with a cap and jitter, so that what failed together is not retried together."""
+    """Growing waits with a limit and jitter, so that messages that failed together are not retried together."""
 
     #: Wait after the first failed attempt.
     first_ms: int = 1_000
-    #: Each wait is this many times the one before.
+    #: Each wait is the previous one multiplied by this.
     factor: float = 2.0
-    #: No wait is longer.
+    #: The longest wait.
     max_ms: int = 600_000
     #: Share by which a wait may be shorter; 0 for none, at most 1.
     jitter: float = JITTER

@@ -1,8 +1,8 @@
-"""CRC-32C (Castagnoli), the one checksum of every format here.
+"""CRC-32C (Castagnoli), the checksum of every format.
 
-Made by `fastcrc`, in the processor's own instructions; where that is absent, a table in pure Python
-takes its place (about a thousand times slower, same results). An extension that does not give the check
-value of RFC 3720 appendix B.4, and a long one, is not used.
+Computed by `fastcrc` with processor instructions; without it, by a table in pure Python (about a
+thousand times slower, same results). An extension that does not give the check value of RFC 3720
+appendix B.4, and that of a long input, is not used.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 _REFLECTED_POLYNOMIAL: Final = 0x82F63B78
-#: A short one and a long one, because an extension has ways of its own for each.
+#: A short and a long input, because an extension may use different code for each.
 _CHECKED: Final = ((b"123456789", 0xE3069283), (bytes(range(256)) * 256, 0xA224AF3D))
 
 
 class Checksum(Protocol):
-    """A checksum of bytes that continues from a seed: the checksum of the bytes before, 0 at the start."""
+    """A checksum of bytes that continues from a seed: the checksum of the earlier bytes, 0 at the start."""
 
     def __call__(self, data: bytes | memoryview, seed: int = 0, /) -> int: ...
 
@@ -57,7 +57,7 @@ _CHOSEN: Final = _choose()
 #: CRC-32C of bytes. A view is not copied; its memory must not change meanwhile, because other
 #: threads run during a long one.
 crc32c: Final[Checksum] = _CHOSEN[0]
-#: What makes it, by name: for those who tell how fast something was.
+#: The name of the implementation, for benchmark reports.
 CRC32C_MADE_BY: Final[str] = _CHOSEN[1]
 
 

@@ -32,16 +32,16 @@ def checksums(region: bytes | memoryview, lengths: Sequence[int]) -> Iterator[tu
     if lengths.count(lengths[0]) == len(lengths):
         return struct.iter_unpack(f">I{lengths[0] - _CHECKSUM_BYTES}s", region)
     pattern = ">" + "I%ds" * len(lengths) % tuple([each - _CHECKSUM_BYTES for each in lengths])
-    # Not by a function of the module, which would remember each of these patterns.
+    # Not the module's function, which would cache each of these patterns.
     cells = struct.Struct(pattern).unpack_from(region)
     return zip(cells[::2], cells[1::2], strict=True)
 
 
 def first_broken(records: Iterable[tuple[int, bytes]], seed: int) -> int | None:
-    """The index of the first wrong one of these `checksums`; None if all are right.
+    """The index of the first wrong checksum of these; None if all are right.
 
     `seed` is the checksum of the records' subject.
     """
-    # All of them, although the first wrong one would do: a loop that can end early takes a third longer.
+    # Compares all of them, because a loop that can end early takes a third longer.
     are_right = [crc32c(content, seed) == checksum for checksum, content in records]
     return None if all(are_right) else are_right.index(False)

@@ -1,7 +1,7 @@
 """Requests and answers about delayed messages over HTTP, as JSON bodies; and the limit of due times.
 
 A producer refuses a delay over the limit before any SQL; the broker refuses it too, but leaves room
-for clocks that differ, so that it takes every message that a producer with the same limit has taken.
+for clocks that differ, so that it accepts every message that a producer with the same limit has accepted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from qmq_client.wire.record import DELAYED_FLAG, FLAGS_POSITION, RECORD_FIXED_BY
 from qmq_client.wire.requests import MessageId, Name, Natural
 
 _DUE: Final = struct.Struct(">Q")
-#: By how much the broker's limit is above that of the producers: clocks differ, rows wait.
+#: Tolerance of the broker's limit beyond that of the producers, because clocks differ and rows wait.
 CLOCKS_MS: Final = 24 * 3_600_000
 _DAY_MS: Final = 24 * 3_600_000
-#: Beyond this an error does not count days any more: a million years.
+#: A million years; beyond it an error does not show the number of days.
 _COUNTED_MS_MAX: Final = 1_000_000 * 365 * _DAY_MS
 
 
 def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
-    """When the record at `position` may be delivered; None for at once."""
+    """The due time of the record at `position`; None for at once."""
     if not data[position + FLAGS_POSITION] & DELAYED_FLAG:
         return None
     due_at_ms: int = _DUE.unpack_from(data, position + RECORD_FIXED_BYTES)[0]
@@ -34,7 +34,7 @@ def record_due_at_ms(data: bytes, position: int = 0) -> int | None:
 
 
 def check_due(due_at_ms: int, now_ms: int, limits: Limits, *, field: str = "deliver_at") -> None:
-    """Raise `InvalidMessageError` for a time beyond the limit; it is never moved."""
+    """Raise `InvalidMessageError` for a time beyond the limit; it is never adjusted."""
     ahead_ms = due_at_ms - now_ms
     if ahead_ms > limits.delay_ms:
         raise InvalidMessageError(
@@ -52,7 +52,7 @@ def _ahead(span_ms: int) -> str:
     return f"{span_ms} ms ahead ({span_ms / _DAY_MS:,.1f} days)"
 
 
-#: Messages in one request; each may mean a search through everything that waits.
+#: Messages in one request; each may need a search of all delayed messages.
 CANCELLED_PER_REQUEST_MAX: Final = 100
 _COUNT_FORM: Final = {"minItems": 1, "maxItems": CANCELLED_PER_REQUEST_MAX}
 
@@ -62,13 +62,13 @@ class Cancellation(StrEnum):
 
     #: It will never be delivered.
     CANCELLED = "cancelled"
-    #: It is in its subject already: released, or never delayed.
+    #: It is already in its subject: released, or never delayed.
     TOO_LATE = "too_late"
-    #: The outbox or broker that was asked has no such message, or no longer has it.
+    #: The outbox or broker has no such message, or no longer has it.
     UNKNOWN = "unknown"
 
     def __bool__(self) -> bool:
-        """Whether it was done."""
+        """Whether it succeeded."""
         return self is Cancellation.CANCELLED
 
 
@@ -79,26 +79,26 @@ class Rescheduling(StrEnum):
     RESCHEDULED = "rescheduled"
     #: It was cancelled before: it will never be delivered.
     CANCELLED = "cancelled"
-    #: It was released: it is in its subject already.
+    #: It was released: it is already in its subject.
     TOO_LATE = "too_late"
 
     def __bool__(self) -> bool:
-        """Whether it was done."""
+        """Whether it succeeded."""
         return self is Rescheduling.RESCHEDULED
 
 
 class CancelRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Take delayed messages back."""
+    """Cancel delayed messages."""
 
     message_ids: Annotated[tuple[MessageId, ...], msgspec.Meta(extra_json_schema=_COUNT_FORM)]
     #: When they are due, if the caller knows: then fewer files are searched.
     deliver_at_ms: Natural | None = None
     #: Only messages of this subject; None for all subjects that the caller may send to.
     subject: Name | None = None
-    #: Whether their outbox has given them up, so that they are not sent any more: what is unknown
-    #: is not stored either when an earlier send of it to `subject` arrives later.
+    #: Whether their outbox has removed them, so that they are not sent any more: unknown ones are
+    #: then refused if an earlier send of them to `subject` arrives later.
     withdrawn: bool = False
 
 
@@ -124,7 +124,7 @@ class RescheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[Rescheduling, ...]
 
 
-#: Their annotations are read by the one thread that imports this; see `requests.py`.
+#: Annotations are resolved at import, in one thread; see `requests.py`.
 _READ_NOW: Final = [
     msgspec.json.Decoder(kind)
     for kind in (CancelRequest, CancelAnswer, RescheduleRequest, RescheduleAnswer)

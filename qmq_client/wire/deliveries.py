@@ -187,5 +187,5 @@ def _messages(
     return messages
 
 
-#: See the end of `requests.py`.
+#: Annotations are resolved at import; see the end of `requests.py`.
 _READ_NOW: Final = msgspec.msgpack.Decoder(DeliveriesHead)

@@ -1,4 +1,4 @@
-"""The errors of the ground floor, and the root of every error of this product.
+"""The errors of the wire, and the root of every error of this product.
 
 ::
 
@@ -7,11 +7,11 @@
     │   ├── InvalidNameError     a subject, group, consumer, tag or header name
     │   ├── TooLargeError        a length or count over its limit
     │   └── EncodingError        a value that cannot be turned into bytes
-    └── ProtocolError            bytes that are not what their format says; change the sender
-        ├── ChecksumError        whole in shape, but altered
+    └── ProtocolError            bytes that do not follow their format; change the sender
+        ├── ChecksumError        valid in shape, but altered
         └── UnknownVersionError  written by another version of this product
 
-Higher floors add their own branches: `qmq_client.errors`, `qmq_broker.errors`, `qmq_pipeline.errors`.
+Other packages add their own branches: `qmq_client.errors`, `qmq_broker.errors`, `qmq_pipeline.errors`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from typing import Any, ClassVar
 
 @dataclass(eq=False, repr=False)
 class QmqError(Exception):
-    """Something went wrong that this product foresaw.
+    """The base class of all errors that this product raises on purpose.
 
-    A leaf declares its further fields, its `code`, and how its text is made of the fields. A broker's
+    A subclass declares further fields, its `code`, and the format of its text. A broker's
     answer has the same fields, so that no program needs to parse the text.
     """
 
     #: What happened.
     message: str = ""
     _: KW_ONLY
-    #: Which part of the message, request or state is wrong.
+    #: The part of the message, request or state that is wrong.
     field: str = ""
     #: The rule that it breaks, in words or as a number with its unit.
     limit: str = ""
-    #: What was given or found, shortened.
+    #: The given or found value, shortened.
     value: str = ""
-    #: What to do about it.
+    #: The remedy.
     remedy: str = ""
-    #: The one message at fault, when it was one.
+    #: The invalid message, if a single one is the cause.
     message_id: str = ""
-    #: Seconds after which to come back; 0: not said.
+    #: Seconds after which to try again; 0 if unknown.
     retry_after_s: float = 0.0
 
     #: Stable, machine-readable name of the error; part of the HTTP interface.
     code = "error"
-    #: The status of the HTTP answer that says it.
+    #: The status of the HTTP answer with this error.
     status = 500
-    #: How the text is made of the fields; empty: the message, and the remedy if there is one.
+    #: The format of the text from the fields; empty: the message, and the remedy if there is one.
     text: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -56,8 +56,9 @@ class QmqError(Exception):
         self.args = (text.format_map(vars(self)),)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An error goes from worker to parent in pools of processes. Exceptions are copied by calling
-        # them with their text, which fails for those made of named fields and takes the pool down.
+        # An error is sent from worker to parent in process pools. By default exceptions are copied
+        # by calling them with their text, which fails for errors with named fields and breaks the
+        # pool.
         return _copy_error, (type(self), self.args, vars(self))
 
 
@@ -89,9 +90,9 @@ class EncodingError(InvalidMessageError):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ProtocolError(QmqError):
-    """Bytes do not follow the format they claim to have; nothing of them was used."""
+    """Bytes do not follow their declared format; no part of them was used."""
 
-    #: Where in the input what the message names begins, in bytes; None where it has no place.
+    #: Byte position of the fault in the input; None without a position.
     offset: int | None = None
 
     code = "protocol_error"

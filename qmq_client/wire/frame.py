@@ -21,19 +21,19 @@
 
 Body of a message frame (MESSAGES, DELAYED and others): the subject table (s times: count 4, name
 length 1, name), then three columns: record lengths (4 n), tag hashes (8 n), and the records
-themselves, the records of one subject standing together in the order of the subject table, then
-zero fill to a multiple of 8, then, in kinds of the broker's own, marks for the records (`marks.py`).
-Bodies of other kinds belong to the module that writes them.
+themselves, grouped by subject in the order of the subject table, then zero fill to a multiple of 8,
+then, in kinds that only the broker makes, marks for the records (`marks.py`). The module that
+writes frames of another kind defines their body.
 
-The sender makes everything but the stamp; a log appends the sender's bytes unchanged after a
-stamped head. Physical offset and epoch are guarded by the stamp's own checksum, so stale bytes in
-a recycled file are never taken for new ones. A frame is wholly there or wholly absent and never
+The sender makes all fields except the stamp; a log appends the sender's bytes unchanged after a
+stamped head. Physical offset and epoch are guarded by the stamp's own checksum, so stale bytes in a
+recycled file are never mistaken for new ones. A frame is present or absent as a whole and never
 crosses a segment. Big-endian. Documented for people in `docs/format/frame.md`; the idea of one
 batch as the unit of wire, log and checksum is Kafka's record batch, version 2.
 
-Other modules import everything about frames from here: `frame_head.py` makes and reads the head of any
-frame, this module the body of messages, whose records stay encoded. Untrusted bytes pass
-`parse_message_frame`, which uses no length before it has checked it.
+Other modules import names about frames only from here: `frame_head.py` makes and reads the head of any
+frame, this module the body of messages, whose records stay encoded. `parse_message_frame` accepts
+untrusted bytes and checks every length before it is used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _SEQUENCE: Final = struct.Struct(">Q")
 
 
 class SubjectRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of one subject that stand together in a frame."""
+    """Adjacent records of one subject in a frame."""
 
     subject: str
     count: int
@@ -95,7 +95,7 @@ class MessageFrame(msgspec.Struct, frozen=True, kw_only=True):
     header: FrameHeader
     runs: tuple[SubjectRun, ...]
     lengths: tuple[int, ...]
-    #: Byte position in `data` of each record; a `range` when all records have one length.
+    #: Byte position in `data` of each record; a `range` if all records have the same length.
     positions: Sequence[int]
 
     def record(self, index: int) -> bytes:
@@ -105,7 +105,7 @@ class MessageFrame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tag_hashes(self) -> tuple[int, ...]:
-        """The tag hash of each record; unpacked when asked for, because an append copies the column."""
+        """The tag hash of each record; unpacked on demand, because an append copies the column."""
         count = len(self.lengths)
         return struct.unpack_from(f">{count}Q", self.data, self.positions[0] - 8 * count)
 
@@ -131,7 +131,7 @@ def build_message_frame(
     limits: Limits = DEFAULT_LIMITS,
     marks: bytes = b"",
 ) -> bytes:
-    """A frame of encoded records, grouped by subject, with the marks that its kind asks for.
+    """A frame of encoded records, grouped by subject, with the marks of its kind.
 
     Requires: at least one record, each made by `encode_record`. Raises `TooLargeError` when the
     frame is over `limits`, before it is built, and `InvalidNameError` for a subject's name.
@@ -154,7 +154,7 @@ def build_message_frame(
     frame_bytes = aligned(records_end) + len(marks)
     if frame_bytes > limits.frame_bytes:
         raise _too_large("bytes", limits.frame_bytes, frame_bytes)
-    # Put together first: many short parts take longer than copying them does.
+    # Joined first: many short parts take longer than copying them.
     body = b"".join(
         (
             *table,
@@ -171,10 +171,9 @@ def build_message_frame(
 def parse_message_frame(
     data: bytes, limits: Limits = DEFAULT_LIMITS, *, is_verified: bool = False
 ) -> MessageFrame:
-    """A whole message frame, its checksum, tables and lengths verified; records stay encoded.
+    """Parse a complete message frame and verify its checksum, tables and lengths; records stay encoded.
 
-    `is_verified` is that of `parse_frame`. Raises `ProtocolError` and nothing else. No length is used before it was
-    checked.
+    `is_verified` as in `parse_frame`. Raises only `ProtocolError`. Every length is checked before it is used.
     """
     header = parse_frame(data, frame_bytes_max=limits.frame_bytes, is_verified=is_verified)
     if header.kind not in MESSAGE_KINDS:
@@ -208,7 +207,7 @@ def parse_message_frame(
 
 
 class _Places(NamedTuple):
-    """Where records stand that follow each other."""
+    """The places of contiguous records."""
 
     lengths: tuple[int, ...]
     positions: Sequence[int]
@@ -219,7 +218,7 @@ class _Places(NamedTuple):
 
 
 def _places(data: bytes, first: int, count: int) -> _Places:
-    """The places of records by the columns from `first` on."""
+    """The places of records, from the columns at `first`."""
     first_position, column = first + 12 * count, data[first : first + 4 * count]
     if column == column[:4] * count:
         return _even_places(first_position, count, int.from_bytes(column[:4]))
@@ -232,7 +231,7 @@ def _places(data: bytes, first: int, count: int) -> _Places:
 def _even_places(first_position: int, count: int, length: int) -> _Places:
     """The places of records of one length: the same in all frames of one shape."""
     after = first_position + count * length
-    # A range cannot step by nothing; such a frame is refused for the length of its records.
+    # A range cannot have step 0; such a frame is refused because of the length of its records.
     positions = range(first_position, after, length or 1)
     return _Places((length,) * count, positions, length, length, after)
 
@@ -254,7 +253,7 @@ def parse_subjects(data: bytes, header: FrameHeader) -> tuple[tuple[SubjectRun, 
     except IndexError:
         raise ProtocolError("frame ends inside its subject table", offset=position) from None
     sequences, table = data[FRAME_HEADER_BYTES:first], data[first:position]
-    # A frame that was not stored yet has no sequences, and the table of many others.
+    # Fast path: a frame that is not stored yet has no sequences, and often a known subject table.
     is_new = not any(sequences)
     runs = (_known_runs if is_new else _read_runs)(table, sequences)
     if sum([run.count for run in runs]) != header.record_count:
@@ -272,7 +271,7 @@ def _read_runs(table: bytes, sequences: bytes) -> tuple[SubjectRun, ...]:
         name = table[position : position + name_bytes].decode("latin-1")
         if not count or len(name) != name_bytes or not is_name(name) or name in runs:
             raise ProtocolError(
-                f"subject {shorten(name)} of {count} records is no name, has no records, or stands twice",
+                f"subject {shorten(name)} of {count} records is not a name, has no records, or occurs twice",
                 offset=FRAME_HEADER_BYTES + len(sequences) + position,
             )
         runs[name] = SubjectRun(subject=name, count=count, first_sequence=first_sequence)
@@ -280,7 +279,7 @@ def _read_runs(table: bytes, sequences: bytes) -> tuple[SubjectRun, ...]:
     return tuple(runs.values())
 
 
-#: The same for tables that come again and again.
+#: The same with a cache for repeated tables.
 _known_runs: Final = lru_cache(maxsize=256)(_read_runs)
 
 

@@ -1,7 +1,7 @@
 """The head of a frame: its fields, kinds, stamp and checksums; frames of any kind, built and parsed.
 
-The layout is drawn in `frame.py`. Frames of messages come in several kinds. A client sends MESSAGES and
-DELAYED; the broker makes the others out of received records, with marks after them (`marks.py`).
+`frame.py` shows the layout. There are several kinds of message frames. A client sends MESSAGES and
+DELAYED; the broker makes the others from received records, with marks after them (`marks.py`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from qmq_client.wire.errors import ChecksumError, ProtocolError, UnknownVersionE
 
 
 class FrameKind(IntEnum):
-    """What a frame's body holds."""
+    """The kind of a frame's body."""
 
     #: Messages that may be delivered at once.
     MESSAGES = 1
-    #: Messages with a due time; they travel in frames of their own.
+    #: Messages with a due time, in separate frames.
     DELAYED = 2
     #: Entries of the action log.
     ACTIONS = 3
-    #: First frame of a segment: which store and offset it belongs to.
+    #: First frame of a segment, with its store and offset.
     SEGMENT_HEAD = 4
     #: The unused rest of a sealed segment; its fill is not covered by the body CRC.
     PADDING = 5
@@ -34,15 +34,15 @@ class FrameKind(IntEnum):
     DELIVERIES = 6
     #: A request or an answer without messages; only on the wire.
     CONTROL = 7
-    #: Stands where accepted frames were damaged; says which sequences are lost.
+    #: Replaces damaged accepted frames; lists the lost sequences.
     LOST = 8
-    #: Delayed messages whose time has come: from here on they are in their consume queues.
+    #: Delayed messages that became due: from here on they are in their consume queues.
     RELEASED = 9
-    #: Delayed messages once more, with another due time.
+    #: The same delayed messages with another due time.
     RESCHEDULED = 10
     #: Messages that will not be delivered.
     CANCELLED = 11
-    #: Delayed messages in the schedule log of their time.
+    #: Delayed messages in a schedule log.
     SCHEDULED = 12
     #: States of messages of a schedule log.
     DISPATCHED = 13
@@ -64,7 +64,7 @@ _MARK_BYTES: Final = {
     FrameKind.RESCHEDULED: (0, 32),
     FrameKind.SCHEDULED: (0, 40),
 }
-#: Their checksum and four zeros.
+#: The checksum of the marks and four zeros.
 MARK_CRC_BYTES: Final = 8
 
 
@@ -78,7 +78,7 @@ def mark_bytes(kind: FrameKind, count: int) -> int:
 
 FRAME_MAGIC: Final = b"QMQF"
 FRAME_VERSION: Final = 1
-#: Frames begin and end at multiples of this, so a scanner need look at every eighth byte only.
+#: Frames begin and end at multiples of this, so a scanner checks only every eighth byte.
 FRAME_ALIGNMENT_BYTES: Final = 8
 DURABLE_GAP_MAX: Final = 2**32 - 1
 
@@ -113,7 +113,7 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head_bytes(self) -> int:
-        """Length of what a log may change: the header and the sequences after it."""
+        """Length of the part that a log may change: the header and the sequences after it."""
         return FRAME_HEADER_BYTES + SEQUENCE_BYTES * self.subject_count
 
 
@@ -122,7 +122,7 @@ def build_frame(
 ) -> bytes:
     """A frame of any kind around a body, filled to the alignment, not yet stamped.
 
-    The body is these parts, one after the other: long ones are not copied to be put together first.
+    The body consists of these parts; long ones are not copied before the join.
     """
     head_bytes = FRAME_HEADER_BYTES + SEQUENCE_BYTES * subject_count
     body_end = head_bytes + sum(map(len, parts))
@@ -168,7 +168,7 @@ def build_padding(frame_bytes: int) -> bytes:
 
 
 def read_header(data: bytes, position: int = 0) -> FrameHeader:
-    """The header at `position`, its fields checked for shape but no checksum.
+    """Read the header at `position`; checks its fields but no checksum.
 
     Raises `ProtocolError`, `UnknownVersionError` for another version.
     """
@@ -210,16 +210,16 @@ def read_header(data: bytes, position: int = 0) -> FrameHeader:
     )
     if frame_bytes % FRAME_ALIGNMENT_BYTES or frame_bytes < header.head_bytes:
         raise ProtocolError(
-            f"frame length {frame_bytes} is no multiple of {FRAME_ALIGNMENT_BYTES}, or shorter than the header",
+            f"frame length {frame_bytes} is not a multiple of {FRAME_ALIGNMENT_BYTES}, or shorter than the header",
             offset=position + 8,
         )
     return header
 
 
 def unknown_format(data: bytes, position: int = 0) -> str:
-    """What another version wrote, if it is the frame at `position`: its version, or its kind.
+    """The unknown version or kind of the frame at `position`, if another version wrote it.
 
-    Empty for frames that this program knows, and where the log's checksum does not fit. For this, every
+    Empty for frames that this program knows, and if the log's checksum does not match. For this, every
     version keeps the header: where its version, kind, number of subjects, lengths and stamp are.
     """
     if len(data) - position < FRAME_HEADER_BYTES:
@@ -256,9 +256,9 @@ def verify_body(header: FrameHeader, frame: bytes | memoryview) -> None:
 
 
 def parse_frame(data: bytes, *, frame_bytes_max: int, is_verified: bool = False) -> FrameHeader:
-    """Header of a whole frame whose length and body checksum are right; raises `ProtocolError`.
+    """Read the header of a complete frame and verify its length and body checksum; raises `ProtocolError`.
 
-    `is_verified` says that the body's checksum is known to be right: it is not made again.
+    `is_verified` says that the body's checksum was already verified, so it is not computed again.
     """
     header = read_header(data)
     if header.frame_bytes > frame_bytes_max:
@@ -279,5 +279,5 @@ def _stamp_crc(head: bytes) -> int:
 
 
 def aligned(length_bytes: int) -> int:
-    """Up to the next multiple at which a frame may end."""
+    """Round up to the next multiple at which a frame may end."""
     return length_bytes + -length_bytes % FRAME_ALIGNMENT_BYTES

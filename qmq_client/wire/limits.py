@@ -1,6 +1,6 @@
 """Limits of messages and frames, each with its name, unit and reason.
 
-The constants are fixed. `Limits` has the limits that can be configured.
+The constants are fixed; `Limits` can be configured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Limits:
     headers: int = 64
     #: All header names and values of one message together, with 3 bytes for each pair.
     headers_bytes: int = 16 * 1024
-    #: Longest frame. A frame is one request; a crash leaves all of it or nothing.
+    #: Longest frame. A frame is one request; after a crash all of it is there, or no part.
     frame_bytes: int = 8 * 1024 * 1024
     #: Records of one frame; bounds the work that one request may cause.
     records_per_frame: int = 10_000

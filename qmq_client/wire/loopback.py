@@ -1,4 +1,4 @@
-"""Loopback addresses: hosts that lead to this machine alone, so that clear text stays on it."""
+"""Loopback addresses: hosts whose traffic does not leave this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by address or name, is this machine alone; of names only `localhost` is believed."""
+    """Whether a host, by address or name, is a loopback address; of names only `localhost` counts."""
     if host == "localhost":
         return True
     try:

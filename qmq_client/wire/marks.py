@@ -1,4 +1,4 @@
-"""Marks: what a frame of the broker's own says about the records in it.
+"""Marks: columns with facts about the records of a frame that the broker makes.
 
 ::
 
@@ -7,11 +7,11 @@
     SCHEDULED     columns: schedule sequences, sources, due times (8 n each), message ids (16 n)
     all           then CRC-32C of kind 4, number of records 4 and these columns; four zeros
 
-They stand at the very end of a frame after the records' fill, so that a reader finds them by the
-header alone and reads them without the records; therefore they have a checksum of their own. A
-*bucket* is the first millisecond of a span of due times that share one schedule log, a *schedule
-sequence* the place of a message in it, a *source* the commit log offset of the record that was put
-there. Together they name one delayed message permanently. Big-endian; see `docs/format/schedule.md`.
+They are at the very end of a frame after the records' fill, so that a reader finds them by the
+header alone and reads them without the records; therefore they have their own checksum. A *bucket*
+is the first millisecond of a span of due times that share one schedule log, a *schedule sequence*
+the place of a message in it, a *source* the commit log offset of the record that was put there.
+Together they name one delayed message permanently. Big-endian; see `docs/format/schedule.md`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from qmq_client.wire.message_id import MESSAGE_ID_BYTES
 
 _CRC: Final = struct.Struct(">I4x")
 _NUMBER: Final = struct.Struct(">Q")
-#: Whether this machine has the other end of a number first.
+#: Whether this machine is little-endian.
 _IS_LITTLE: Final = struct.pack("=H", 1) == b"\1\0"
-#: What of the header goes into the checksum: what says how to read the columns.
+#: The fields of the header in the checksum: those that describe the columns.
 _HEAD: Final = struct.Struct(">II")
-#: Columns of numbers in each kind, next to the bucket of RELEASED and the ids of SCHEDULED.
+#: Columns of numbers in each kind, besides the bucket of RELEASED and the ids of SCHEDULED.
 _COLUMNS: Final = {FrameKind.RELEASED: 2, FrameKind.RESCHEDULED: 4, FrameKind.SCHEDULED: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The columns of one frame's marks; those that a kind does not have are empty."""
+    """The columns of one frame's marks; columns that a kind does not have are empty."""
 
     #: RELEASED: one value, the bucket of all; RESCHEDULED: the old bucket of each.
     buckets: Sequence[int] = ()
@@ -52,7 +52,7 @@ class Marks:
 
 
 def pack_marks(kind: FrameKind, marks: Marks) -> bytes:
-    """Marks as bytes, to be given to `build_message_frame`."""
+    """Marks as bytes, for `build_message_frame`."""
     columns: Sequence[Iterable[int]]
     if kind is FrameKind.RELEASED:
         columns = (marks.buckets, marks.sequences, marks.sources)
@@ -106,7 +106,7 @@ def frame_marks(frame: MessageFrame) -> Marks:
 
 
 def numbers(data: bytes) -> array[int]:
-    """A column of 8-byte numbers; there may be millions, so none is made an object yet."""
+    """A column of 8-byte numbers; there may be millions, so they are not converted to objects yet."""
     column = array("Q", data)
     if _IS_LITTLE:
         column.byteswap()

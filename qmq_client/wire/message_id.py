@@ -1,11 +1,11 @@
 """Message ids: 64 bits of producer instance and a 64-bit dense counter, shown as 32 hex digits.
 
 The instance is random for each process start and fork, so ids need no coordination; the counter is
-dense, so that windows of ids and loss audits become work on intervals instead of joins on strings.
+dense, so that windows of ids and audits of losses work on intervals instead of single ids.
 The id exists before the transaction commits and never changes on a second attempt.
 
-A dedupe id is made of what the application says instead, so that a business transaction that is run
-twice makes the same id twice::
+A dedupe id is derived from a name that the application gives, so that a business transaction that
+is run twice creates the same id twice::
 
     offset bytes field
     0      2     marker de d0; no random instance begins with it
@@ -30,12 +30,12 @@ MESSAGE_ID_BYTES: Final = 16
 _HALVES: Final = struct.Struct(">QQ")
 _TEXT: Final = re.compile(r"[0-9a-f]{32}\Z")
 _COPY: Final = "Copy it from a receipt, a log line or `qmq outbox list`."
-#: The remedy for a caller who gives a message an id.
+#: The remedy for an invalid id of a message.
 LEAVE_OUT: Final = "Leave it out to have one made."
 INSTANCE_MAX: Final = 2**64 - 1
-#: First bytes of an id that was made of a dedupe key.
+#: First bytes of an id that is derived from a dedupe key.
 DEDUPE_MARKER: Final = b"\xde\xd0"
-#: Where a random instance would begin with the marker, this bit of it is turned.
+#: If a random instance begins with the marker, this bit of it is inverted.
 _MARKER_BIT: Final = 1 << 63
 _MARKER_SHIFT: Final = 48
 
@@ -43,13 +43,14 @@ _MARKER_SHIFT: Final = 48
 class MessageIds:
     """Dense ids of one producer instance.
 
-    Safe for any number of threads without a lock: each takes its number in one step. Two threads
-    that make a frame each would else wait for each other at every message.
+    Safe for any number of threads without a lock: each takes its number in one step. With a lock,
+    two threads that make a frame each would wait for each other at every message.
     """
 
     __slots__ = ("next_id",)
 
-    #: The next id, 16 bytes big-endian. No method: one is made for each message, without Python.
+    #: The next id, 16 bytes big-endian. Not a method, because it is called for each message and
+    #: runs without Python code.
     next_id: Callable[[], bytes]
 
     def __init__(self, instance: int, *, first_counter: int = 0) -> None:
@@ -60,7 +61,7 @@ class MessageIds:
 
 
 def instance_of(random_bits: int) -> int:
-    """A producer instance of 64 random bits; the ids of dedupe keys are kept free of it."""
+    """A producer instance from 64 random bits that does not collide with ids of dedupe keys."""
     if random_bits >> _MARKER_SHIFT == int.from_bytes(DEDUPE_MARKER):
         return random_bits ^ _MARKER_BIT
     return random_bits
@@ -69,8 +70,8 @@ def instance_of(random_bits: int) -> int:
 def dedupe_message_id(subject: str, dedupe_key: str) -> bytes:
     """The id that every message of this subject and dedupe key has.
 
-    Among 2²⁸ keys two meet in one id with a chance below 2⁻⁵⁶. Requires: a subject that is a name,
-    and so without a zero byte, and a key that can be encoded.
+    Among 2²⁸ keys the chance that two have the same id is below 2⁻⁵⁶. Requires: a valid subject,
+    which has no zero byte, and a key that can be encoded.
     """
     text = subject.encode() + b"\0" + dedupe_key.encode()
     rest_bytes = MESSAGE_ID_BYTES - len(DEDUPE_MARKER)
@@ -78,7 +79,7 @@ def dedupe_message_id(subject: str, dedupe_key: str) -> bytes:
 
 
 def is_dedupe_id(message_id: bytes) -> bool:
-    """Whether the id was made of a dedupe key: the same id then means the same message."""
+    """Whether the id is derived from a dedupe key: the same id then means the same message."""
     return message_id.startswith(DEDUPE_MARKER)
 
 
@@ -88,12 +89,12 @@ def split_message_id(message_id: bytes) -> tuple[int, int]:
     return instance, counter
 
 
-#: The 32 hex digits under which people see an id of 16 bytes.
+#: The text form of a 16-byte id: 32 hex digits.
 format_message_id: Final[Callable[[bytes], str]] = bytes.hex
 
 
 def parse_message_id(text: object, *, remedy: str = _COPY) -> bytes:
-    """The 16 bytes of an id given as text; raises `InvalidMessageError` with this remedy."""
+    """The 16 bytes of an id in text form; raises `InvalidMessageError` with this remedy."""
     if isinstance(text, str) and _TEXT.match(text) is not None:
         return bytes.fromhex(text)
     raise InvalidMessageError(

@@ -14,9 +14,9 @@ from qmq_client.wire.errors import InvalidNameError
 from qmq_client.wire.limits import NAME_BYTES_MAX
 from qmq_client.wire.shown import shorten
 
-#: Prefix of the broker's own subjects: clients neither send to them nor pull from them.
+#: Prefix of the broker's internal subjects: clients neither send to them nor pull from them.
 OWN_PREFIX: Final = "_qmq."
-#: Subject of the copies that the broker keeps for long retries.
+#: Subject of the copies for long retries.
 COPIES: Final = "_qmq.copies"
 NAME_PATTERN: Final = rf"[A-Za-z0-9_][A-Za-z0-9_.\-]{{0,{NAME_BYTES_MAX - 1}}}"
 _NAME: Final = re.compile(rf"{NAME_PATTERN}\Z")

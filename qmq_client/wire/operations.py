@@ -1,6 +1,6 @@
 """JSON bodies of operators' requests about groups, dead letters and the broker, and of the answers.
 
-The name of a group is that in listings: `group`, or `group@consumer` for one consumer of a broadcast.
+A group has the name of the listings: `group`, or `group@consumer` for one consumer of a broadcast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BEHIND_ALL = 2**63 - 1
 REASON_CHARACTERS_MAX: Final = 500
 
 GROUP_FORM: Final = {"pattern": f"^{NAME_PATTERN}(@{NAME_PATTERN})?$"}
-#: A group as listings name it.
+#: The name of a group, as in listings.
 GroupName = Annotated[str, msgspec.Meta(extra_json_schema=GROUP_FORM)]
 _StoreId = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^[0-9a-f]{32}$"})]
 
@@ -37,7 +37,7 @@ class SubjectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Let a group continue from another place.
+    """Move a group to another position.
 
     Its deliveries and retries are dropped: outcomes that arrive for them are refused as stale. Dead
     letters at the new place or after it are removed, because their messages are delivered again.
@@ -51,7 +51,7 @@ class SeekRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ConfigureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Change the settings of a group; settings that are left out keep their values.
 
-    A new filter applies to messages that the group has not reached yet.
+    A new filter applies to messages beyond the group's position.
     """
 
     subject: Name
@@ -82,7 +82,7 @@ class DeadAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A keeper has everything below these offsets; retention waits for it with the rest."""
+    """A keeper has the logs below these offsets; retention waits for it with the rest."""
 
     #: The keeper's name; the same characters as a group's.
     name: Name

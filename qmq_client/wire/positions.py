@@ -1,7 +1,7 @@
-"""Positions, each its own type: bytes and counts are never mixed up silently.
+"""Types of positions in logs and queues, so that bytes and counts are not mixed up.
 
 `Offset` counts bytes from the start of a log; `Sequence` counts entries of one consume queue from
-0; `PullSequence` counts what one consumer of a group was given, from 0.
+0; `PullSequence` counts the deliveries to one consumer of a group from 0.
 """
 
 from __future__ import annotations

@@ -16,16 +16,16 @@
                  name, value), expires at (8, only when flag bit 3 is set), body up to the record's end
 
 Big-endian. Fixed fields first and body last, so that a reader can gather columns without decoding
-records one by one. The record's length stands in the frame. The subject is part of the checksum
-but not of the record: it stands once per run in the frame, and a record delivered under another
-subject is found out. Documented for people in `docs/format/record.md`.
+records one by one. The record's length is in the frame. The subject is part of the checksum but not
+of the record: it is in the frame once per run, and a record under another subject is detected.
+Documented for people in `docs/format/record.md`.
 
 Names of headers and combinations of tags, of which an application has few, are checked and converted
 once and then cached, in bounds.
 
-The tag hash has 64 bits that say cheaply which tags a message may have. Each tag sets two bits chosen
+The tag hash is a 64-bit filter for the tags of a message. Each tag sets two bits chosen
 by its CRC-32C (a Bloom signature), so that one 8-byte field of the consume queue answers AND and OR
-filters over several tags; a match is confirmed on the text. 0 means no tags.
+filters over several tags; a match is confirmed on the tags. 0 means no tags.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _JOINED_KEPT_MAX: Final = 1024
 
 @lru_cache(maxsize=_JOINED_KEPT_MAX)
 def joined_tags_hash(joined: bytes) -> int:
-    """The hash of tags as they stand in a record: encoded and joined by commas."""
+    """The hash of tags in their stored form: encoded and joined by commas."""
     return tag_hash(joined.split(b","))
 
 
@@ -85,7 +85,7 @@ _pack_pair: Final = _PAIR.pack
 _unpack_pair: Final = _PAIR.unpack_from
 _HEADER_NAMES_KEPT_MAX: Final = 4096
 _TAGS_KEPT_MAX: Final = 1024
-#: Texts longer than a few names together are not kept: they would fill the memory.
+#: Texts longer than a few names together are not cached, because they would fill the memory.
 _TAGS_KEPT_BYTES_MAX: Final = 1024
 
 
@@ -104,12 +104,14 @@ def encode_key(key: str) -> bytes:
         )
     if len(data) > KEY_BYTES_MAX:
         raise _too_large("key", f"{KEY_BYTES_MAX} bytes of UTF-8", f"{len(data)} bytes")
-    if 0 in data:  # PostgreSQL has no text with it, and finds out in the middle of a transaction
+    if (
+        0 in data
+    ):  # PostgreSQL cannot store it in a text, and would fail in the middle of a transaction
         raise InvalidMessageError(
             field="key",
             limit="text without the character NUL",
             value=shorten(key),
-            remedy="Take it out, or convert the key to hexadecimal digits.",
+            remedy="Remove it, or convert the key to hexadecimal digits.",
         )
     return data
 
@@ -120,7 +122,7 @@ def encode_tags(tags: tuple[str, ...], limits: Limits) -> bytes:
         raise _too_large("tags", f"{limits.tags} tags", f"{len(tags)} tags")
     try:
         return _join_tags(tags)
-    except TypeError:  # one of them is no text
+    except TypeError:  # one of them is not a text
         return _join_tags.__wrapped__(tags)
 
 
@@ -181,7 +183,7 @@ def decode_tags(data: bytes, first: int, after: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=_TAGS_KEPT_MAX)
 def _split_tags(joined: bytes) -> tuple[str, ...]:
-    """Tags as they stand in a record; none when one of them is no name."""
+    """The tags in a record; none if one of them is not a name."""
     tags = tuple(joined.decode().split(","))
     return tags if all(map(is_name, tags)) else ()
 
@@ -189,7 +191,7 @@ def _split_tags(joined: bytes) -> tuple[str, ...]:
 def decode_headers(
     data: bytes, first: int, after: int, header_count: int
 ) -> tuple[tuple[str, str], ...]:
-    """The headers in these bytes of a record, so many of them."""
+    """This many headers from these bytes of a record."""
     headers: list[tuple[str, str]] = []
     position = first
     try:
@@ -204,7 +206,7 @@ def decode_headers(
                 raise ProtocolError("record ends inside a header", offset=position)
             name = _decode_header_name(data[name_position:value_position])
             if not name:
-                raise ProtocolError("record has a header name that is no name", offset=position)
+                raise ProtocolError("record has an invalid header name", offset=position)
             headers.append((name, data[value_position:next_position].decode()))
             position = next_position
     except UnicodeDecodeError as error:
@@ -218,7 +220,7 @@ def decode_headers(
 
 @lru_cache(maxsize=_HEADER_NAMES_KEPT_MAX)
 def _decode_header_name(data: bytes) -> str:
-    """The name; nothing for what is none."""
+    """The name; empty if it is invalid."""
     name = data.decode()
     return name if is_name(name) else ""
 
@@ -257,42 +259,42 @@ _CRC: Final = struct.Struct(">I")
 _CRC_BYTES: Final = _CRC.size
 _DUE: Final = struct.Struct(">Q")
 _EXPIRES: Final = struct.Struct(">Q")
-#: Flags, key length and tags length: what finding the tags needs.
+#: Flags, key length and tags length: the fields to find the tags.
 _TO_TAGS: Final = struct.Struct(">BBH")
 
 RECORD_FIXED_BYTES: Final = _FIXED.size
-#: What a delayed record has between the fixed part and its key.
+#: The field of a delayed record between the fixed part and its key.
 DUE_BYTES: Final = _DUE.size
 MESSAGE_ID_POSITION: Final = 4
 FLAGS_POSITION: Final = 20
-#: One byte: how long the key is, 0 for none.
+#: One byte: the length of the key, 0 for none.
 KEY_BYTES_POSITION: Final = 21
 _SHAPE_TO_TAGS: Final = itemgetter(slice(FLAGS_POSITION, FLAGS_POSITION + _TO_TAGS.size))
 BORN_POSITION: Final = 28
 DELAYED_FLAG: Final = 0b100
 EXPIRES_FLAG: Final = 0b1000
-#: The last millisecond of the year 9999: the latest that `datetime` can say.
+#: The last millisecond of the year 9999: the latest of `datetime`.
 TIME_MAX_MS: Final = 253_402_300_799_999
 #: Cached checksums of subjects: each begins the checksum of every record under it.
 _SUBJECTS_KEPT_MAX: Final = 4096
 
 
 class BodyKind(IntEnum):
-    """How the body's bytes came to be, so that the consumer sees what the producer gave."""
+    """The kind of a body, so that the consumer gets the same type as the producer passed."""
 
     BYTES = 0
     TEXT = 1
     JSON = 2
 
 
-#: The body kind of each value that the flags may have.
+#: The body kind of each known value of the flags.
 _BODY_KINDS: Final = {
     kind | delayed | expires: kind
     for kind in BodyKind
     for delayed in (0, DELAYED_FLAG)
     for expires in (0, EXPIRES_FLAG)
 }
-#: Those values; with any other a later version made the record.
+#: The known values; a record with another one is of a later version.
 KNOWN_FLAGS: Final = bytes(_BODY_KINDS)
 
 
@@ -300,7 +302,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """One message as values; `encode_record` and `decode_record` turn it into bytes and back.
 
     A struct, because one is made for every message and a frozen dataclass costs ten times as much.
-    It holds nothing that could hold it, so the collector need not look at it.
+    It is not tracked by the garbage collector, because it cannot be part of a reference cycle.
     """
 
     #: 16 bytes, see `message_id.py`.
@@ -314,17 +316,17 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     tags: tuple[str, ...] = ()
     #: Name and value pairs in the order given; names are unique.
     headers: tuple[tuple[str, str], ...] = ()
-    #: When it may be delivered; None for at once.
+    #: The due time; None for at once.
     due_at_ms: int | None = None
-    #: When it is of no use any more and becomes a dead letter instead of being delivered.
+    #: The expiry time, after which it becomes a dead letter instead of being delivered.
     expires_at_ms: int | None = None
 
 
 def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """The record's bytes. Raises `InvalidMessageError` naming what breaks which limit."""
+    """The record's bytes. Raises `InvalidMessageError` with the field and its limit."""
     try:
         subject_crc = _name_crc(record.subject)
-    except TypeError:  # it has no hash, so it is no text
+    except TypeError:  # it has no hash, so it is not a text
         subject_crc = crc32c(check_name(record.subject, field="subject").encode())
     message_id, born_at_ms = record.message_id, record.born_at_ms
     if len(message_id) != MESSAGE_ID_BYTES:
@@ -354,13 +356,13 @@ def encode_record(record: Record, limits: Limits = DEFAULT_LIMITS) -> bytes:
             value=f"{record_bytes} bytes",
             remedy="Make it smaller.",
         )
-    # The body is copied once: it may have megabytes, each copy of which is new memory.
+    # The body is copied only once, because it may have megabytes.
     crc = crc32c(body, crc32c(head, subject_crc))
     return b"".join((_CRC.pack(crc), head, body))
 
 
 def decode_record(subject: str, data: bytes) -> Record:
-    """The message of these bytes, its checksum verified.
+    """Decode a message from these bytes, and verify its checksum.
 
     Raises `ChecksumError` when the bytes were altered or belong to another subject, `UnknownVersionError`
     when only a later version can read them, and `ProtocolError` when they were never a record.
@@ -396,7 +398,7 @@ def decode_record(subject: str, data: bytes) -> Record:
         body_position += _EXPIRES.size
     if body_position > len(data):
         raise ProtocolError("record ends before its body", offset=len(data))
-    # By position: by name it takes twice as long, for every message.
+    # Positional arguments: keyword arguments take twice as long, for every message.
     return Record(
         message_id,
         subject,
@@ -414,7 +416,7 @@ def decode_record(subject: str, data: bytes) -> Record:
 
 
 def verify_record(subject: str, data: bytes) -> None:
-    """Check the checksum alone; raises `ProtocolError` when it does not fit."""
+    """Verify only the checksum; raises `ProtocolError` if it does not match."""
     if len(data) < RECORD_FIXED_BYTES:
         raise _too_short(data)
     try:
@@ -431,7 +433,7 @@ def record_message_id(data: bytes) -> bytes:
 
 
 def record_crc(data: bytes) -> int:
-    """The stored checksum of an encoded record: equal for equal content of one id."""
+    """The stored checksum of an encoded record; equal for the same id and content."""
     value: int = _CRC.unpack_from(data)[0]
     return value
 
@@ -448,8 +450,8 @@ def record_tag_hash(data: bytes) -> int:
 def record_tag_hashes(records: Sequence[bytes]) -> list[int]:
     """The tag hash of each record. Requires: at least one, each made by `encode_record`.
 
-    Where keys and tags of all are equally long, as those of one kind of event mostly are, without a
-    step of Python for each.
+    If keys and tags of all records have the same lengths, as mostly for one kind of event, it needs
+    no Python step per record.
     """
     shapes = set(map(_SHAPE_TO_TAGS, records))
     if len(shapes) > 1:

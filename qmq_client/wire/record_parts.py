@@ -1,6 +1,6 @@
-"""Single fields of an encoded record, without decoding the rest: for those who look at many records.
+"""Reads single fields of an encoded record without decoding the rest, for code that reads many records.
 
-Requires, all of them: a record made by `encode_record`. Its shape is in `record.py`.
+All functions require a record made by `encode_record`; `record.py` shows its format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIME: Final = struct.Struct(">Q")
 
 
 def record_tags(data: bytes) -> bytes:
-    """The tags as they stand in the record, joined by commas; empty for none."""
+    """The stored tags, joined by commas; empty for none."""
     flags, key_bytes, tags_bytes, _ = _LENGTHS.unpack_from(data, FLAGS_POSITION)
     first = RECORD_FIXED_BYTES + (DUE_BYTES if flags & DELAYED_FLAG else 0) + key_bytes
     return bytes(data[first : first + tags_bytes])

@@ -10,7 +10,7 @@ _SHOWN_CHARACTERS_MAX: Final = 60
 def utc_text(time_s: float) -> str:
     """Seconds since 1970 UTC as ISO 8601 with milliseconds and the zone: `2026-01-02T03:04:05.678Z`.
 
-    For log lines: those of several machines, whatever their zones, may be sorted together.
+    For log lines, so that those of machines in several zones can be sorted together.
     """
     days, ms = divmod(int(time_s * 1000), 86_400_000)
     hours, ms = divmod(ms, 3_600_000)
@@ -28,7 +28,7 @@ def utc_text(time_s: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line, with everything escaped that a terminal could take for a command."""
+    """The text on one line, with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -42,7 +42,7 @@ def shorten(value: object) -> str:
         return f"{value[:_SHOWN_CHARACTERS_MAX]!a}… ({len(value)} in all)"
     try:
         text = ascii(value)
-    except Exception:  # an int of 5,000 digits, a bottomless list, whatever a __repr__ raises
+    except Exception:  # an int of 5,000 digits, endless recursion, or an error of a __repr__
         return f"<{type(value).__name__}>"
     if len(text) <= _SHOWN_CHARACTERS_MAX:
         return text

@@ -1,8 +1,8 @@
 """The start of a group: the four forms of a position, as a text and back.
 
-`earliest` is the oldest message that is there, `latest` the next one to come, `time:<ms>` the first
-that was stored at this time or later (ms since 1970 UTC), `sequence:<n>` this very one. A sequence or
-time that is not there (given up, or still to come) stands for the nearest one that is.
+`earliest` is the oldest existing message, `latest` the next one to arrive, `time:<ms>` the first
+that was stored at this time or later (ms since 1970 UTC), `sequence:<n>` exactly this one. A
+sequence or time without a message (deleted, or in the future) means the nearest existing one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBERED: Final = re.compile(r"(time|sequence):([0-9]{1,18})\Z")
 
 
 class StartKind(StrEnum):
-    """By what a start is found."""
+    """The kind of a start."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -29,7 +29,7 @@ class StartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start; `str()` of it is what goes over the wire."""
+    """One start; `str()` gives its form on the wire."""
 
     kind: StartKind
     #: Milliseconds of a time, or the sequence; 0 for the others.
@@ -42,7 +42,7 @@ class Start:
 
 
 def parse_start(text: str, *, field: str = "start") -> Start:
-    """The start that `text` says; raises `InvalidMessageError`."""
+    """Parse a start; raises `InvalidMessageError`."""
     if text in (StartKind.EARLIEST, StartKind.LATEST):
         return Start(StartKind(text))
     numbered = _NUMBERED.match(text)
@@ -51,6 +51,6 @@ def parse_start(text: str, *, field: str = "start") -> Start:
             field=field,
             limit="earliest, latest, time:<ms since 1970> or sequence:<number>",
             value=shorten(text),
-            remedy="Name where the group is to stand.",
+            remedy="Give a starting position.",
         )
     return Start(StartKind(numbered[1]), int(numbered[2]))

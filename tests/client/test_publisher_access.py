@@ -103,7 +103,7 @@ def test_W8_a_forbidden_subject_is_reported_less_and_less_often_and_its_end_once
             world.producer.flush()
     lines = [record.getMessage().partition(":")[0] for record in caplog.records]
     waits = [f"messages of subject {OTHERS} wait, refusals={count}" for count in (1, 2, 4, 8)]
-    assert lines == [*waits, f"messages of subject {OTHERS} are taken again, refusals=9"]
+    assert lines == [*waits, f"messages of subject {OTHERS} are accepted again, refusals=9"]
 
 
 def test_subjects_without_end_are_remembered_up_to_a_bound(

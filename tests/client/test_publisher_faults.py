@@ -267,5 +267,5 @@ def test_W8_an_outage_is_reported_when_it_begins_seldom_while_it_lasts_and_when_
         send(100.0)
         send(110.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "broker takes messages again, failures=9"
+        "broker accepts messages again, failures=9"
     ]

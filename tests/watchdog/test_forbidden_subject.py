@@ -27,4 +27,4 @@ def test_W8_it_is_reported_less_and_less_often_over_sweeps_and_its_end_once(
     assert sweep.step().sent == 1
     lines = [record.getMessage().partition(":")[0] for record in caplog.records]
     waits = [f"messages of subject {SUBJECT} wait, refusals={count}" for count in (1, 2, 4)]
-    assert lines == [*waits, f"messages of subject {SUBJECT} are taken again, refusals=5"]
+    assert lines == [*waits, f"messages of subject {SUBJECT} are accepted again, refusals=5"]

@@ -202,7 +202,7 @@ NEVER_FRAMES: dict[str, tuple[bytes, str]] = {
     "fill not zero": (retabled([(1, b"a")], [36], RECORD + b"\1"), "lengths do not add up"),
     "no room for the sequences": (
         reseal_frame(build_frame(FrameKind.MESSAGES, b"")[:6] + b"\0\1" + ONE[8:56]),
-        "length 56 is no multiple of 8, or shorter",
+        "length 56 is not a multiple of 8, or shorter",
     ),
 }  # fmt: skip
 
@@ -238,7 +238,7 @@ def test_another_version_is_told_from_garbage() -> None:
 @pytest.mark.parametrize("frame_bytes", [0, 8, 48, 56, 63, len(ONE) - 1, len(ONE) + 1])
 def test_a_length_that_is_not_possible_is_refused(frame_bytes: int) -> None:
     with pytest.raises(
-        ProtocolError, match=f"length {frame_bytes} is no multiple of 8, or shorter"
+        ProtocolError, match=f"length {frame_bytes} is not a multiple of 8, or shorter"
     ):
         read_header(with_field(ONE, 8, 4, frame_bytes))
 

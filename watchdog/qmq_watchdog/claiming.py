@@ -1,21 +1,22 @@
-"""Claims and settlements that one sweep makes while a batch goes to the broker.
+"""Claims and settlements of one sweep that run while a batch is sent to the broker.
 
-Both run on two threads, that is, two connections, and a sweep has no more: meanwhile the sweep itself
-asks the database for nothing.
+Both run on two threads with two connections, the most that a sweep uses: meanwhile the sweep itself
+does not use the database.
 
-Claims: up to two batches are claimed ahead, and only in a sweep that has sent a full batch. A claim is
-first work for the server, then for this process, which reads the rows: with two, the server works on
-one while the other is read. They begin one broker request apart: begun together they would take
-alternate rows, and consecutive rows are quicker to change. Each lease runs from the beginning of its
-claim, so the second waits for two batches within it: if batches take long, only one claim is ahead.
-At its end the sweep returns the claims that are left.
+Claims: up to two batches are claimed ahead, and only in a sweep that has sent a full batch. A claim
+is first work for the server, then for this process, which reads the rows: with two claims, the
+server works on one while the other is read. They begin one broker request apart: if they began
+together they would take alternate rows, and consecutive rows are quicker to change. Each lease runs
+from the beginning of its claim, so the second claim waits for two batches within it: if batches
+take long, only one claim is ahead. At its end the sweep returns the remaining claims.
 
 Settlements: at most one at a time, and only while a claim is ahead, so a sweep with little to do needs
-no thread and no second connection for it. Its error is raised when it is waited for: before the next
+no thread and no second connection for it. Its error is raised at the wait for it: before the next
 one begins, and at the end of the sweep.
 
-Rows per second are limited here too, for each database: after a pause at most one second's worth goes
-at once. At the start one row does, since what the previous watchdog has just sent is unknown.
+Rows per second are limited here too, for each database: after a pause at most the rows of one
+second are sent at once. At the start only one row is, because the sends of a previous watchdog are
+unknown.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.claiming import CLAIM_BYTES_MAX
 from qmq_client.outbox.row import BatchOutcome, OutboxRow
 
-#: How much may go at once, and what to wait for, in seconds' worth of rows.
+#: The largest burst, and the amount to wait for, in seconds of the rate.
 _BURST_S = 1.0
 _WAIT_S = 0.25
 
 
 class RowRate:
-    """A token bucket of rows; it knows no clock. One thread at a time."""
+    """A token bucket of rows, without a clock. One thread at a time."""
 
     def __init__(self, rows_per_s: int, now_s: float) -> None:
         self._rows_per_s = rows_per_s
@@ -60,11 +61,11 @@ class RowRate:
         return max(0, int(self._rows))
 
     def take(self, rows: int) -> None:
-        """This many rows were taken."""
+        """Take this many rows from the bucket."""
         self._rows -= rows
 
     def wait_s(self) -> float:
-        """How long to wait until it is worth coming back, if nothing is allowed now."""
+        """How long to wait for the next rows, if none are allowed now."""
         if not self.is_limited:
             return 0.0
         wanted = max(1.0, self._rows_per_s * _WAIT_S)
@@ -78,9 +79,9 @@ class Settlement:
     token: bytes
     #: The rows that were claimed; none if the lease has ended, because another process may own them.
     rows: Sequence[OutboxRow]
-    #: Of the rows that were tried.
+    #: Outcomes of the rows that were tried.
     outcome: BatchOutcome
-    #: Of the rows that were held back.
+    #: Outcomes of the rows that were held back.
     held: BatchOutcome
 
 
@@ -96,7 +97,7 @@ class Settlements:
         self._under_way: Future[int] | None = None
 
     def settle(self, settlement: Settlement) -> int:
-        """Write it down now; returns how many of the rows tried another process owned by then."""
+        """Settle now; returns how many of the tried rows another process owned by then."""
         store, outcome = self._store(), settlement.outcome
         settled = store.settle(
             outcome,
@@ -108,11 +109,11 @@ class Settlements:
         return len(outcome.sent) + len(outcome.failed) + len(outcome.parked) - settled
 
     def begin(self, settlement: Settlement) -> None:
-        """Write it down parallel to this thread. Requires: none is under way."""
+        """Settle parallel to this thread. Requires: no settlement is under way."""
         self._under_way = self._threads.submit(self.settle, settlement)
 
     def wait(self) -> int:
-        """Wait for the one under way; returns what `settle` returns, 0 if there is none."""
+        """Wait for the settlement under way; returns the result of `settle`, 0 if there is none."""
         under_way, self._under_way = self._under_way, None
         return 0 if under_way is None else under_way.result()
 
@@ -129,7 +130,7 @@ def two_threads() -> Executor:
 
 
 class Threads:
-    """The threads of one sweep, from the first work for them to its end. One thread submits."""
+    """The threads of one sweep, from its first use of them to its end. One thread submits."""
 
     def __init__(self, make: Callable[[], Executor] = two_threads) -> None:
         self._make = make
@@ -138,7 +139,7 @@ class Threads:
     def submit(
         self, work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs
     ) -> Future[_Result]:
-        """Run this as soon as a thread is free, in the order of the calls."""
+        """Run this function as soon as a thread is free, in the order of the calls."""
         if self._executor is None:
             self._executor = self._make()
         return self._executor.submit(work, *given, **options)
@@ -152,9 +153,10 @@ class Threads:
         return True
 
 
-#: What is claimed ahead must find room in memory, and be sent within its lease.
+#: Most claims ahead: their rows must fit in memory and be sent within their leases.
 CLAIMS_AHEAD_MAX: Final = 2
-#: Share of the lease: a second claim is ahead while a batch takes less, because it waits for two.
+#: Share of the lease: a second claim is ahead only while a batch takes less than this, because it
+#: waits for two batches.
 QUICK_SHARE: Final = 0.25
 
 
@@ -164,7 +166,7 @@ class Claim:
 
     token: bytes
     rows: list[OutboxRow]
-    #: As many rows as were asked for, or as large as allowed: there may be more.
+    #: Whether the claim reached its limit, so that there may be more rows.
     is_full: bool
     lease_end_s: float
 
@@ -179,7 +181,7 @@ class Claims:
         self._clock = clock
         self._threads = threads
         self._lease_ms = lease_ms
-        #: The next one first, each with the rows it may bring.
+        #: Claims ahead, the next one first, each with its largest number of rows.
         self._ahead: deque[tuple[Future[Claim], int]] = deque()
 
     @property
@@ -189,7 +191,7 @@ class Claims:
 
     @property
     def rows_ahead_max(self) -> int:
-        """How many rows the claims ahead may bring."""
+        """The largest number of rows of the claims ahead."""
         return sum(limit for _, limit in self._ahead)
 
     def take(self, limit: int) -> Claim:
@@ -200,7 +202,7 @@ class Claims:
         return ahead.result()
 
     def take_followers(self, keys: Sequence[str], limit: int) -> Claim | None:
-        """Rows after those sent with these ordering keys; None if there are none."""
+        """Claim rows that follow the sent ones of these ordering keys; None if there are none."""
         if not keys:
             return None
         claim = self._claim(limit, keys)
@@ -216,7 +218,7 @@ class Claims:
             self._ahead.append((self._threads.submit(self._claim, limit), limit))
 
     def end(self) -> list[Claim]:
-        """End of a sweep: the claims that will not be sent; their errors are dropped.
+        """End a sweep: returns the claims that will not be sent; their errors are dropped.
 
         Waits for claims under way: their statements end by themselves.
         """

@@ -5,11 +5,11 @@ Exit codes of `sweep`, and of `run --once`, which is the same:
 ====  ==========================================================================================
 0     everything due was sent or nothing was due, and no row is parked
 1     rows failed, were parked or are left over, or rows parked earlier still wait for a person
-2     wrong call or configuration, or a database whose tables are not there or not as expected
+2     wrong call or configuration, or a database whose tables are missing or differ
 3     the broker or a database could not be reached, or is a read-only replica
 ====  ==========================================================================================
 
-With several databases the gravest counts: 2, then 3, then 1; the others are swept all the same.
+With several databases the most serious code counts: 2, then 3, then 1; all are swept.
 
 Exit codes of `run`: 0 stopped cleanly; 1 a sweep did not end in time and was abandoned, its rows fall
 due again; 2 wrong call or configuration.
@@ -50,7 +50,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _default(value: object) -> str:
-    """The built-in value; files and the environment may have set another."""
+    """The help text of a default; files and the environment may have set another value."""
     return f"[default: {value}, or as configured]"
 
 
@@ -106,7 +106,7 @@ def _once_options(function: _Function) -> _Function:
     ignore = click.option(
         "--ignore-parked",
         is_flag=True,
-        help="Exit with 0 although rows parked by earlier sweeps still wait.",
+        help="Exit with 0 even if rows parked by earlier sweeps still wait.",
     )
     return ignore(json_option(function))
 
@@ -143,7 +143,7 @@ def sweep(*, log_level: str, as_json: bool, ignore_parked: bool, **options: Any)
 def run(*, log_level: str, once: bool, as_json: bool, ignore_parked: bool, **options: Any) -> None:
     """Sweep all databases until SIGTERM or Ctrl-C.
 
-    Logs to standard error. SIGHUP reads the configuration again and takes its databases.
+    Logs to standard error. SIGHUP reads the configuration again and applies its databases.
 
     Exit code: 0 stopped cleanly; 1 a sweep did not end in time; 2 wrong call or configuration; with
     --once those of sweep.
@@ -160,18 +160,18 @@ def run(*, log_level: str, once: bool, as_json: bool, ignore_parked: bool, **opt
 
 
 def _refuse_with_once(options: Mapping[str, Any]) -> None:
-    """Of a file and of the environment these are taken for the daemon's; said here they were meant."""
+    """Refuse options of the daemon together with --once; from a file or the environment they are ignored."""
     for name in ("metrics_listen", "poll_s"):
         if options[name] is not None:
             raise ConfigurationError(
                 setting=f"--{name.replace('_', '-')}",
-                value="given with --once, and a single pass has no use for it",
+                value="given with --once, but it has no effect on a single pass",
                 remedy="Leave out one of the two.",
             )
 
 
 def _log(log_level: str) -> None:
-    log_to_stderr("debug" if log_level == "debug" else "warning")  # of everybody else
+    log_to_stderr("debug" if log_level == "debug" else "warning")  # of all other libraries
     LOGGER.setLevel(log_level.upper())
 
 
@@ -242,7 +242,9 @@ def _as_json(results: Mapping[str, SweepCounts], exit_code: int) -> dict[str, An
 
 
 def _on_signals() -> tuple[SignalFlag, SignalFlag]:
-    """Flags that the first SIGTERM or SIGINT sets, the second one kills; and that SIGHUP sets."""
+    """The flags for stopping and reloading: the first SIGTERM or SIGINT sets one (a second ends the
+    process), SIGHUP the other.
+    """
     stopping, reloading = SignalFlag(), SignalFlag()
 
     def on_signal(_number: int, _frame: object) -> None:

@@ -1,7 +1,8 @@
-"""The watchdog's metrics, made on request from what the jobs remember; needs the extra `metrics`.
+"""The watchdog's metrics, made on request from the totals of its jobs; needs the extra `metrics`.
 
-The label `database` has as many values as there are databases now, plus one for the registry; that of a removed one
-vanishes. `kind` and `state` come from short, fixed lists. No subject, message id or error text becomes a label.
+The label `database` has as many values as there are databases now, plus one for the registry; that
+of a removed database disappears. `kind` and `state` come from short, fixed lists. No subject,
+message id or error text becomes a label.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _COUNTERS: Final = {
     "claimed": "Rows claimed.",
     "sent": "Rows that the broker accepted.",
     "failed": "Rows returned, to be tried again.",
-    "parked": "Rows left to a person.",
-    "held": "Rows returned untried, after an earlier one of their ordering key.",
-    "lost": "Claims that ended before they could be settled.",
+    "parked": "Rows parked for a person.",
+    "held": "Rows returned untried because of an earlier row of their ordering key.",
+    "lost": "Rows whose claims ended before they were settled.",
     "sweeps": "Sweeps.",
 }
 
@@ -53,7 +54,7 @@ class WatchdogCollector(Collector):
     def _ages(self, jobs: list[SweepJob]) -> Iterator[Metric]:
         now_s = self._clock.monotonic_s()
         oldest = _gauge("oldest_unsent_age_seconds", "Age of the oldest unsent row.")
-        well = _gauge("last_success_age_seconds", "Time since a sweep found the database well.")
+        well = _gauge("last_success_age_seconds", "Time since the last successful sweep.")
         for job in jobs:
             if job.totals.sampled_at_s is not None:
                 oldest.add_metric([job.name], job.totals.oldest_unsent_s(now_s))

@@ -1,11 +1,11 @@
-"""`qmq watchdog run`: jobs at their own pace on the threads of `workers.py`.
+"""The daemon of `qmq watchdog run`: schedules jobs on the threads of `workers.py`.
 
-APScheduler keeps the times: when its wait has ended, a job is offered to the workers. It runs once and
-waits again when it has ended, so it never runs twice at once, and a slow job piles nothing up. Jobs
+APScheduler times the waits: at the end of its wait a job is offered to the workers. It runs once
+and then waits again, so it never runs twice at once, and runs of a slow job do not pile up. Jobs
 may come and go while the daemon runs.
 
-Waits use the wall clock, which may be set back. `step` notices that and restarts all waits, so the
-jump delays a job only until it is noticed.
+Waits use the wall clock, which may be set back. `step` detects that and restarts all waits, so the
+jump delays a job only until it is detected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Waits:
 
     @property
     def is_running(self) -> bool:
-        """Whether calls are made: after `start`, until `end` begins."""
+        """Whether calls are made: from `start` until `end` begins."""
         return bool(self._scheduler.state == STATE_RUNNING)
 
     def start(self) -> None:
@@ -59,20 +59,20 @@ class Waits:
         self._scheduler.add_job(call, DateTrigger(run_at), args=arguments)
 
     def call_all_now(self) -> None:
-        """Make every call now."""
+        """Make every pending call now."""
         for waiting in self._scheduler.get_jobs():
-            with suppress(JobLookupError):  # it has just been made
+            with suppress(JobLookupError):  # the call has just been made
                 waiting.modify(next_run_time=_AT_ONCE)
 
     def end(self) -> None:
-        """Stop making calls; returns when none is being made.
+        """Stop making calls; returns when no call is in progress.
 
         A scheduler that is shut down while it makes a call looks for the call's job in vain and
         ends its thread with a traceback. So it is paused first, and a call in progress is waited
         for.
         """
         self._scheduler.pause()
-        self._scheduler.remove_all_jobs()  # has to wait for a round of calls
+        self._scheduler.remove_all_jobs()  # must wait for a round of calls
         self._scheduler.shutdown(wait=False)
 
 
@@ -89,7 +89,7 @@ class Job(Protocol):
     server: str
     #: Wait before the next step.
     delay_s: float
-    #: Whether the last step found its database well.
+    #: Whether the last step succeeded.
     is_well: bool
 
     @property
@@ -99,11 +99,11 @@ class Job(Protocol):
 
     @property
     def trouble(self) -> str:
-        """What is wrong, one of a few words; empty while all is well."""
+        """The kind of the current failure; empty without one."""
         ...
 
     def step(self, is_stopped: Callable[[], bool]) -> object:
-        """Do one bounded share of the work."""
+        """Do one bounded pass of the work."""
         ...
 
     def on_fault(self) -> None:
@@ -111,7 +111,7 @@ class Job(Protocol):
         ...
 
     def close(self) -> None:
-        """It will not be asked again."""
+        """Release resources: the job will not run again."""
         ...
 
 
@@ -144,7 +144,7 @@ class Daemon:
             self.add(SweepJob(sweep, options, random, clock=clock))
 
     def start(self) -> None:
-        """Run every job now and from now on."""
+        """Start all jobs."""
         self._waits.start()
         with self._lock:
             self._is_started = True
@@ -153,7 +153,7 @@ class Daemon:
             self._workers.offer(job)
 
     def add(self, job: Job) -> None:
-        """Add a job; if the daemon runs, it starts at once. A job of the same name is given up."""
+        """Add a job; if the daemon runs, it starts at once. A job of the same name is removed."""
         self.remove(job.name)
         with self._lock:
             self._jobs[job.name] = job
@@ -162,7 +162,7 @@ class Daemon:
             self._workers.offer(job)
 
     def remove(self, name: str) -> None:
-        """Give up a job: it does not run again, and is closed once it is no longer under way."""
+        """Remove a job: it does not run again, and is closed once it is no longer under way."""
         with self._lock:
             job = self._jobs.pop(name, None)
             is_started = self._is_started
@@ -175,7 +175,7 @@ class Daemon:
             job.close()
 
     def jobs(self) -> Mapping[str, Job]:
-        """The present jobs by name."""
+        """The current jobs by name."""
         with self._lock:
             return dict(self._jobs)
 
@@ -209,7 +209,7 @@ class Daemon:
     def stop(self, deadline_s: float) -> bool:
         """Let each sweep end after its batch; returns whether all did before the deadline.
 
-        Rows of a sweep that did not are only claimed, and fall due again. Safe to call twice.
+        Rows of an unfinished sweep are only claimed, and fall due again. Safe to call twice.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -224,13 +224,13 @@ class Daemon:
         return is_idle
 
     def _run(self, job: Job) -> bool:
-        """One share of a job; returns whether its database was well."""
+        """Run one pass of a job; returns whether its database worked."""
         if self._is_stopped:
             return True
         try:
             if self.jobs_has(job):
                 job.step(lambda: self._is_stopped)
-        except Exception:  # the top of a loop: our own bug must not end the sweeps for good
+        except Exception:  # the top of a loop: a bug must not end the sweeps permanently
             job.on_fault()
             LOGGER.exception("sweep.fault database=%s", job.name)
         finally:
@@ -241,7 +241,7 @@ class Daemon:
         return job.is_well
 
     def jobs_has(self, job: Job) -> bool:
-        """Whether this very job has not been given up."""
+        """Whether exactly this job has not been removed."""
         with self._lock:
             return self._jobs.get(job.name) is job
 

@@ -1,13 +1,13 @@
-"""The databases of one watchdog, and how many of them keep a connection between their sweeps.
+"""The databases of one watchdog, with time limits and a budget of idle connections.
 
-Each has a store with a pool of its own. Every connect and every statement has a time limit: a slow or
-unreachable database holds a thread for some seconds and blocks nothing that another one needs. Opening
-connects to nothing: a database that is unreachable now may be back for the next sweep.
+Each has a store with a pool of its own. Every connect and every statement has a time limit: a slow
+or unreachable database holds a thread for some seconds and does not block others. Opening does not
+connect: a database that is unreachable now may be reachable at the next sweep.
 
 Hundreds of databases must not hold hundreds of connections to servers that have other users. A
-connection is kept while there is room; beyond that it is closed after its sweep, except that one
-which has just had work takes the place of one that had none. A database at rest has one connection,
-which `sweep.py` ensures; one that is swept has at most `CONNECTIONS_PER_RUN`.
+connection is kept while there is room; beyond that it is closed after its sweep, but a database
+that has just had work replaces one that had none. An idle database has one connection, which
+`sweep.py` ensures; a database in a sweep has at most `CONNECTIONS_PER_RUN`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qmq_client.outbox.table import DEFAULT_TABLES
 from qmq_client.settings.sections import Config, DatabaseSection, WatchdogSection
 from qmq_watchdog.claiming import THREADS
 
-#: Statements that the longest of our transactions may wait for, each up to its own limit.
+#: Statements of the longest transaction, each with its own limit.
 _STATEMENTS_MAX: Final = 2
 _BUILT_IN: Final = WatchdogSection()
 _PLACES: Final = ("host", "port", "unix_socket")
@@ -46,7 +46,7 @@ class Database:
     store: OutboxStore
     engine: sa.Engine
     inbox: sa.Table = DEFAULT_TABLES.inbox
-    #: Most rows a second of this watchdog, whatever others send; 0 for no bound.
+    #: Most rows per second of this watchdog, independent of others; 0 for no limit.
     rows_per_s: int = 0
     #: How long accepted rows are kept; None deletes them at once.
     keep_sent_ms: int | None = None
@@ -60,16 +60,16 @@ class Database:
 
     @property
     def role(self) -> Role:
-        """The role of its user, which decides what rights are needed."""
+        """The role of its user, which decides the needed rights."""
         return WATCHDOG if self.keep_inbox_ms is None else WATCHDOG_OF_INBOX
 
     @property
     def server(self) -> str:
-        """What it shares with databases that are unreachable when it is."""
+        """The server of the database: its databases become unreachable together."""
         url = self.engine.url
         if url.get_backend_name() == "sqlite":
             return f"sqlite {url.database}"
-        # A socket, or several hosts, are named in the query
+        # a socket, or several hosts, are in the query
         places = [url.query[name] for name in _PLACES if name in url.query]
         return f"{url.host}:{url.port}" if not places else f"{url.host}:{url.port} {places}"
 
@@ -84,7 +84,7 @@ def open_database(
     environment: Mapping[str, str],
     limits: WatchdogSection = _BUILT_IN,
 ) -> Database:
-    """One configured database; raises `ConfigurationError` if its settings cannot be right."""
+    """One configured database; raises `ConfigurationError` if its settings are invalid."""
     engine = open_engine(section, environment)
     limit_in_time(engine, limits)
     tables = section_tables(section)
@@ -100,7 +100,7 @@ def open_database(
 
 
 def open_registry(config: Config, environment: Mapping[str, str]) -> Registry:
-    """The table of further databases, with the same limits. Connects to nothing."""
+    """The registry, with the same limits. Does not connect."""
     prepare = partial(limit_in_time, limits=config.watchdog)
     return Registry(config.registry, environment, prepare)
 
@@ -113,7 +113,7 @@ def limit_in_time(engine: sa.Engine, limits: WatchdogSection) -> None:
     dialect.statement_s_max = limits.statement_s_max
     if engine.dialect.name == "postgresql":
         event.listen(engine, "begin", _LimitOnBegin(_statement_ms(limits)))
-    # Ended by neither driver nor server: an established connection that is silent
+    # For a silent established connection, which neither driver nor server ends
     dialect.transaction_s_max = _STATEMENTS_MAX * limits.statement_s_max
 
 
@@ -154,8 +154,8 @@ def _limit_mysql(options: dict[str, Any], limits: WatchdogSection) -> None:
 
 
 def _limit_libpq(options: dict[str, Any], limits: WatchdogSection) -> None:
-    options["connect_timeout"] = max(2, round(limits.connect_s_max))  # it takes 1 for 2
-    # The server's own limit, set in each transaction, does not help when nothing arrives any more
+    options["connect_timeout"] = max(2, round(limits.connect_s_max))  # libpq treats 1 as 2
+    # The server's own limit, set in each transaction, does not help when no bytes arrive any more
     options["tcp_user_timeout"] = _statement_ms(limits)
     options["keepalives_idle"] = max(1, round(limits.statement_s_max))
 
@@ -173,7 +173,7 @@ _LIMITS: Final[Mapping[str, Callable[[dict[str, Any], WatchdogSection], None]]] 
 }
 
 
-#: Of a sweep: its own or, while it does well, those of the threads next to it.
+#: Connections of a sweep: its own and those of the threads next to it.
 CONNECTIONS_PER_RUN: Final = THREADS
 
 
@@ -187,13 +187,12 @@ class ConnectionBudget:
         self._kept: dict[Database, bool] = {}
 
     def take(self, database: Database) -> None:
-        """Its connections are about to be used. Requires: the caller holds `database.lock`."""
+        """Mark its connections as used. Requires: the caller holds `database.lock`."""
         with self._lock:
             self._kept.pop(database, None)
 
     def give_back(self, database: Database, *, was_busy: bool) -> None:
-        """Its connections are not needed for now; if too many are open, those of some database are
-        closed.
+        """Mark its connections as idle; if too many are open, those of some database are closed.
 
         Requires: the caller has released `database.lock`.
         """
@@ -206,14 +205,14 @@ class ConnectionBudget:
             del self._kept[surplus]
         if surplus.lock.acquire(
             blocking=False
-        ):  # otherwise it is in use again, and comes back here
+        ):  # otherwise it is in use again, and will be returned later
             try:
                 surplus.close()
             finally:
                 surplus.lock.release()
 
     def forget(self, database: Database) -> None:
-        """It was closed for good."""
+        """Forget a database that was closed permanently."""
         with self._lock:
             self._kept.pop(database, None)
 

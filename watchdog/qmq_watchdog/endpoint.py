@@ -1,10 +1,10 @@
 """`/metrics` and `/healthz` of the daemon, for machines on an internal network.
 
-A few requests at a time, a few seconds for each, only GET, no body is read. `/healthz` says 503
-only if the daemon itself does not work: unreachable databases and brokers are reported in the
-body and in the metrics, because restarting this process would repair neither.
+A few requests at a time, a few seconds for each, only GET, no body is read. `/healthz` answers 503
+only if the daemon itself does not work: unreachable databases and brokers are reported in the body
+and in the metrics, because restarting this process would repair neither.
 
-Metrics are made on request (`collector.py`); a scrape asks no database.
+Metrics are made on request (`collector.py`); a scrape queries no database.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qmq_watchdog.sweep_job import sweep_jobs
 _REQUEST_S_MAX: Final = 5.0
 #: Simultaneous connections; any more are closed unanswered.
 _CONNECTIONS_MAX: Final = 16
-#: How long a stop waits at most for the server to see it.
+#: Longest wait of a stop for the server to notice it.
 _STOP_LOOK_S: Final = 0.1
-#: A daemon whose main loop has not run for this long is not well.
+#: A daemon whose main loop has not run for this long is unhealthy.
 BEAT_S_MAX: Final = 15.0
 _SHOWN_MAX: Final = 20
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,11 +44,11 @@ class Health:
         self._beat_s = clock.monotonic_s()
 
     def beat(self) -> None:
-        """The main loop is running."""
+        """Record that the main loop is running."""
         self._beat_s = self._clock.monotonic_s()
 
     def look(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the daemon is well, and what to report."""
+        """Whether the daemon is healthy, and the report."""
         now_s = self._clock.monotonic_s()
         is_well = now_s - self._beat_s <= BEAT_S_MAX
         jobs = self._daemon.jobs()
@@ -109,7 +109,7 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, a bounded number, none of which outlives its time."""
+    """A server with a thread for each connection; the number and duration of connections are limited."""
 
     daemon_threads = True
     block_on_close = False
@@ -125,7 +125,7 @@ class _Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be created, so none gives the place back
+        except BaseException:  # no thread could be created, so release the place here
             self._room.release()
             raise
 
@@ -135,14 +135,14 @@ class _Server(ThreadingHTTPServer):
         try:
             ending.start()
             super().process_request_thread(request, client_address)
-        except RuntimeError:  # no thread could be created that would end it
+        except RuntimeError:  # no thread could be created to end it
             self.shutdown_request(request)
         finally:
             ending.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that went away, or was too slow, is no event."""
+        """Log nothing for a client that disconnected or was too slow."""
 
 
 def _end(request: socket.socket) -> None:
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
     health: ClassVar[Health]
     scrape: ClassVar[Callable[[], bytes]]
 
-    def do_GET(self) -> None:  # the name that http.server asks for
+    def do_GET(self) -> None:  # the name that http.server requires
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer(200, _TEXT, type(self).scrape())
@@ -184,8 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, _TEXT, b"/metrics or /healthz\n")
 
-    def log_message(self, format: str, *args: Any) -> None:  # as the base has it
-        """Say nothing: a scrape is no event."""
+    def log_message(self, format: str, *args: Any) -> None:  # as in the base class
+        """Log nothing for a scrape."""
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

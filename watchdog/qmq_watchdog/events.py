@@ -18,7 +18,7 @@ def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
 
 
 def event_line(event: str, fields: dict[str, Any]) -> str:
-    """The text of the line: values with spaces are quoted, empty ones left out, none steers a terminal."""
+    """The text of the line: values with spaces are quoted, empty ones left out, control characters escaped."""
     pairs = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in ("", None)]
     return " ".join([event, *pairs])
 

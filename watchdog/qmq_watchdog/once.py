@@ -1,8 +1,8 @@
-"""One sweep of every database of the configuration and the registry, for cron and for a person.
+"""One sweep of every database of the configuration and the registry, for cron and manual runs.
 
-It uses a few threads, like the daemon, so a database that hangs costs the others nothing. At the
-deadline, those without a result are reported as not reached and left. A database with a rate
-limit rests between its batches without a thread, and continues until `sweep_s_max` is over.
+It uses a few threads, like the daemon, so a hanging database does not delay the others. At the
+deadline, databases without a result are reported as not reached. A database with a rate limit waits
+between its batches without a thread, and continues until `sweep_s_max` has passed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_all(
 
 
 _BUILT_IN: Final = WatchdogSection()
-#: How often to check for databases that hang, and for those that have rested.
+#: How often to check for hanging databases, and for those whose wait has ended.
 _LOOK_S: Final = 0.25
 _SLOW_S: Final = 2.0
 
@@ -78,10 +78,10 @@ class _Pass:
         self._clock = clock
         self._rest_until_s_max = clock.monotonic_s() + limits.sweep_s_max
         self._lock = threading.Lock()
-        #: Resting sweeps, and when each continues.
+        #: Waiting sweeps, and the time at which each continues.
         self._resting: dict[Sweep, float] = {}
         self._counts: dict[Sweep, SweepCounts] = {}
-        #: Of the sweeps that have ended, by name.
+        #: Counts of ended sweeps, by name.
         self.results: dict[str, SweepCounts] = {}
         self._workers: Workers[Sweep] = Workers(
             self._sweep_one,
@@ -92,7 +92,7 @@ class _Pass:
         )
 
     def run(self, sweeps: Sequence[Sweep], deadline_s: float) -> bool:
-        """Run until all have ended, or the deadline comes; returns whether they have."""
+        """Run until all sweeps have ended, or the deadline; returns whether they have ended."""
         end_s = self._clock.monotonic_s() + deadline_s
         for sweep in sweeps:
             self._workers.offer(sweep)
@@ -107,7 +107,7 @@ class _Pass:
         return is_ended
 
     def _offer_rested(self) -> bool:
-        """Resume those that have rested; False if there is nothing to do but wait."""
+        """Resume sweeps whose wait has ended; returns False if it must only wait."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             rested = [sweep for sweep, until_s in self._resting.items() if until_s <= now_s]
@@ -119,7 +119,7 @@ class _Pass:
         return not is_waiting
 
     def _sweep_one(self, sweep: Sweep) -> bool:
-        """One share of a sweep; returns whether its database was well."""
+        """Run one pass of a sweep; returns whether its database worked."""
         counts = self._counts.setdefault(sweep, SweepCounts())
         try:
             counts.is_cut_short, counts.rate_wait_s = False, 0.0
@@ -128,16 +128,18 @@ class _Pass:
                 return True
             if counts.error is None:
                 sweep.count_parked(counts)
-        except Exception as fault:  # the top of a thread: no fault may cost the others their report
+        except (
+            Exception
+        ) as fault:  # the top of a thread: an error must not suppress the report of others
             LOGGER.exception("sweep.fault database=%s", sweep.name)
             text = mask_secrets(f"database {sweep.name}: {type(fault).__name__}: {fault}")
             counts.error = DatabaseUnavailableError(text)
-        sweep.database.close()  # finished: hundreds need not stay connected
+        sweep.database.close()  # finished: close it, because hundreds need not stay connected
         self.results[sweep.name] = counts
         return counts.error is None
 
     def _rests(self, sweep: Sweep, counts: SweepCounts) -> bool:
-        """Whether only its rate limit cut this sweep short; then it continues later."""
+        """Whether only its rate limit ended this sweep, so that it continues later."""
         until_s = self._clock.monotonic_s() + counts.rate_wait_s
         if not counts.rate_wait_s or counts.error or until_s >= self._rest_until_s_max:
             return False

@@ -1,4 +1,4 @@
-"""Pace and bounds of the daemon, as its configuration asks for them."""
+"""Intervals and limits of the daemon, from its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIRST_RETRY_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """Pace and bounds of the daemon; see `qmq_client.settings.sections.WatchdogSection`."""
+    """Intervals and limits of the daemon; see `qmq_client.settings.sections.WatchdogSection`."""
 
     poll_s: float = WatchdogSection().poll_s
     idle_after_s: float = WatchdogSection().idle_after_s
@@ -28,7 +28,7 @@ class DaemonOptions:
 
     @classmethod
     def from_config(cls, section: WatchdogSection) -> DaemonOptions:
-        """The options that a configuration asks for."""
+        """The options of a configuration."""
         return cls(
             poll_s=section.poll_s,
             idle_after_s=section.idle_after_s,
@@ -43,6 +43,6 @@ class DaemonOptions:
 
     @property
     def backoff(self) -> Backoff:
-        """The backoff for everything that is unreachable."""
+        """The backoff for unreachable databases and brokers."""
         max_ms = max(1, round(self.outage_s_max * 1000))
         return Backoff(first_ms=min(_FIRST_RETRY_MS, max_ms), max_ms=max_ms)

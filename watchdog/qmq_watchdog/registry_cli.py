@@ -1,6 +1,6 @@
 """`qmq watchdog databases`: commands for the registry, used by people and deployment scripts.
 
-Running watchdogs pick up every change within `registry.refresh_s`, without a restart.
+Running watchdogs apply every change within `registry.refresh_s`, without a restart.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def add(
 ) -> None:
     """Add a database, or replace the one with this name.
 
-    Put no password into URL: name the variable or the file that holds it.
+    Do not put a password into URL: name the variable or the file that holds it.
     """
     values = {"name": name, "url": url, **options}
     try:
@@ -123,7 +123,7 @@ def remove(name: str, config_file: Path | None, as_json: bool) -> None:
 @config_option
 @json_option
 def enable(name: str, config_file: Path | None, as_json: bool) -> None:
-    """Let watchdogs sweep a database.
+    """Enable the sweeps of a database.
 
     Exit code 1 when the registry has no such name.
     """

@@ -1,7 +1,7 @@
-"""The service `qmq watchdog run`: its parts and its main loop.
+"""The service `qmq watchdog run`: connects the parts and runs the main loop.
 
-One transport, one broker gate and one connection budget for all databases; the databases come from
-the configuration and, if one is named, from the registry; metrics on request.
+All databases share one transport, one broker gate and one connection budget. The databases come
+from the configuration and, if configured, from the registry.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NAMES_SHOWN_MAX: Final = 20
 class Service:
     """One watchdog process. `run` belongs to the main thread.
 
-    Raises `ConfigurationError` for settings that cannot work, before anything is started.
+    Raises `ConfigurationError` for invalid settings, before it starts threads.
     """
 
     def __init__(
         self, config: Config, environment: Mapping[str, str], *, broker_from: str = ""
     ) -> None:
-        """`broker_from`: where the broker's address came from, for the line of the start."""
+        """`broker_from`: the origin of the broker's address, for the log line at the start."""
         self._config = config
         self._broker_from = broker_from
         self._environment = environment
@@ -84,7 +84,7 @@ class Service:
         reloading: SignalFlag,
         reload: Callable[[], Config],
     ) -> bool:
-        """Sweep until `stopping` is set; returns whether everything ended in time then.
+        """Sweep until `stopping` is set; returns whether all sweeps ended in time.
 
         When `reloading` is set, the databases are taken from `reload()`; other settings stay.
         """
@@ -113,7 +113,7 @@ class Service:
         return is_clean
 
     def reload(self, read: Callable[[], Config]) -> None:
-        """Take the databases from the present configuration; keep the old ones if it is wrong."""
+        """Take the databases from the current configuration; keep the old ones if it is invalid."""
         try:
             config = read()
         except ConfigurationError as error:
@@ -164,10 +164,10 @@ class Service:
 
 
 def settle_memory() -> None:
-    """Exclude everything loaded at the start from later garbage collections, until `gc.unfreeze`.
+    """Exclude all current objects from later garbage collections, until `gc.unfreeze`.
 
-    Each claim creates thousands of objects, so Python often searches old ones for garbage cycles.
-    Going through all modules each time took a fifth of a claim's time.
+    Each claim creates thousands of objects, so Python often searches old objects for garbage
+    cycles. Scanning all modules each time took a fifth of a claim's time.
     """
     gc.collect()
     gc.freeze()

@@ -1,11 +1,11 @@
 """The sweep: one bounded pass over the due rows of one database.
 
-It claims a batch in a transaction of its own, publishes it outside any transaction, and settles it
-in another. Every claim has its own token and every settlement names it, so any number of watchdogs
-and publishers may work on the same rows: one that was stopped or slow changes nothing when it comes
-back. Rows are found by state and due time, by the database's clock. A row that fails gets a later
-due time of its own and so never blocks others; a row whose ordering key has an earlier unsent row
-elsewhere is returned untried.
+It claims a batch in one transaction, publishes it outside any transaction, and settles it in
+another one. Every claim has its own token and every settlement names it, so any number of watchdogs
+and publishers may work on the same rows: one that was paused or slow changes nothing when it
+continues. Rows are found by state and due time, by the database's clock. A row that fails gets a
+later due time of its own and so never blocks others; a row whose ordering key has an earlier unsent
+row elsewhere is returned untried.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from qmq_watchdog.claiming import (
 )
 from qmq_watchdog.databases import Database
 
-#: The first claim after a start or a failure: enough to see how large the records are and whether
-#: the broker is there, little to hold in memory or to return.
+#: Rows of the first claim after a start or a failure: enough to learn the size of records and
+#: whether the broker is reachable, few to hold in memory or to return.
 PROBE_ROWS: Final = 100
-#: Ordering keys whose followers are looked for in one step …
+#: Ordering keys whose followers are claimed in one step …
 KEYS_FOLLOWED_MAX: Final = 500
-#: … and that are remembered until then. Followers of others wait for their time.
+#: … and that are remembered until then. Followers of other keys wait for their due time.
 KEYS_KEPT_MAX: Final = 10_000
 #: Claims grow while a batch stays below half of this and shrink above it. This bounds the memory of
 #: batches, except for the first one whose records are larger than those before, which ends at
-#: `CLAIM_BYTES_MAX` of the outbox. Less where the line to the broker is too slow for it …
+#: `CLAIM_BYTES_MAX` of the outbox. Less if the connection to the broker is too slow for it …
 BATCH_BYTES_AIM: Final = 8 * 1024 * 1024
-#: … down to this, which 20 kbit/s carry within a request's time.
+#: … down to this, which 20 kbit/s carry within the time limit of a request.
 BATCH_BYTES_AIM_MIN: Final = 64 * 1024
-#: What the line has carried quickly, within this share of a lease, may be twice as much the next time;
+#: After a quick request, within this share of a lease, the next one may be twice as large;
 _QUICK_SHARE: Final = 0.25
-#: what it has carried at all, so much more: too much costs the whole time of a request.
+#: after a slower one, only larger by this factor, because a request that is too large costs a whole time-out.
 _SLOW_GROWTH: Final = 1 / 16
-#: Why a row that was claimed ahead was returned untried.
+#: The error of a row that was claimed ahead and returned untried.
 NOT_REACHED: Final = "claimed by a sweep that ended before it was sent"
-#: Rows of each state are counted up to here: counting must cost little, however many there are.
+#: Rows of each state are counted up to this number, so that counting stays cheap.
 COUNTED_ROWS_MAX: Final = 10_000
 
 
@@ -90,28 +90,28 @@ class SweepOptions:
 
 @dataclass(slots=True, kw_only=True)
 class SweepCounts:
-    """What one sweep did."""
+    """Counts of one sweep."""
 
     claimed: int = 0
     #: Accepted by the broker, even if the database did not record it; then they are sent again.
     sent: int = 0
-    #: Given back, to be tried again later.
+    #: Returned, to be tried again later.
     failed: int = 0
-    #: Left to a person.
+    #: Parked for a person.
     parked: int = 0
-    #: Given back untried: an earlier message of the same ordering key is still unsent.
+    #: Returned untried: an earlier message of the same ordering key is still unsent.
     held: int = 0
     #: Claims that ended before they could be settled; another process has these rows now.
     lost: int = 0
-    #: The broker gave no answer, or takes nothing now.
+    #: The broker gave no answer, or accepts nothing now.
     unreachable: bool = False
-    #: How long it asks to be left alone.
+    #: The pause that it requested.
     retry_after_s: float = 0.0
     #: A bound of the sweep was reached, so due rows may be left.
     is_cut_short: bool = False
     #: When more rows may be sent, if the rate is limited.
     rate_wait_s: float = 0.0
-    #: Why the last row that was not sent was not.
+    #: The reason why the last unsent row was not sent.
     last_error: str = ""
     #: All parked rows, including those of earlier sweeps, counted up to `COUNTED_ROWS_MAX`; None if
     #: they were not counted.
@@ -139,7 +139,7 @@ class SweepCounts:
 
 
 class Sweep:
-    """Sweeps one database, again and again. One thread at a time."""
+    """Runs the sweeps of one database. One thread at a time."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Sweep:
         random: Callable[[], float] = random_source.random,
         executor: Callable[[], Executor] = two_threads,
     ) -> None:
-        """`executor` creates, for each sweep, what runs claims and settlements parallel to this thread."""
+        """`executor` creates, for each sweep, the executor of parallel claims and settlements."""
         self.database = database
         self._transport = transport
         self._options = SweepOptions() if options is None else options
@@ -164,7 +164,7 @@ class Sweep:
         self._aim_bytes = BATCH_BYTES_AIM
         #: How long the last batch took to send.
         self._batch_s = math.inf
-        #: Ordering keys of rows just sent: the rows after them need not wait for their time.
+        #: Ordering keys of rows just sent: the rows after them need not wait for their due time.
         self._keys: dict[str, None] = {}
         self._threads = Threads(executor)
         self._claims = Claims(
@@ -189,9 +189,9 @@ class Sweep:
         is_stopped: Callable[[], bool] = lambda: False,
         counts: SweepCounts | None = None,
     ) -> SweepCounts:
-        """Send what is due until nothing is left, a bound is reached, or `is_stopped` says so.
+        """Send due rows until none is left, a limit is reached, or `is_stopped` returns True.
 
-        Raises nothing if a database or broker is unreachable; `counts`, given or new, says it.
+        Does not raise if a database or broker is unreachable; `counts`, given or new, records it.
         """
         counts = SweepCounts() if counts is None else counts
         end_s = self._clock.monotonic_s() + self._options.seconds_max
@@ -214,8 +214,8 @@ class Sweep:
         finally:
             self._return_ahead(counts)
         if counts.error is not None:
-            # The next try begins with a new connection, which is checked before use: this one may
-            # lead to what has become a replica.
+            # The next attempt uses a new connection, which is checked before use: this one may lead
+            # to a server that has become a replica.
             self.database.close()
             self._is_checked = False
         if counts.error is not None or counts.unreachable:
@@ -232,7 +232,7 @@ class Sweep:
             counts.error = counts.error or error
 
     def _batch(self, counts: SweepCounts) -> bool:
-        """One batch; returns whether it is worth asking for another."""
+        """Run one batch; returns whether to try another."""
         limit = self._rows_allowed(counts)
         if limit < 1:
             return False
@@ -245,8 +245,7 @@ class Sweep:
         self._rate.take(len(rows))
         started_s = self._clock.monotonic_s()
         if started_s >= claim.lease_end_s:
-            # This process was stopped for so long that the rows may belong to another by now:
-            # leave them.
+            # This process was paused for so long that the rows may belong to another by now: leave them.
             counts.lost += len(rows)
             return True
         self._adapt(rows)
@@ -257,7 +256,7 @@ class Sweep:
         return is_more and not outcome.unreachable
 
     def _keys_to_follow(self) -> list[str]:
-        """Keys whose followers come next; none while a claim is ahead, which comes first."""
+        """Keys whose followers are claimed next; none while a claim is ahead, which is used first."""
         if self._claims.is_ahead:
             return []
         keys = list(islice(self._keys, KEYS_FOLLOWED_MAX))
@@ -266,7 +265,7 @@ class Sweep:
         return keys
 
     def _rows_allowed(self, counts: SweepCounts) -> int:
-        """How many rows the next claim may have: by its size, this sweep's bound and the rate."""
+        """How many rows the next claim may have, by its size, this sweep's limit and the rate."""
         limit = min(self._limit_rows, self._options.rows_max - counts.claimed)
         allowed = self._rate.allowed(self._clock.monotonic_s())
         if allowed is None:
@@ -309,7 +308,7 @@ class Sweep:
         return outcome
 
     def _look_ahead(self, counts: SweepCounts) -> None:
-        """Begin a claim parallel to this batch, within the bound of the sweep."""
+        """Begin a claim parallel to this batch, within the limit of the sweep."""
         rows_left = self._options.rows_max - counts.claimed - self._claims.rows_ahead_max
         self._claims.look_ahead(min(self._limit_rows, rows_left), batch_s=self._batch_s)
 
@@ -354,7 +353,7 @@ class Sweep:
             self._is_checked = True
 
     def _adapt(self, rows: Sequence[OutboxRow]) -> None:
-        """Choose the size of the next claim by what this one held."""
+        """Choose the size of the next claim by the size of this one."""
         batch_bytes = _bytes_of(rows)
         if batch_bytes > self._aim_bytes:
             self._limit_rows = max(1, len(rows) * self._aim_bytes // batch_bytes)
@@ -362,9 +361,9 @@ class Sweep:
             self._limit_rows = min(self._options.batch_rows, self._limit_rows * 2)
 
     def _adapt_to_line(self, rows: Sequence[OutboxRow], outcome: BatchOutcome) -> None:
-        """Choose it by whether this one got through, too.
+        """Also choose it by the success of this one.
 
-        A batch that is too large for the line is never answered, however often it is sent.
+        A batch that is too large for the connection is never answered, even if it is sent again.
         """
         lease_share = self._batch_s * 1000 / self._options.lease_ms
         aim_bytes = self._aim_bytes
