@@ -69,7 +69,7 @@ def test_the_defaults_of_a_pull_on_the_page_are_those_of_the_code() -> None:
     actual = {
         field.name: "refused"
         if field.default is msgspec.NODEFAULT
-        else "not said"
+        else "not set"
         if field.default is msgspec.UNSET
         else json.dumps(field.default)
         if field.default != ()
