@@ -163,8 +163,7 @@ class InboxRowLostError(OutboxError):
     code = "inbox_row_lost"
     text = (
         "{table} has no row for an id that it accepted or reported as known: a trigger or row "
-        "security drops or alters rows ({message_ids}). Nothing was stored, and the message "
-        "comes again. `qmq doctor` looks for the cause"
+        "security drops or alters rows ({message_ids}). Nothing was stored, and the message will be redelivered. `qmq doctor` looks for the cause"
     )
 
 

@@ -77,9 +77,9 @@ class Message(_Addressed, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: 32 hex digits; None to generate one at the send.
     message_id: str | None = None
-    #: A name of the event in the application, up to 255 bytes: `"order-17-paid"`. Messages of one
-    #: subject and dedupe key are one message, however often it is sent, so that a business transaction
-    #: may be run again; within the broker's window of ids. Takes the place of `message_id`.
+    #: A name of the event in the application, up to 255 bytes: `"order-17-paid"`. Messages with the
+    #: same subject and dedupe key are the same message, so that a business transaction may be run
+    #: again; within the broker's dedupe window. Takes the place of `message_id`.
     dedupe_key: str | None = None
     #: When the producer made it; None before it is sent.
     born_at: datetime | None = None

@@ -281,7 +281,7 @@ class Producer:
     def close(self, deadline_s: float = 10.0) -> None:
         """Send what can be sent before the deadline, then end the thread. Safe to call again.
 
-        Whatever is left stays in the outbox for the watchdog, and so do messages sent after the close.
+        The remaining messages stay in the outbox for the watchdog, and so do messages sent after the close.
         """
         if not self._thread.close(checked_deadline_s("deadline_s of close", deadline_s)):
             self._transport.close()

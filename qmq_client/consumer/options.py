@@ -185,7 +185,7 @@ class ConsumerOptions:
                 raise ConfigurationError(
                     setting=setting,
                     value="with at_most_once",
-                    remedy="Leave it out: a message that is acked before its delivery never comes again.",
+                    remedy="Leave it out: a message that is acked before its delivery is never redelivered.",
                 )
         if self.at_most_once and not self.auto_ack:
             raise ConfigurationError(

@@ -510,7 +510,7 @@ def _opening() -> Iterator[None]:
         yield
     except QmqError:
         raise
-    except Exception as error:  # whatever a driver raises where its server is unreachable
+    except Exception as error:  # drivers raise various errors if the server is unreachable
         raise _InboxError(was_begun=False) from error
 
 

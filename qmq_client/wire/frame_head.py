@@ -69,7 +69,7 @@ MARK_CRC_BYTES: Final = 8
 
 
 def mark_bytes(kind: FrameKind, count: int) -> int:
-    """Length of the marks at the end of a frame with so many records; a multiple of 8."""
+    """Length of the marks at the end of a frame with this many records; a multiple of 8."""
     if kind not in _MARK_BYTES:
         return 0
     of_frame, of_record = _MARK_BYTES[kind]

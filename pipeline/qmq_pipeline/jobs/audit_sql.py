@@ -12,7 +12,7 @@ from typing import Final
 
 from qmq_pipeline.fold.steps import BY_FORCE, NEVER_GIVEN, SOUGHT
 
-#: Each message's newest row. One that was open at an earlier scan, and was not seen by the last one, is gone.
+#: Each message's newest row. A row that was open at an earlier scan and is missing in the last scan is gone.
 OUTBOX_NOW: Final = """
 SELECT o.*, o.state <> 'sent' AND COALESCE(unix_millis(o.scanned_at) < s.last_scan_ms, FALSE) AS is_gone
 FROM (
@@ -42,8 +42,9 @@ UNION ALL
 SELECT message_id, NULL, NULL, NULL, stored_at FROM qmq_cancelled_all
 """
 _COPY: Final = "STRUCT(m.crc, m.sequence, m.stored_at)"
-#: The facts about each message: its row `o`, copies in the log (the first one, those with the least and the greatest
-#: checksum, and one whose bytes do not have it), and, if it is delayed, `d` with the last due time that it was given.
+#: The facts about each message: its row `o`, its copies in the log (the first one, those with the
+#: least and the greatest checksum, and one whose bytes do not match its checksum), and, if it is
+#: delayed, `d` with its last due time.
 _MESSAGES: Final = f"""
 SELECT message_id, MIN(o) AS o, MIN(m.subject) AS subject, MIN(m.producer) AS producer,
        MIN(m.sequence) AS sequence, MIN(m.stored_at) AS stored_at, MIN(m.due_at) AS due_at,
@@ -230,7 +231,7 @@ SELECT message_id, CAST(NULL AS STRING) AS consumer_group, INLINE(found) FROM (
 #: A missing row is a finding only for producers whose outboxes keep rows, and from the oldest of these rows on.
 IS_MISSED: Final = "first.stored_at >= kept_from"
 
-#: Long retries and their copies; the ticket of the last one names the copy.
+#: Long retries and their copies; the id of the last long retry identifies its copy.
 _LONG_RETRIES: Final = """
 WITH tickets AS (
   SELECT subject, consumer_group, EXPLODE(SEQUENCE(first_sequence, next_sequence - 1)) AS sequence,

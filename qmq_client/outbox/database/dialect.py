@@ -78,7 +78,7 @@ class OutboxDialect(ABC):
 
     @abstractmethod
     def binary(self, value: bytes) -> str:
-        """A literal for these bytes, whatever the server's settings are."""
+        """A literal for these bytes that is valid with any settings of the server."""
 
     @abstractmethod
     def claim(

@@ -36,8 +36,7 @@ _UTF8: Final = "utf8mb4"
 _SHORT_UTF8: Final = ("utf8", "utf8mb3")
 _LAST_OF_THREE_BYTES: Final = "\uffff"
 _MISSING: Final = (1146, 1054, 1049)  # no such table, unknown column, no such schema
-#: Classes of errors: values that do not fit, violated constraints, and SIGNAL, whatever number its
-#: author gave it.
+#: Classes of errors: values that do not fit, violated constraints, and SIGNAL, with any error number.
 _ABOUT_ROWS: Final = ("22", "23", "45")
 #: Errors of a trigger: its SIGNAL, from a driver that gives no class; a missing right (to a table,
 #: a column, a routine, or at all); a table in use by the statement itself; an author or a view that
@@ -128,7 +127,7 @@ class MySqlDialect(OutboxDialect):
         return max(0, (packet_bytes - _PACKET_OVERHEAD_BYTES) // 2)
 
     def last_character(self, connection: sa.Connection) -> str:
-        # In its 3-byte form the server cuts or alters longer characters.
+        # With its 3-byte utf8 the server cuts or alters longer characters.
         name: str = connection.exec_driver_sql("SELECT @@character_set_client").scalar_one()
         return _LAST_OF_THREE_BYTES if name in _SHORT_UTF8 else LAST_CHARACTER
 

@@ -433,7 +433,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _of_group(
         "consumers",
         "gauge",
-        "Consumers that hold messages or have recently asked for some.",
+        "Consumers that hold messages or pulled recently.",
         lambda one: one.status.consumers,
     ),
     _of_group("paused", "gauge", "1 while the group is paused.", lambda one: one.status.is_paused),
@@ -467,7 +467,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _of_group(
         "lost_messages",
         "counter",
-        "Messages deleted by force before the group was done with them.",
+        "Messages deleted by force before the group settled them.",
         lambda one: one.status.lost,
     ),
     PlainMetric(
@@ -533,7 +533,7 @@ METRICS: Final[tuple[PlainMetric | HistogramMetric, ...]] = (
     _one(
         "delayed_clock_held_messages",
         "gauge",
-        "Messages that would have been released if the clock had not been changed; at most so many.",
+        "Upper bound of the messages that would have been released if the clock had not been changed.",
         lambda reading: reading.delayed.clock_held,
     ),
     _one(

@@ -30,7 +30,7 @@ class About(Enum):
 
     #: None: every caller may make the request.
     NOTHING = "nothing"
-    #: All subjects, whatever the query names.
+    #: All subjects, independent of the query.
     ALL = "all"
     #: The subject in the query; all subjects if it names none.
     NAMED = "named"

@@ -186,6 +186,6 @@ def encode_subject(subject: str) -> str:
 
 
 def parse_subject(name: str) -> str | None:
-    """The subject of a folder name; None if it is no such name."""
+    """The subject of a folder name; None if the name has another form."""
     subject = _ESCAPE.sub(lambda escape: escape[1].upper(), name)
     return subject if is_name(subject) and encode_subject(subject) == name else None

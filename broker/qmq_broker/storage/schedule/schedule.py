@@ -99,7 +99,7 @@ class ScheduleRecords:
             raise CorruptionError(
                 segment=path if is_copied else self._commit.path(place),
                 offset=place & ~IN_SCHEDULE,
-                reason=f"no whole record of subject {subject}: {error}",
+                reason=f"not a complete record of subject {subject}: {error}",
             ) from error
         return data
 

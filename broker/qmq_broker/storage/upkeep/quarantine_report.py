@@ -132,7 +132,7 @@ def touches_delayed(segments: Segments, hole: DamagedRange) -> bool:
 class LogQuarantine:
     """The common part of the quarantine of both logs: known facts, stamps and reports.
 
-    Close it.
+    Must be closed.
     """
 
     def __init__(
