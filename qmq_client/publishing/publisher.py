@@ -4,7 +4,7 @@
 may always give up on a row: it stays in the outbox, falls due, and a watchdog sends it. So it
 handles every problem by leaving the row.
 
-- A hint proves nothing. Each batch is looked for by one SELECT on a connection of our own, and only
+- A hint proves nothing. Each batch is looked for by one SELECT on a separate connection, and only
   rows that exist, belong to this process and are not yet due are sent. Missing rows are checked
   again after 5, 50 and 500 ms.
 - Rows close to their takeover time are claimed again before the send.
@@ -137,7 +137,7 @@ class _Wanted:
     """A row that may be committed."""
 
     row: OutboxRow
-    #: Time since which the row is ours, if it exists.
+    #: Time since which this publisher owns the row, if it exists.
     owned_since_s: float
     #: Time of the next check.
     due_s: float
@@ -293,7 +293,7 @@ class Publisher:
         return batch
 
     def _there(self, batch: list[_Wanted], now_s: float) -> list[_Wanted]:
-        """The committed rows of the batch that are ours; the others are checked again, or left."""
+        """The committed rows of the batch that this publisher owns; the others are checked again, or left."""
         fresh_s = self._options.takeover_ms / 1000 * _FRESH_SHARE
         old = [each.row.message_id for each in batch if now_s - each.owned_since_s > fresh_s]
         reclaimed: set[bytes] | None = set()
@@ -340,7 +340,7 @@ class Publisher:
             self._leave([each.row])
 
     def _resolve_by_state(self, row: OutboxRow, found: FoundRow) -> None:
-        """The row exists but is not ours to send; its state gives the message's outcome."""
+        """The row exists but this publisher does not own it; the row's state gives the message's outcome."""
         if found.state == SENT:
             self.receipts.resolve([row.message_id], SendOutcome.ACCEPTED)
         elif found.state == PARKED:

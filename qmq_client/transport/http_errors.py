@@ -184,7 +184,7 @@ def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerification
 def _may_be_our_certificate(error: Exception) -> bool:
     """Whether the peer closed the connection like one that got no acceptable client certificate.
 
-    With TLS 1.3 it does so after the handshake succeeded on our side, and its alert may be lost.
+    With TLS 1.3 it does so after the handshake succeeded on the client's side, and its alert may be lost.
     """
     import httpx
 

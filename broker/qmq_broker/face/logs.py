@@ -83,7 +83,7 @@ def start_logging(level: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # The server's own lines repeat ours, one per hostile request among them.
+    # The server's own lines repeat lines of QMQ and add one for each hostile request.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 

@@ -149,8 +149,8 @@ def fold_actions(
 
 
 #: The first action about messages that are not in the table `log` yet: a run may read actions that happened after it
-#: read the log, and of an archive the last segment is missing. What is older than the log's end is not ahead: its
-#: messages had expired before they were read.
+#: read the log, and of an archive the last segment is missing. An action older than the log's end
+#: is not ahead: its messages had expired before a run read them.
 _FIRST_AHEAD: Final = """
 SELECT MIN(STRUCT(a.action_offset, a.part)) AS ahead
 FROM {actions} a LEFT JOIN
@@ -242,7 +242,7 @@ def _applied(pieces: DataFrame, old: DataFrame, folded_to: int) -> DataFrame:
 
     def apply(steps: pa.Table, known: pa.Table) -> pa.Table:
         known_to = known["folded_to"][0].as_py() if known.num_rows else 0
-        # A run that died after this table has folded some of them before.
+        # If an earlier run died after it wrote this table, the table already includes some of these actions.
         some = steps.filter(pa.compute.field("action_offset") >= known_to)
         if not some.num_rows:
             return known.select(list(DELIVERIES.names)).cast(DELIVERIES.arrow())

@@ -11,7 +11,7 @@ the list, because then it reads the whole table again.
 Finding rows one by one is slower, though. A claim mostly consists of consecutive rows, and such a
 piece is deleted as a range: on PostgreSQL, which does not see uncommitted rows, the whole piece; on
 MariaDB up to the row before its last, because the row after the end of a range is locked too, and
-the last row is ours. With the order of the key no row before the first one is read.
+this publisher owns the last row. With the order of the key no row before the first one is read.
 
 Values are written into the statement, not passed as parameters: writing many of those takes a driver
 longer than finding the rows takes the server, and each driver would need its own marks for them.

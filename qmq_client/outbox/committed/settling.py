@@ -60,7 +60,7 @@ class Settling:
             )
         removed = self._delete(connection, message_ids, token, claimed)
         if removed < len(message_ids):
-            # Mostly they belong to another owner by now. Rows that are still ours were kept by the database.
+            # Mostly they belong to another owner by now. Rows that this publisher still owns were kept by the database.
             removed += self.undeleted.mark(connection, columns.message_id, message_ids, token_is)
         return removed
 

@@ -143,4 +143,4 @@ def _stamp(path: str) -> Stamp | None:
     try:
         return stamp_of(path)
     except OSError:
-        return None  # loading it says why
+        return None  # loading the file raises the error with the reason

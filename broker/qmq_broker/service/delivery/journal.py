@@ -107,8 +107,8 @@ class Journal:
     def write(self, actions: Sequence[Action], state: GroupState) -> None:
         """Write the actions and apply them. Requires: they belong to this group.
 
-        Raises `NoRoomError`, or `DiskError` where dead letters cannot be read, with nothing done, or
-        `PoisonedError`.
+        Raises `NoRoomError`, or `DiskError` where dead letters cannot be read, both with nothing
+        written; or `PoisonedError`.
         """
         if not actions:
             return

@@ -40,7 +40,7 @@ class LetterPool:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the files of those that are paged out."""
+        """Length of the files of the blocks that are paged out."""
         return self._files.length_bytes
 
     def used(self, block: Block) -> None:

@@ -89,9 +89,9 @@ class Group:
         self.instances = Instances()
         #: The time at which the group is scheduled.
         self.next_due_ms: int | None = None
-        #: When the group last pulled; for a group from before the start, the time of the start.
+        #: When the group last pulled; the time of the start if it has not pulled since.
         self.seen_ms = seen_ms
-        #: When a consumer last asked for messages; 0 for not since the start.
+        #: When a consumer last asked for messages; 0 if none has asked since the start.
         self.asked_at_ms = 0
         #: Deliveries since the start, redeliveries among them, and messages whose lease ended by
         #: itself.
@@ -152,7 +152,7 @@ class Groups:
         return self._groups.get((subject, name))
 
     def restore(self, state: GroupState, now_ms: int) -> Group:
-        """Take over a group from before the start."""
+        """Add a group that existed before the start."""
         group = self._group(state, now_ms)
         idle_ms = state.settings.idle_ms
         if idle_ms:
@@ -284,7 +284,7 @@ class Groups:
         return limits.named_idle_ms if kind == "named" else limits.ephemeral_idle_ms
 
     def _agree(self, state: GroupState, request: PullRequest, now_ms: int) -> None:
-        """Refuse a pull that conflicts with the group's settings; note those that it may change."""
+        """Refuse a pull that conflicts with the group's settings; record the settings that it may change."""
         has = state.settings
         conflict = conflict_of(has, request)
         if conflict is not None:

@@ -151,7 +151,7 @@ class SegmentedLog:
         return list(self._segments.bases)
 
     def made_at_ms(self, base: int) -> int:
-        """When the segment at `base` was created; 0 if it is gone."""
+        """When the segment at `base` was created; 0 if it no longer exists."""
         return self._segments.made_at_ms(base)
 
     def give_up_below(self, offset: int) -> int:

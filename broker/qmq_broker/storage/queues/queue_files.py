@@ -58,7 +58,8 @@ class QueueFiles:
         *,
         is_synced: bool,
     ) -> list[int]:
-        """Append entries. With `is_synced` they are durable, names excepted (`sync_names`).
+        """Append entries. With `is_synced` the entries are durable on return, but not the names of
+        new files (`sync_names`).
 
         `crcs` are the checksums of each file's earlier content; returns those of the new content.
         """
@@ -106,7 +107,7 @@ class QueueFiles:
     ) -> bool:
         """Whether the files hold all entries from the first to below the next, unchanged."""
         if first_sequence == next_sequence and not crcs:
-            return True  # it begins after all of its earlier entries, and has no file yet
+            return True  # all earlier entries were deleted, and the queue has no file yet
         next_offset = next_sequence * ENTRY_BYTES
         if len(crcs) != -(-next_offset // self._file_bytes):
             return False

@@ -77,7 +77,7 @@ class SmallFiles:
     #: Offset up to which the action log was synced, according to its witness.
     witnessed_offset: int = 0
     is_clean: bool = False
-    #: The newest valid one.
+    #: The newest valid table of the consume queues.
     table: QueueTable | None = None
     #: Subjects whose queue files do not match that table …
     unfit_queues: list[str] = field(default_factory=list)
