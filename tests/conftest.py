@@ -194,6 +194,16 @@ def give_up(reason: str, environment: Mapping[str, str]) -> NoReturn:
     pytest.skip(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing is thrown away while tests are collected: to look for garbage would take longer than all else."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """What is there to stay, all tests of the house, is left out of each collection of garbage."""
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,12 @@ from tests.tidy.house import forget
 
 @pytest.fixture(scope="package", autouse=True)
 def _trees() -> Iterator[None]:
-    """Millions of nodes: behind these tests, every collection of garbage would look through them."""
+    """Millions of nodes: behind these tests, every collection of garbage would look through them.
+
+    Nor is it looked for each time that some hundred of them were made.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
     yield
+    gc.set_threshold(*thresholds)
     forget()
