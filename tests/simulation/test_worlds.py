@@ -11,8 +11,8 @@ from tests.simulation.conftest import Tell
 from tests.simulation.database import Databases
 from tests.simulation.play import play
 
-#: The first worlds, and those after them that are the first to meet a planted bug.
-WORLDS: Final = (*range(40), 102, 165, 169)
+#: The first worlds, and others, so that two of them meet each planted bug.
+WORLDS: Final = (*range(40), 54, 83, 99, 165, 169, 193, 200, 663)
 WORLDS_IN_RELEASE: Final = 40_000
 #: Of one test, so that several test processes share them.
 WORLDS_OF_A_TEST: Final = 10
