@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -65,13 +66,13 @@ def flag_faults(line: str) -> list[str]:
             known = checks() if words[2] == "check" else {}
             return [f"{line}: no check {word}" for word in words[3:] if word not in known]
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    known_text = help_of(line)
+    known_text = help_of(next(start for start in CHECKED_ONLY if line.startswith(start)))
     return [f"{line}: no flag {flag}" for flag in flags if not knows(known_text, flag)]
 
 
-def help_of(line: str) -> str:
-    """Return the help text of the command that stands at the start of the line; it must exist."""
-    start = next(start for start in CHECKED_ONLY if line.startswith(start))
+@cache
+def help_of(start: str) -> str:
+    """Return the help text of one of the commands that are only checked; it must exist."""
     outcome = subprocess.run(
         CHECKED_ONLY[start], cwd=ROOT, capture_output=True, text=True, timeout=BLOCK_S_MAX
     )
