@@ -108,7 +108,7 @@ def test_O2_accepted_rows_that_are_not_there_to_be_deleted_are_counted_and_logge
     with caplog.at_level(logging.WARNING, "qmq.publisher"):
         assert world.producer.flush()
     assert world.producer.stats.not_deleted == 1
-    assert "1 of 2 accepted rows were not there" in caplog.text
+    assert "1 of 2 accepted rows no longer existed" in caplog.text
 
 
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["plain", "order by key"])

@@ -208,7 +208,7 @@ def test_W7_an_unknown_revision_is_refused_with_exit_2_and_the_others_are_swept(
     assert result.exit_code == 2
     found = {each["database"]: each for each in as_json(result)["databases"]}
     assert "qmq9999" in found["newer"]["error"]
-    assert "this program is the older one" in found["newer"]["error"]
+    assert "this program is older and must be upgraded" in found["newer"]["error"]
     assert (found["newer"]["claimed"], found["shop"]["sent"]) == (0, 2)
     newer.close()
 

@@ -18,6 +18,7 @@ from qmq_client.commands.exit_codes import DONE, WRONG_CALL
 from qmq_client.commands.root import root
 from tests.kit.broker_process import BrokerProcess
 from tests.kit.ports import free_port
+from tests.kit.waiting import wait_for
 
 UP = ("-m", "qmq_client", "up")
 IN_USE = 3
@@ -47,6 +48,11 @@ def children_of(running: BrokerProcess) -> list[int]:
     return [int(child) for child in told.split()]
 
 
+def wait_for_in_log(running: BrokerProcess, text: str) -> None:
+    """Both start at once, so a line of the watchdog may stand before that with the broker's address."""
+    wait_for(lambda: text in running.log, lambda: f"no {text!r} in {running.log}")
+
+
 def test_it_sends_what_was_left_behind_and_stops_with_one_signal(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     with up(tmp_path, "--database", url, "--migrate") as running:
@@ -72,7 +78,7 @@ def test_an_existing_configuration_says_where_and_for_whom(tmp_path: Path) -> No
     running = BrokerProcess(tmp_path / "data", *words, command=UP, listen=f"127.0.0.1:{port}")
     with running:
         assert running.port == port
-        running.wait_for("watchdog.started databases=shop")
+        wait_for_in_log(running, "watchdog.started databases=shop")
         assert running.stop() == DONE
 
 
@@ -96,7 +102,7 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(tmp_path: Path) -> 
 def test_when_one_ends_by_itself_so_does_the_other(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     with up(tmp_path, "--database", url, "--migrate") as running:
-        running.wait_for("watchdog.started")
+        wait_for_in_log(running, "watchdog.started")
         broker, _ = children_of(running)
         os.kill(broker, signal.SIGKILL)
         assert running.wait() == 128 + signal.SIGKILL
