@@ -81,7 +81,7 @@ PLANTED = [
         (
             "mysql",
             f"{ALTER} ADD COLUMN extra INT NOT NULL",
-            "extra is does not belong to QMQ and has no default",
+            "extra does not belong to QMQ and has no default",
         ),
         ("mysql", "UPDATE qmq_version SET version_num = 'qmq9999'", "at revision qmq9999, not at"),
         ("mysql", "DROP TABLE qmq_order_lock", "table qmq_order_lock is missing"),
