@@ -23,7 +23,7 @@ from tests.conftest import MakeServer
 from tests.services.databases import Databases
 from tests.services.drivers import MAIN, Driver, drivers
 
-KILLS: Final = 3
+KILLS: Final = 5
 #: Of a driver that is not the main one of its database.
 KILLS_OF_OTHERS: Final = 2
 KILLS_IN_RELEASE: Final = 200

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.store_judged import judged
 
-KILLS: Final = 10
+KILLS: Final = 20
 KILLS_BEFORE_A_RELEASE: Final = 1_000
 
 

@@ -12,7 +12,7 @@ from tests.faults.store_fuse import cut_power, mounted
 from tests.faults.store_judged import judged
 from tests.kit.verdict import Oracle, Verdict
 
-CUTS: Final = 4
+CUTS: Final = 6
 CUTS_BEFORE_A_RELEASE: Final = 300
 
 
