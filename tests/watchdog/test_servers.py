@@ -23,10 +23,9 @@ from qmq_watchdog.options import DaemonOptions
 from qmq_watchdog.outage import READ_ONLY
 from qmq_watchdog.sweep import Sweep, SweepOptions
 from qmq_watchdog.sweep_job import SweepJob
-from tests.conftest import MakeDatabase, MakeServer, give_up, require
+from tests.conftest import MakeServer, give_up, require
 from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.pairing import pairs
 from tests.kit.waiting import DEADLINE_S
 from tests.services.databases import Database as ServedDatabase
 from tests.services.postgresql import PostgresqlRecipe
@@ -131,24 +130,16 @@ def test_F15_W2_W5_three_watchdogs_and_three_senders_meet_no_deadlock_and_claim_
     assert len(set(stored(broker))) == sum(sent)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What does not depend on the server is done on one of them; before a release on each."""
-    for name, values in (("moment", ["before_send", "after_send"]), ("off", ["-1d", "+1d"])):
-        if name in metafunc.fixturenames:
-            met = pairs(metafunc.config, ["mysql", "postgresql"], values)
-            metafunc.parametrize(("kind", name), met)
-
-
+@pytest.mark.parametrize("moment", ["before_send", "after_send"])
 def test_F14_W2_a_watchdog_stopped_in_its_claim_changes_no_row_when_it_comes_back(
-    moment: str, kind: str, make_database: MakeDatabase, broker_process: BrokerProcess
+    moment: str, a_server_database: ServedDatabase, broker_process: BrokerProcess
 ) -> None:
     """F14."""
-    served = make_database(kind)
-    engine = served.engine()
+    engine = a_server_database.engine()
     create_tables(engine)
     database = as_database(engine)
     ids = put_rows(database, 20)
-    first = start(moment, served.url, broker_process.url)
+    first = start(moment, a_server_database.url, broker_process.url)
     wait_until_stopped(first)
     assert Sweep(database, MemoryTransport(MemoryBroker())).step().claimed == 0
     make_due(database, ids[:10])  # its lease has ended for these
@@ -209,19 +200,21 @@ def test_W4_the_time_zone_of_a_session_changes_nothing(
     elsewhere.close()
 
 
+@pytest.mark.parametrize("off", ["-1d", "+1d"])
 def test_W4_a_watchdog_whose_machine_is_a_day_off_takes_what_is_due_and_nothing_else(
-    kind: str, make_database: MakeDatabase, broker_process: BrokerProcess, off: str
+    a_server_database: ServedDatabase,
+    broker_process: BrokerProcess,
+    off: str,
 ) -> None:
     """F16. The whole process lives a day ahead or behind; the server does not."""
     library = require(PACKAGE, find_library)
-    served = make_database(kind)
-    engine = served.engine()
+    engine = a_server_database.engine()
     create_tables(engine)
     database = as_database(engine)
     put_rows(database, 3)
     waiting = put_rows(database, 2, due_in_ms=60_000)
     command = ["qmq_client.cli", "watchdog", "sweep", "--database"]
-    command += [served.url, "--broker", broker_process.url]
+    command += [a_server_database.url, "--broker", broker_process.url]
     faked = {"LD_PRELOAD": str(library), "FAKETIME": off, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     done = warm.run(command, env=os.environ | faked, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr

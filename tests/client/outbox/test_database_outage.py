@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,6 @@ from tests.client.world import OUTBOX, SUBJECT, set_up
 from tests.conftest import MakeDatabase, MakeServer
 from tests.kit import warm
 from tests.kit.broker_process import BrokerProcess
-from tests.kit.pairing import pairs
 from tests.kit.waiting import DEADLINE_S, wait_for
 from tests.services.databases import Database, Databases
 from tests.services.drivers import Driver, drivers
@@ -61,7 +61,9 @@ def orders(way: str, prefix: str) -> list[Order]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each web server and each database server once; before a release each with each."""
     if "serve" in metafunc.fixturenames:
-        met = pairs(metafunc.config, ("mysql", "postgresql"), tuple(SERVERS))
+        met = [("mysql", "gunicorn"), ("postgresql", "uvicorn")]
+        if metafunc.config.getoption("--release"):
+            met = [*product(("mysql", "postgresql"), SERVERS)]
         given = [(kind, *SERVERS[name]) for kind, name in met]
         metafunc.parametrize(("kind", "serve", "ways"), given, ids=map("-".join, met))
 
