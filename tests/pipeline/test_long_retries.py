@@ -94,7 +94,7 @@ def test_P4_an_ended_long_retry_is_sound_and_lost_copies_are_found(
     config = world.close()
 
     write_bronze(config)
-    assert "is not judged" in " ".join(audit(spark, config).coverage)
+    assert "are not judged" in " ".join(audit(spark, config).coverage)
     lifecycle(spark, config)
     result = audit(spark, config)
     rows = sorted(rows_of(config.tables, LIFECYCLE), key=itemgetter("sequence"))

@@ -251,7 +251,7 @@ def test_what_an_unfinished_backup_leaves_is_told_from_damage() -> None:
     directory = directory_with_groups()
     directory.remove(layout.FORMAT)
     (fault,) = verify(directory).faults
-    assert "(exit code 3). A backup or a restore that did not end has none" in fault.line()
+    assert "(exit code 3). An unfinished backup or restore has none" in fault.line()
 
 
 def test_queues_that_a_clean_stop_left_in_their_journal_are_no_fault_while_it_is_whole(
