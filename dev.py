@@ -48,6 +48,7 @@ CODE = (
     "tests",
     "examples",
     "benchmarks",
+    "hatch_build.py",
 )
 CACHES = (
     ".pytest_cache",
@@ -255,6 +256,7 @@ def prepare(groups: Iterable[str]) -> None:
         flush=True,
     )
     requirements = group_requirements(text.decode(), wanted)
+    os.environ.setdefault("QMQ_BUILD_KERNEL", "0")  # an editable installation runs the sources
     logged([*installer(), "--editable", str(ROOT), *requirements], "installing the project")
     STAMP.write_text(json.dumps({"pyproject": digest, "groups": wanted}))
 

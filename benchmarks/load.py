@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Final
 
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.message import Message, message_to_record
+from qmq_client.message import Message
+from qmq_client.message import encode_message as encode_with_id
 from qmq_client.wire.frame import build_message_frame
-from qmq_client.wire.record import encode_record
 
 SUBJECT: Final = "flight.departed"
 BODY_BYTES: Final = 1024
@@ -34,10 +34,7 @@ def make_messages() -> Iterator[Message]:
 
 def encode_message(message: Message) -> bytes:
     """What a send of this message costs: a new id and the encoded record."""
-    record = message_to_record(
-        message, new_id=MESSAGE_IDS.next_id(), now_ms=time.time_ns() // 1_000_000
-    )
-    return encode_record(record)
+    return encode_with_id(message, MESSAGE_IDS.next_id(), time.time_ns() // 1_000_000)[1]
 
 
 def make_frame(messages: Iterator[Message], count: int) -> bytes:

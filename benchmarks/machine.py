@@ -20,6 +20,7 @@ from typing import Final
 
 from benchmarks.measure import percentile
 from benchmarks.result import Machine
+from qmq_client.cli import codec
 from qmq_client.wire.checksum import CRC32C_MADE_BY
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -44,7 +45,7 @@ def describe_machine(directory: Path) -> Machine:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()} with CRC-32C by "
-        f"{CRC32C_MADE_BY}",
+        f"{CRC32C_MADE_BY}, codec: {codec()}",
         disk=describe_disk(directory),
         flush_ms=flush_ms(directory),
     )

@@ -19,9 +19,8 @@ from benchmarks.measure import interleave
 from benchmarks.result import Conditions, Goal, Row
 from benchmarks.suite import Bench
 from benchmarks.worker import Control
-from qmq_client.message import record_to_message
+from qmq_client.message import decode_message
 from qmq_client.transport.http import HttpTransport
-from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
 
 PULL_MESSAGES: Final = 1000
@@ -217,7 +216,7 @@ class Consumer:
         self.faults += len(answer.head.stale)
         self._settlements = ()
         for delivered in answer.messages:
-            message = record_to_message(decode_record(SUBJECT, delivered.record))
+            message = decode_message(SUBJECT, delivered.record)
             self.faults += delivered.sequence != self.next_sequence or not message.body
             self.next_sequence = delivered.sequence + 1
         if count := len(answer.messages):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from qmq_client.commands.listing import discard_output, found_commands, help_text
 
@@ -21,11 +22,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print(help_text(found_commands()))
         raise SystemExit(0 if given else 2)
     if given[0] == "--version":
-        _print(f"qmq {version('qmq')}")
+        _print(f"qmq {version('qmq')} (codec: {codec()})")
         raise SystemExit(0)
     from qmq_client.commands.root import root
 
     root(given, prog_name="qmq")
+
+
+def codec() -> str:
+    """What turns messages into bytes and back here, `compiled` or `Python`; it is not imported for that."""
+    found = find_spec("qmq_client.wire.record")
+    return "Python" if found is None or str(found.origin).endswith(".py") else "compiled"
 
 
 def _print(text: str) -> None:

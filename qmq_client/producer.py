@@ -34,7 +34,7 @@ from qmq_client.given import (
     listed,
 )
 from qmq_client.ids import MESSAGE_IDS, new_token
-from qmq_client.message import Message, message_to_record
+from qmq_client.message import Message, encode_message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.database.dialect import dialect_of
@@ -63,7 +63,6 @@ from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.port import Transport, cancel_at_broker, checked_transport
 from qmq_client.wire.delayed import Cancellation
 from qmq_client.wire.message_id import format_message_id, is_dedupe_id, parse_message_id
-from qmq_client.wire.record import encode_record
 
 _producers: Final[WeakSet[Producer]] = WeakSet()
 #: Connections of the parent in a child: closing them here would end its sessions.
@@ -439,13 +438,12 @@ class Producer:
 
     def _make_row(self, message: Message, now_ms: int) -> OutboxRow:
         limits, new_id = self.options.limits, MESSAGE_IDS.next_id()
-        record = message_to_record(message, new_id=new_id, now_ms=now_ms, limits=limits)
-        message_id = record.message_id
+        message_id, record = encode_message(message, new_id, now_ms, limits)
         return OutboxRow(
             message_id=message_id,
-            subject=record.subject,
-            ordering_key=record.key if self.options.order_by_key else None,
-            record=encode_record(record, limits),
+            subject=message.subject,
+            ordering_key=message.key if self.options.order_by_key else None,
+            record=record,
             is_repeatable=message_id is not new_id and is_dedupe_id(message_id),
         )
 

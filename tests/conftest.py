@@ -40,6 +40,7 @@ _TOGETHER = (
     "tests/client/doctor/test_settings.py",  # servers of their own
     "tests/faults/test_database_clock.py",  # servers whose clocks are set
     "tests/tidy/",  # every source, parsed
+    "tests/wire/test_compiled.py",  # one build of a wheel
 )
 #: Files below it are given out as files, except that those which ask for Spark share one.
 _PIPELINE = "tests/pipeline/"

@@ -14,11 +14,10 @@ from itertools import islice
 from benchmarks.load import encode_message
 from benchmarks.peers.traffic import READ, READ_BYTES, Begins, PlainSystem, Seen, Send, serve
 from benchmarks.worker import Control
-from qmq_client.message import Message, record_to_message
+from qmq_client.message import Message, decode_message
 from qmq_client.options import ProducerOptions
 from qmq_client.transport.http import HttpTransport
 from qmq_client.wire.frame import build_message_frame
-from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest, Settlement, SettleRequest
 
 GROUP = "board"
@@ -115,7 +114,7 @@ class Qmq(PlainSystem):
             answer = self.transport.pull(request(settlements=settlements))
             assert not answer.head.stale, "an ack came too late"
             for delivered in answer.messages:
-                seen(record_to_message(decode_record(subject, delivered.record)).body)
+                seen(decode_message(subject, delivered.record).body)
             settlements = ()
             if given := len(answer.messages):
                 got += given

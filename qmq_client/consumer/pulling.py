@@ -40,13 +40,12 @@ from qmq_client.consumer.options import (
     check_settings,
 )
 from qmq_client.errors import ConfigurationError, ProtocolError, TransportError
-from qmq_client.message import record_to_message
+from qmq_client.message import decode_message
 from qmq_client.retry import Backoff
 from qmq_client.transport.address import BrokerAddress
 from qmq_client.transport.http import HttpTransport
 from qmq_client.transport.port import Transport, checked_transport
 from qmq_client.wire.deliveries import Deliveries
-from qmq_client.wire.record import decode_record
 from qmq_client.wire.requests import PullRequest
 
 _UNSETTLED: Final = "left without an outcome"
@@ -137,7 +136,7 @@ class _Batch:
         opened: list[Delivery] = []
         for received in self._received:
             try:
-                message = record_to_message(decode_record(received.subject, received.record))
+                message = decode_message(received.subject, received.record)
             except ProtocolError as error:
                 self._settle(received, unreadable(error))
             else:

@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 from qmq_client.clock import Clock
 from qmq_client.current import sync_of
 from qmq_client.given import AnyEngine, AnySession, engine_of, listed
-from qmq_client.message import Message, record_to_message
+from qmq_client.message import Message, decode_message
 from qmq_client.options import ProducerOptions
 from qmq_client.outbox.committed.store import OutboxStore
 from qmq_client.outbox.sending.notes import open_rows
@@ -26,7 +26,6 @@ from qmq_client.outbox.table import DEFAULT_TABLES, Tables
 from qmq_client.producer import Producer
 from qmq_client.transport.memory import MemoryBroker, MemoryTransport
 from qmq_client.wire.message_id import parse_message_id
-from qmq_client.wire.record import decode_record
 
 #: Most messages of one test whose ids are remembered.
 _MESSAGES_MAX: Final = 100_000
@@ -111,7 +110,7 @@ class RecordingProducer(Producer):
             sent = {each: row for each, row in sent.items() if each in there}
         wanted = [parse_message_id(each) for _, each in dict.fromkeys(self._sends)]
         found = [sent[each] for each in wanted if each in sent]
-        return [record_to_message(decode_record(row.subject, row.record)) for row in found]
+        return [decode_message(row.subject, row.record) for row in found]
 
     def clear(self) -> None:
         """Forget all messages so far; waiting ones are sent first."""

@@ -40,7 +40,7 @@ from qmq_client.group.dead_letters import DeadLetter
 from qmq_client.group.key_queues import key_number
 from qmq_client.group.settings import settings_of
 from qmq_client.ids import MESSAGE_IDS
-from qmq_client.message import Message, message_to_record, record_to_message
+from qmq_client.message import Message, decode_message, message_to_record
 from qmq_client.transport.memory_group import MemoryGroup, MemoryQueue, refused
 from qmq_client.wire.delayed import Cancellation, record_due_at_ms
 from qmq_client.wire.deliveries import Delivered, Deliveries, DeliveriesHead
@@ -50,7 +50,6 @@ from qmq_client.wire.limits import DEFAULT_LIMITS, Limits
 from qmq_client.wire.message_id import format_message_id, parse_message_id
 from qmq_client.wire.names import check_name
 from qmq_client.wire.record import (
-    decode_record,
     encode_record,
     record_crc,
     record_key,
@@ -125,7 +124,7 @@ class MemoryBroker:
         with self._changed:
             self._release()
             records = list(self._records.get(subject, ()))
-        return [record_to_message(decode_record(subject, record)) for record in records]
+        return [decode_message(subject, record) for record in records]
 
     def dead_letters(self, subject: str, group: str) -> list[DeadLetter]:
         """The dead letters of this group, in order."""

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from qmq_client.wire import frame, frame_head, record
+from qmq_client.wire import frame, frame_head, packing, record
 from qmq_client.wire.frame import FrameKind
 from qmq_client.wire.limits import DEFAULT_LIMITS
 from qmq_client.wire.requests import PullRequest
@@ -16,8 +16,8 @@ from tests.format.pages import box, check_example, fields, marks, packed, read_p
 from tests.golden.version_1 import FRAME_RUNS, golden
 
 FIELDS: dict[tuple[str, str], list[tuple[int, int]]] = {
-    ("record.md", "record"): packed(record._FIXED.format, record._DUE.format),
-    ("record.md", "header pair"): packed(record._PAIR.format),
+    ("record.md", "record"): packed(f">I{packing.HEAD.format[1:]}", record._DUE.format),
+    ("record.md", "header pair"): packed(packing.PAIR.format),
     ("frame.md", "frame"): packed(frame_head._HEADER.format),
     ("frame.md", "subject"): packed(frame._SUBJECT.format),
 }

@@ -174,8 +174,12 @@ def spark_home(folder: Path) -> Path:
 
 
 def shipped_code(folder: Path) -> Path:
-    """The wheel under the name that Spark takes for code: a wheel is a zip file."""
+    """The wheel under the name that Spark takes for code: a wheel is a zip file.
+
+    As the page has it, so that it fits each Python.
+    """
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*build, str(folder), str(ROOT)], check=True)
+    environment = {**os.environ, "QMQ_BUILD_KERNEL": "0"}
+    subprocess.run([*build, str(folder), str(ROOT)], check=True, env=environment)
     (wheel,) = folder.glob("qmq-*.whl")
     return wheel.rename(folder / "qmq.zip")

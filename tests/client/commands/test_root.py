@@ -101,7 +101,7 @@ def test_a_host_that_no_name_may_have_is_a_wrong_call(host: str) -> None:
 
 def test_version_is_that_of_the_distribution() -> None:
     result = qmq("--version")
-    assert (result.returncode, result.stdout) == (0, f"qmq {version('qmq')}\n")
+    assert (result.returncode, result.stdout) == (0, f"qmq {version('qmq')} (codec: Python)\n")
 
 
 def test_no_command_at_all_is_a_wrong_call_that_is_answered_with_help() -> None:

@@ -1,0 +1,6 @@
+# The types of message.py for Cython. Python does not need this file.
+from qmq_client.wire cimport record as codec
+
+cdef object _fields_of(object message, object new_id, object now_ms, object limits)
+cdef object _message_of(object values, object body_type)
+cdef object _as_headers(object headers)
