@@ -239,7 +239,10 @@ def test_a_folder_with_other_things_in_it_is_refused_untouched(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     tables = Tables(spark, f"{tmp_path}/not there/../full")
-    with pytest.raises(TablesError, match="holds files other than tables of qmq"), tables.writing("bronze"):
+    with (
+        pytest.raises(TablesError, match="holds files other than tables of qmq"),
+        tables.writing("bronze"),
+    ):
         pass
     assert [one.name for one in (tmp_path / "full").iterdir()] == ["letter.txt"]
 
