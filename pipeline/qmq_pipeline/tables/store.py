@@ -155,10 +155,13 @@ class Tables:
         found = self._found(table)
         if found is None:
             return self.spark.sql(table.nothing())
-        added = table.without(found.columns)
-        return found.withColumns(
-            {one.name: fn.lit(None).cast(KINDS[one.kind]) for one in added}
-        ).select(*table.names)
+        missing = {one.name: KINDS[one.kind] for one in table.without(found.columns)}
+        return found.select(
+            *(
+                fn.lit(None).cast(missing[name]).alias(name) if name in missing else fn.col(name)
+                for name in table.names
+            )
+        )
 
     def view(self, table: Table, name: str = "") -> None:
         """Make the table a temporary view, by default as `qmq_` and its name."""
