@@ -2,5 +2,5 @@
 from qmq_client.wire cimport record as codec
 
 cdef object _fields_of(object message, object new_id, object now_ms, object limits)
-cdef object _message_of(object values, object body_type)
+cpdef object fields_to_message(object values, object body_type=*)
 cdef object _as_headers(object headers)

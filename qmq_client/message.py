@@ -145,12 +145,12 @@ def encode_message(
 
 def record_to_message(record: Record, body_type: Any = Any) -> Message:
     """The message of a record; a JSON body becomes `body_type`. Raises `ProtocolError`."""
-    return _message_of(astuple(record), body_type)
+    return fields_to_message(astuple(record), body_type)
 
 
 def decode_message(subject: str, data: bytes, body_type: Any = Any) -> Message:
     """The message of an encoded record, without a `Record`; raises `ProtocolError`."""
-    return _message_of(codec.decode_fields(subject, data), body_type)
+    return fields_to_message(codec.decode_fields(subject, data), body_type)
 
 
 def _fields_of(message: Message, new_id: bytes, now_ms: int, limits: Limits) -> Fields:
@@ -196,7 +196,8 @@ def _fields_of(message: Message, new_id: bytes, now_ms: int, limits: Limits) -> 
     )
 
 
-def _message_of(values: Fields, body_type: Any) -> Message:
+def fields_to_message(values: Fields, body_type: Any = Any) -> Message:
+    """The message of these values of a record; raises the same errors as `record_to_message`."""
     (
         message_id,
         subject,
