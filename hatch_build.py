@@ -20,7 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES: Final = ("qmq_client.wire.record", "qmq_client.message")
 #: Versions of CPython under which the tests have run with the compiled modules.
-TRIED: Final = ((3, 11),)
+TRIED: Final = ((3, 11), (3, 12), (3, 13))
 #: Arguments are checked by the code itself, whose errors say more than Cython's.
 DIRECTIVES: Final = {"language_level": 3, "annotation_typing": False}
 COMPILER_OPTIONS: Final = ["-O2", "-g0"]
