@@ -256,8 +256,11 @@ def prepare(groups: Iterable[str]) -> None:
         flush=True,
     )
     requirements = group_requirements(text.decode(), wanted)
-    os.environ.setdefault("QMQ_BUILD_KERNEL", "0")  # an editable installation runs the sources
-    logged([*installer(), "--editable", str(ROOT), *requirements], "installing the project")
+    logged(
+        [*installer(), "--editable", str(ROOT), *requirements],
+        "installing the project",
+        QMQ_BUILD_KERNEL="0",  # an editable installation runs the sources
+    )
     STAMP.write_text(json.dumps({"pyproject": digest, "groups": wanted}))
 
 
@@ -337,11 +340,13 @@ def install_venv_package() -> None:
     )
 
 
-def logged(line: list[str], purpose: str) -> None:
+def logged(line: list[str], purpose: str, **variables: str) -> None:
     """Run a command with its output in the log; when it fails show the end and where the rest is."""
     with LOG.open("a") as log:
         print("$", *line, file=log, flush=True)
-        code = subprocess.call(line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        code = subprocess.call(
+            line, cwd=ROOT, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT
+        )
     if code == 0:
         return
     tail = LOG.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
