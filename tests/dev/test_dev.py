@@ -42,7 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def installs(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the command lines that would be run."""
     lines: list[list[str]] = []
-    monkeypatch.setattr(dev, "logged", lambda line, purpose: lines.append(line))
+    monkeypatch.setattr(dev, "logged", lambda line, purpose, **_: lines.append(line))
     return lines
 
 
