@@ -241,12 +241,13 @@ def reason(error: Exception) -> str:
 def compile_java(source: Path, libraries: str) -> Path:
     """A folder with the classes of this source; compiled again only when it is younger than they are."""
     from tests.services.engines import programs
+    from tests.services.packages import locked, run
 
     classes = ROOT / ".cache" / "engines" / f"classes-{source.stem}"
-    with programs.alone("javac"):
+    with locked(programs.FOLDER / "javac.lock"):
         made = classes / f"{source.stem}.class"
         if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
             compiler = programs.on_path_or_debian("javac", "default-jdk-headless")
             line = [str(compiler), "-encoding", "UTF-8", "-nowarn", "-cp", libraries]
-            programs.run([*line, "-d", str(classes), str(source)])
+            run([*line, "-d", str(classes), str(source)])
     return classes

@@ -1,4 +1,4 @@
-"""What the process of a message system's client is told to do, the same for every system.
+"""The work of a message system's client process, the same for every system.
 
 Imported in the peers' environment: standard library only. What is timed begins and ends here, in the
 process that does the work; its processor time is measured by the parent.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
@@ -61,16 +62,16 @@ class System(Protocol):
         """Send so many a second, waiting for no answer but the last ones."""
 
 
-class PlainSystem:
+class PlainSystem(ABC):
     """A client that is called from a thread, which waits for it."""
 
+    @abstractmethod
     def sender(self, subject: str) -> Send:
         """Sends one message and waits for its answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pacer(self, subject: str) -> tuple[Send, Callable[[], object]]:
-        """Sends one message without waiting, as the client is made to; and what waits for them all."""
-        raise NotImplementedError
+        """Two functions: one sends a message without waiting, the other waits for all of them."""
 
     def lone(self, subject: str, size: int, count: int) -> list[float]:
         """See `System`."""
@@ -94,7 +95,7 @@ class PlainSystem:
         wait()
 
 
-class LoopSystem:
+class LoopSystem(ABC):
     """A client whose methods are coroutines, on the loop that its project recommends."""
 
     def __init__(self) -> None:
@@ -110,9 +111,9 @@ class LoopSystem:
 
         return self._runner.run(awaited())
 
+    @abstractmethod
     async def send(self, subject: str, body: bytes) -> None:
         """Send one message and wait for its answer."""
-        raise NotImplementedError
 
     def lone(self, subject: str, size: int, count: int) -> list[float]:
         """See `System`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -39,15 +38,15 @@ class Streams(PlainSystem):
             with self.client.pipeline(transaction=False) as pipeline:
                 if acks:
                     pipeline.xack(subject, GROUP, *acks)
-                pipeline.xreadgroup(GROUP, "consumer-1", {subject: ">"}, count=READ)
+                block_ms = 1_000 if got < count else None
+                streams = {subject: ">"}
+                pipeline.xreadgroup(GROUP, "consumer-1", streams, count=READ, block=block_ms)
                 found = pipeline.execute()[-1]
             messages = found[0][1] if found else []
             for _, fields in messages:
                 seen(fields[b"body"])
             acks = [message_id for message_id, _ in messages]
             got += len(messages)
-            if not messages and got < count:
-                time.sleep(0.001)
 
     def receive(self, subject: str, count: int, seen: Seen, begins: Begins) -> None:
         begins()

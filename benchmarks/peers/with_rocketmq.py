@@ -57,13 +57,10 @@ class Listener(MessageListener):  # type: ignore[misc]  # not installed where ty
 
 
 class Rocketmq(PlainSystem):
-    """See `traffic.System`."""
+    """See `traffic.System`; the Java client creates the topics."""
 
     def __init__(self, address: str) -> None:
         self.configuration = ClientConfiguration(address, Credentials())
-
-    def create(self, subject: str) -> None:
-        raise NotImplementedError
 
     def produce(self, subject: str, bodies: Iterator[bytes]) -> None:
         producer = self.producer(subject)

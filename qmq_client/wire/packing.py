@@ -28,7 +28,7 @@ unpack_pair: Final = PAIR.unpack_from
 
 
 def seal(seed: int, head: bytes, body: bytes) -> bytes:
-    """Head and body behind their checksum, which goes on from the seed."""
+    """Head and body after their checksum, which continues the checksum `seed`."""
     # The body is copied only once, because it may have megabytes.
     return b"".join((_CRC.pack(crc32c(body, crc32c(head, seed))), head, body))
 

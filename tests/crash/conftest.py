@@ -50,6 +50,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if found:
         is_release = terminalreporter.config.getoption("--release")
-        checked = "each" if is_release else f"a sample, one in {CHECKED} and all of rare fates,"
+        checked = "each" if is_release else f"a sample, one in {CHECKED} and all of rare outcomes,"
         text = f"{sum(found):,} different crash states, {checked} checked, seed {SEED}"
         terminalreporter.write_line(text)

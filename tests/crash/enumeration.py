@@ -1,9 +1,9 @@
 """Crashing a life at every operation, and recovery at every operation of its own.
 
-`QMQ_CRASH_SEED` chooses other random fates and lives; it is printed with every failure. A state is
+`QMQ_CRASH_SEED` chooses other random outcomes and lives; it is printed with every failure. A state is
 counted once: the same files with the same knowledge of what must be in them are the same state.
 
-Every state is counted. A default run opens all states of rare fates and one in `CHECKED` of the others,
+Every state is counted. A default run opens all states of rare outcomes and one in `CHECKED` of the others,
 drawn by the seed. With `--release` each is opened.
 """
 
@@ -22,13 +22,13 @@ from qmq_client.wire.frame import MessageFrame
 from qmq_client.wire.message_id import MessageIds
 from tests.crash.power_cut import cut_states
 from tests.crash.promises import check, check_messages, replayed
-from tests.crash.recording_disk import Fate, Image, RecordingDisk, images
+from tests.crash.recording_disk import CutOutcome, Image, RecordingDisk, images
 from tests.crash.scenarios import Scenario
 from tests.crash.world import KEEPERS, BrokenPromiseError, History, Sent, Told, World, make_frame
 from tests.kit.clock import FakeClock
 
 SEED = int(os.environ.get("QMQ_CRASH_SEED", "1"))
-#: Random fates at each operation, beside the regular ones.
+#: Random outcomes at each operation, beside the regular ones.
 SCATTERED = 8
 #: By default one in so many states is opened and held to every promise; with `--release` each.
 CHECKED = 10
@@ -59,7 +59,7 @@ class Census:
     def __init__(
         self, where: str, *, seed: int = SEED, one_in: int = 1, rare_one_in: int = 1
     ) -> None:
-        """Check a sample of them: of rare fates, and of the others, one in so many."""
+        """Check a sample of them: of rare outcomes, and of the others, one in so many."""
         self.where = where
         #: How many of them were checked.
         self.checked = 0
@@ -105,11 +105,13 @@ class Census:
             image,
             rng,
             scattered=scattered,
-            is_wanted=lambda signature, fate: self._add((signature, mark)) and self._draws(fate),
+            is_wanted=lambda signature, outcome: (
+                self._add((signature, mark)) and self._draws(outcome)
+            ),
         )
 
-    def _draws(self, fate: Fate) -> bool:
-        return (self._rare if fate.is_rare else self._others).takes_next()
+    def _draws(self, outcome: CutOutcome) -> bool:
+        return (self._rare if outcome.is_rare else self._others).takes_next()
 
     def is_new(self, state: Image, known: History) -> bool:
         """Whether this state comes with this knowledge for the first time."""

@@ -44,7 +44,7 @@ class Inode:
         return Inode(self.durable, list(self.versions), self.cache)
 
 
-class Fate(Protocol):
+class CutOutcome(Protocol):
     """What becomes of everything that was not synced."""
 
     #: Whether its states are few, and some bugs show in no others: a sample leaves none of them out.
@@ -140,7 +140,7 @@ class Image:
 
 
 class Moment:
-    """An image at which the power may be cut: what all its fates have in common is found once."""
+    """An image at which the power may be cut: what all its outcomes have in common is found once."""
 
     def __init__(self, image: Image) -> None:
         self._image = image
@@ -151,14 +151,14 @@ class Moment:
         """Whether a file that has a name was changed since its last sync."""
         return not self._unsynced.isdisjoint(self._image.names.values())
 
-    def after_cut(self, fate: Fate) -> Cut:
-        """What a power cut leaves, by `fate`."""
+    def after_cut(self, outcome: CutOutcome) -> Cut:
+        """What a power cut leaves, by `outcome`."""
         image = self._image
-        kept = tuple(fate.keeps_name(path) for path, _ in image.pending_names)
+        kept = tuple(outcome.keeps_name(path) for path, _ in image.pending_names)
         left = self._left.get(kept)
         if left is None:
             left = self._left[kept] = self._names_left(kept)
-        changed = {number: fate.content(image.inodes[number]) for number in left.unsynced}
+        changed = {number: outcome.content(image.inodes[number]) for number in left.unsynced}
         return Cut(image, left, changed)
 
     def _names_left(self, kept: tuple[bool, ...]) -> _Left:
@@ -180,7 +180,7 @@ class _Left(NamedTuple):
     """Names that a power cut leaves."""
 
     names: dict[str, int | None]
-    #: Files among them whose content has a fate.
+    #: Files among them whose content has an outcome.
     unsynced: list[int]
     #: Of the names and of all content that has none.
     signature: int

@@ -1,7 +1,7 @@
 """The list of bugs that the crash tests must be able to find, each with the search that finds it.
 
-A bug is a switch of the test build: a function put in the place of another one, or a disk that does
-not do what it is told. A default run's sample of the crash states must find it. `LOG_BUGS` are those that logs are known to have; `MORE_BUGS` came up here.
+A bug is a switch of the test build: a function that replaces another one, or a disk that skips calls. A default
+run's sample of the crash states must find it. `LOG_BUGS` are known from other logs; `MORE_BUGS` came up here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a power cut leaves of a disk: the fates of everything that was not synced.
+"""What a power cut leaves of a disk: the outcomes of everything that was not synced.
 
-The model is told in `recording_disk.py`. `cut_states` gives the regular fates of one moment and some
+The model is told in `recording_disk.py`. `cut_states` gives the regular outcomes of one moment and some
 random ones, each state once.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.crash.image import Fate, Image, Inode, Moment
+from tests.crash.image import CutOutcome, Image, Inode, Moment
 
 #: Written as a whole or not at all.
 SECTOR_BYTES = 512
@@ -99,7 +99,7 @@ class Torn(Kept):
 
 
 class Scattered(Lost):
-    """Each sector and each name has a fate of its own."""
+    """Each sector and each name has an outcome of its own."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -129,7 +129,7 @@ def cut_states(
     rng: random.Random,
     *,
     scattered: int,
-    is_wanted: Callable[[int, Fate], bool] | None = None,
+    is_wanted: Callable[[int, CutOutcome], bool] | None = None,
 ) -> Iterator[Image]:
     """What a power cut at this moment may leave; each state once, by its signature.
 
@@ -137,17 +137,19 @@ def cut_states(
     """
     seen: set[int] = set()
     moment = Moment(image)
-    for fate in _fates(image, moment, rng, scattered):
-        cut = moment.after_cut(fate)
+    for outcome in _outcomes(image, moment, rng, scattered):
+        cut = moment.after_cut(outcome)
         if is_wanted is not None:
-            if is_wanted(cut.signature, fate):
+            if is_wanted(cut.signature, outcome):
                 yield cut.image()
         elif cut.signature not in seen:
             seen.add(cut.signature)
             yield cut.image()
 
 
-def _fates(image: Image, moment: Moment, rng: random.Random, scattered: int) -> Iterator[Fate]:
+def _outcomes(
+    image: Image, moment: Moment, rng: random.Random, scattered: int
+) -> Iterator[CutOutcome]:
     has_content = moment.has_unsynced_content()
     yield Lost()
     if has_content or image.pending_names:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from qmq_broker.errors import DiskError, DiskFullError, LockedError
-from tests.crash.image import Fate, Image, Inode
+from tests.crash.image import CutOutcome, Image, Inode
 
-__all__ = ["Fate", "Image", "Inode", "PassingDisk", "RecordingDisk", "images"]
+__all__ = ["CutOutcome", "Image", "Inode", "PassingDisk", "RecordingDisk", "images"]
 
 UNLIMITED = 2**40
 #: One operation, replayed onto an image.

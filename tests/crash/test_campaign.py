@@ -10,6 +10,7 @@ import pytest
 
 from tests.crash import campaign as module
 from tests.crash.campaign import JUDGED, SEEDS_PER_TASK, Campaign, Tally, code_mark
+from tests.kit.processes import is_running
 from tests.kit.waiting import wait_for
 
 FIRST = 2 * 10**9
@@ -51,19 +52,11 @@ def test_a_campaign_that_is_killed_leaves_no_process_behind(journal: Path) -> No
             left = _children(run.pid)
         finally:
             run.kill()
-    wait_for(lambda: not any(map(_is_running, left)), "its workers are there still")
+    wait_for(lambda: not any(map(is_running, left)), "its workers are there still")
 
 
 def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _is_running(pid: int) -> bool:
-    """Whether it is there, and not only because nobody asked how it ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_what_was_judged_of_another_version_says_nothing_of_this_one(

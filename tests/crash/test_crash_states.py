@@ -46,7 +46,7 @@ CountStates: TypeAlias = Callable[[int], None]
 
 #: Random lives, in portions that several test processes can share.
 RANDOM_PORTIONS = 4
-STATES_OF_A_PORTION = 3_100
+STATES_OF_A_PORTION = 4_720
 #: Lives of the next seed, so that no portion reaches into another.
 SEEDS_OF_A_PORTION = 1_000
 #: Somewhat less than there are, so that they hold for other seeds too.

@@ -139,7 +139,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 #: Somewhat less than there are; a change that makes the enumeration blind is found.
 STATES_MIN = 120
-#: A default run checks one in so many of rare fates, of which there are many in these lives.
+#: A default run checks one in so many of rare outcomes, of which there are many in these lives.
 RARE_CHECKED = 4
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from qmq_broker.storage.files import layout
 from tests.crash.enumeration import crash_again, crash_everywhere
-from tests.crash.planted import LOG_BUGS, MORE_BUGS, Bug, ForgetfulDisk, damaged
+from tests.crash.planted import LOG_BUGS, MORE_BUGS, RETAINING_LIVES, Bug, ForgetfulDisk, damaged
 from tests.crash.recording_disk import RecordingDisk
 from tests.crash.scenarios import (
     checkpoints_and_flushes,
@@ -23,8 +23,10 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
     assert bug.is_found(monkeypatch)
 
 
-def test_nothing_is_found_where_nothing_is_planted() -> None:
-    """By the search that is no crash; `test_crash_states.py` searches in all the others' ways."""
+def test_nothing_is_found_where_nothing_is_planted(one_in: int) -> None:
+    """Lives with another seed than in `test_crash_states.py`, and the search that is no crash."""
+    for life in RETAINING_LIVES:
+        crash_everywhere(life, RecordingDisk(), seed=2, one_in=one_in)
     damaged(RecordingDisk)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import give_up, require_program
-from tests.crash.image import Fate, Image, Inode, Moment
+from tests.crash.image import CutOutcome, Image, Inode, Moment
 from tests.crash.power_cut import Lost, Scattered, Torn
 from tests.kit.waiting import wait_for
 
@@ -143,9 +143,9 @@ class Files:
     def _cut(self, seed: int) -> None:
         rng = random.Random(seed)
         # A disk that forgets loses all it holds: by luck of the draw it might have lost nothing.
-        fates: tuple[Fate, ...] = (Lost(), Torn(1), Scattered(rng), Scattered(rng))
-        fate = Lost() if self._is_forgetful else rng.choice(fates)
-        self._image = Moment(self._image).after_cut(fate).image()
+        outcomes: tuple[CutOutcome, ...] = (Lost(), Torn(1), Scattered(rng), Scattered(rng))
+        outcome = Lost() if self._is_forgetful else rng.choice(outcomes)
+        self._image = Moment(self._image).after_cut(outcome).image()
 
 
 def _plain(path: str) -> str:

@@ -5,18 +5,17 @@ Spark fetches them itself, as it does for users who start it with `--packages`. 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from qmq_pipeline.spark.session import cache_folder, find_java
 from tests.services.drivers import ROOT
+from tests.services.packages import locked
 from tests.services.rungs import RungError
 
 #: `dev.py clean` removes it.
@@ -37,7 +36,7 @@ def connectors(
     """
     name = hashlib.sha256("\n".join([str(spark), *coordinates]).encode()).hexdigest()[:16]
     folder = _FOLDER / name
-    with _alone():
+    with locked(_FOLDER / "lock"):
         if not folder.exists():
             _fetch(coordinates, environment, spark, folder)
     return sorted((folder / "jars").glob("*.jar"))
@@ -70,12 +69,3 @@ def _fetch(
         said = said[:_REASON_CHARACTERS]
         raise RungError(f"{', '.join(coordinates)} cannot be fetched: {said}")
     unfinished.rename(folder)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Other workers that want the same wait meanwhile."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with (_FOLDER / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

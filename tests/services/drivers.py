@@ -7,7 +7,6 @@ its own, and tests that need it run in a process that looks there first.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +28,7 @@ from tests.services.mysql import WITHOUT_TLS
 from tests.services.rungs import RungError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: `dev.py clean` removes it.
@@ -118,7 +116,7 @@ def environment_apart(requirements: Sequence[str], debian: Sequence[str] = ()) -
     """
     name = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:16]
     folder = _FOLDER / name
-    with _alone():
+    with packages.locked(_FOLDER / "lock"):
         if not folder.exists():
             for package in debian:
                 if not _is_installed(package):
@@ -151,12 +149,3 @@ def _is_installed(package: str) -> bool:
     line = ["dpkg-query", "--show", "--showformat=${Status}", package]
     done = subprocess.run(line, capture_output=True, text=True)
     return done.stdout.endswith(" installed")
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Other workers that want the same wait meanwhile."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with (_FOLDER / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -16,8 +16,8 @@ from tests.kit.surroundings import for_packages
 from tests.services.rungs import RungError, is_allowed
 
 RUNG: Final = "apt-get"
-_APT_S_MAX: Final = 600
-_REASON_CHARACTERS: Final = 160
+_TOOL_S_MAX: Final = 600
+_REASON_CHARACTERS: Final = 300
 
 
 def find_or_install(package: str, find: Callable[[], Path | None]) -> Path:
@@ -40,12 +40,12 @@ def install(package: str, *, is_there: Callable[[], bool]) -> None:
     """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RungError(f"{package} is not installed, and to install it needs root and apt-get")
-    with _alone():
+    with locked(lock_path()):
         if is_there():
             return
         with no_services():
             for line in (["update"], ["install", "-y", "--no-install-recommends", package]):
-                _apt(line)
+                run(["apt-get", "-q", *line])
 
 
 @contextmanager
@@ -68,9 +68,10 @@ def lock_path() -> Path:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """The other runs of tests on this machine wait meanwhile."""
-    with lock_path().open("a") as lock:
+def locked(path: Path) -> Iterator[None]:
+    """Other processes that lock this file wait during the block; creates the file and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -81,17 +82,20 @@ def _outlast_installation() -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
-def _apt(line: Sequence[str]) -> None:
+def run(line: Sequence[str], *, seconds_max: float = _TOOL_S_MAX) -> str:
+    """The output of an installer or another tool; raises `RungError` with the end of its output if it fails."""
     try:
         done = subprocess.run(
-            ["apt-get", "-q", *line],
+            list(line),
             env=for_packages(os.environ),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_APT_S_MAX,
+            timeout=seconds_max,
         )
-    except subprocess.TimeoutExpired:
-        raise RungError(f"apt-get {line[0]} took more than {_APT_S_MAX} s") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RungError(f"{line[0]}: {error}"[:_REASON_CHARACTERS]) from error
     if done.returncode:
-        said = " ".join(done.stderr.split())[-_REASON_CHARACTERS:]
-        raise RungError(f"apt-get {line[0]} failed: {said}")
+        said = " ".join((done.stdout + done.stderr).split())[-_REASON_CHARACTERS:]
+        raise RungError(f"{line[0]} failed: {said}")
+    return done.stdout

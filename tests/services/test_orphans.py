@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.processes import is_running
 from tests.kit.waiting import wait_for
 from tests.services import launch
 from tests.services.orphans import end_with_this_process, marked
@@ -28,14 +29,6 @@ def test_leaves_an_orphan():
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
-def lives(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_what_a_killed_process_started_ends_and_what_it_detached_continues(
     ending: signal.Signals,
@@ -44,11 +37,11 @@ def test_what_a_killed_process_started_ends_and_what_it_detached_continues(
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child, grandchild, detached = map(int, parent.stdout.readline().split())
-    assert all(map(lives, (child, grandchild, detached)))
+    assert all(map(is_running, (child, grandchild, detached)))
     parent.send_signal(ending)
     parent.communicate()
-    wait_for(lambda: not lives(child) and not lives(grandchild))
-    assert lives(detached)
+    wait_for(lambda: not is_running(child) and not is_running(grandchild))
+    assert is_running(detached)
     os.kill(detached, signal.SIGKILL)
 
 
@@ -72,7 +65,7 @@ def test_a_killed_run_of_the_tests_leaves_no_process(tmp_path: Path) -> None:
     )
     assert ran.returncode == -signal.SIGKILL, ran.stdout
     sleeper = int((tmp_path / "sleeper").read_text())
-    wait_for(lambda: not lives(sleeper))
+    wait_for(lambda: not is_running(sleeper))
 
 
 def test_only_what_a_process_started_has_its_mark() -> None:

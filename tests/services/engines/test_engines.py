@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.processes import is_running
 from tests.kit.waiting import wait_for
 from tests.services.drivers import ROOT
 from tests.services.engines.ladder import Engine, listens, start_engine
@@ -105,18 +106,10 @@ def test_no_process_of_a_server_outlives_the_one_that_started_it(tmp_path: Path,
     if not said:
         raise RungError(f"{name} was not started")
     processes = [int(number) for number in said.split()]
-    assert all(map(lives, processes))
+    assert all(map(is_running, processes))
     starter.send_signal(signal.SIGKILL)
     starter.communicate(timeout=DEADLINE_S)
-    wait_for(lambda: not any(map(lives, processes)))
-
-
-def lives(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    wait_for(lambda: not any(map(is_running, processes)))
 
 
 def test_a_project_for_maven_names_its_artifacts_and_no_index() -> None:
