@@ -101,7 +101,7 @@ def watched_tasks(
     try:
         tracker = spark.sparkContext.statusTracker()
     except PySparkException:
-        with _told_tasks(spark, display):
+        with _watched_by_handler(spark, display):
             yield
         return
     is_over = Event()
@@ -115,7 +115,7 @@ def watched_tasks(
 
 
 @contextmanager
-def _told_tasks(spark: SparkSession, display: Display) -> Iterator[None]:
+def _watched_by_handler(spark: SparkSession, display: Display) -> Iterator[None]:
     def show(stages: Iterable[Any], *, done: bool, **_: Any) -> None:
         if every := [] if done else list(stages):
             display.tasks(

@@ -81,10 +81,10 @@ def ingest(
     with streams.tables.writing("bronze"):
         names = streams.names()
         for number, name in enumerate(names):
-            told = Progress(stage=f"ingest {name}", done=number, total=len(names), rows=0)
+            stage = Progress(stage=f"ingest {name}", done=number, total=len(names), rows=0)
             for batch in streams.batches(name, skip_expired=skip_expired):
-                on_progress(replace(told, stage=f"{told.stage}, batch {batch}"))
-            on_progress(replace(told, done=number + 1))
+                on_progress(replace(stage, stage=f"{stage.stage}, batch {batch}"))
+            on_progress(replace(stage, done=number + 1))
         return streams.done(before)
 
 
@@ -188,14 +188,14 @@ class Streams:
                 self.ends["read_at_ms"] = SYSTEM_CLOCK.now_ms()
         query = self._start(name, {"availableNow": True}, skip_expired, is_sealed)
         first: int | None = None
-        told = 1
+        reported = 1
         while not query.awaitTermination(_LOOK_S):
             if (last := query.lastProgress) is None:
                 continue
             first = last.batchId if first is None else first
-            if last.batchId - first + 1 > told:
-                told = last.batchId - first + 1
-                yield told
+            if last.batchId - first + 1 > reported:
+                reported = last.batchId - first + 1
+                yield reported
         self._note(name, query)
 
     @contextmanager
